@@ -1,0 +1,1 @@
+"""Settings, logging and streaming helpers. Imports nothing else of the project."""

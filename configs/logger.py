@@ -1,0 +1,148 @@
+"""Component loggers on top of the standard library's logging.
+
+Nothing is configured when this module is imported, and the root logger is never touched:
+an application that wants output calls :func:`configure_logging` or its own set-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+_ROOT = "capgraph"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\n")
+
+
+class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger with the kinds of message that an agent's components write.
+
+    Besides the standard levels it has ``success``, ``key_info``, ``timing``, ``approval`` and
+    ``resume``; each is an INFO record (``timing`` a DEBUG record) with ``record.kind`` set.
+    """
+
+    def __init__(self, logger: logging.Logger, component: str, color: str | None = None) -> None:
+        super().__init__(logger, {"component": component, "color": color})
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Attach component and colour to the record."""
+        extra = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        kwargs["extra"] = extra
+        return msg, kwargs
+
+    def success(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Report that something worked."""
+        self._kind("success", logging.INFO, msg, args, kwargs)
+
+    def key_info(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Report something that a reader of the log looks for."""
+        self._kind("key_info", logging.INFO, msg, args, kwargs)
+
+    def timing(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Report how long something took."""
+        self._kind("timing", logging.DEBUG, msg, args, kwargs)
+
+    def approval(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Report that a person is asked or has answered."""
+        self._kind("approval", logging.INFO, msg, args, kwargs)
+
+    def resume(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Report that a run goes on after a pause."""
+        self._kind("resume", logging.INFO, msg, args, kwargs)
+
+    def _kind(
+        self, kind: str, level: int, msg: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), "kind": kind}
+        self.log(level, msg, *args, **kwargs)
+
+
+def get_logger(
+    source: str | None = None,
+    component: str | None = None,
+    *,
+    name: str | None = None,
+    color: str | None = None,
+) -> ComponentLogger:
+    """Return the logger of a component.
+
+    Args:
+        source: Where the component belongs, such as ``"framework"``.
+        component: The component's name.
+        name: Full name instead of ``source`` and ``component``.
+        color: Colour hint for terminal handlers.
+
+    Raises:
+        ValueError: Neither ``name`` nor both of ``source`` and ``component`` are given.
+
+    >>> get_logger("framework", "router").name
+    'capgraph.framework.router'
+    """
+    if name:
+        return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), name, color)
+    if not source or not component:
+        raise ValueError(
+            f"get_logger needs source and component, got source={source!r} and"
+            f" component={component!r}. Fix: call get_logger('framework', 'router')"
+            " or get_logger(name='my_app')."
+        )
+    return ComponentLogger(logging.getLogger(f"{_ROOT}.{source}.{component}"), component, color)
+
+
+class SafeFormatter(logging.Formatter):
+    """Formatter that masks secrets and keeps control characters out of the output."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render the record; only tracebacks keep their line breaks."""
+        message = clean_text(mask_secrets(record.getMessage()))
+        copy = logging.makeLogRecord({**record.__dict__, "msg": message, "args": None})
+        if copy.exc_info and not copy.exc_text:
+            copy.exc_text = mask_secrets(self.formatException(copy.exc_info))
+        return super().format(copy)
+
+
+def configure_logging(level: int | str = logging.WARNING) -> None:
+    """Send the project's log records to standard error. Calling it again changes the level.
+
+    Args:
+        level: Lowest level that is shown.
+    """
+    root = logging.getLogger(_ROOT)
+    root.setLevel(level)
+    if not any(isinstance(handler.formatter, SafeFormatter) for handler in root.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+        root.propagate = False
+
+
+def clean_text(text: str) -> str:
+    r"""Make text safe for a terminal or a log line: control characters become visible escapes.
+
+    >>> clean_text("a\x1b[31mred\n")
+    'a\\x1b[31mred\\n'
+    """
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+
+
+_SECRETS = re.compile(
+    r"(?i)("
+    r"(?:api[_-]?key|token|secret|password|passwd|pwd|authorization|credential)s?"
+    r"[\"']?\s*[:=]\s*[\"']?(?:bearer\s+|basic\s+)?"
+    r"|bearer\s+"
+    r"|://[^/\s:@]*:(?=[^@\s/]+@)"
+    r")([^\s\"',;&}@\]]+)"
+)
+_KEY_SHAPES = re.compile(r"\b(?:sk|pk|rk|ghp|gho|xox[bap])[-_][A-Za-z0-9_-]{8,}\b")
+
+
+def mask_secrets(text: str) -> str:
+    """Replace what looks like a secret by ``***``.
+
+    >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
+    'api_key=*** postgresql://me:***@host/db'
+    """
+    return _KEY_SHAPES.sub("***", _SECRETS.sub(lambda match: f"{match.group(1)}***", text))

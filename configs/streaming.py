@@ -1,0 +1,87 @@
+"""Status events on LangGraph's custom stream; silent outside a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+_PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
+
+
+def stream_writer() -> Callable[[Any], None] | None:
+    """Return the writer of the run that calls this, or ``None`` outside of one.
+
+    It is looked up at every call: a writer that is kept would send the events of one run
+    to the stream of another.
+    """
+    from langgraph.config import get_stream_writer
+
+    try:
+        return get_stream_writer()
+    except (RuntimeError, KeyError):
+        return None
+
+
+def emit(event: dict[str, Any]) -> None:
+    """Write one event to the custom stream of the current run, if there is one."""
+    writer = stream_writer()
+    if writer is not None:
+        writer(event)
+
+
+class Streamer:
+    """Sends status events of one component. Made by :func:`get_streamer`."""
+
+    def __init__(self, source: str, component: str, state: Mapping[str, Any] | None) -> None:
+        self._base = {"source": source, "component": component, **_position(component, state)}
+
+    def status(self, message: str, **fields: Any) -> None:
+        """Say what is being done now."""
+        self._send(message, **fields)
+
+    def success(self, message: str, **fields: Any) -> None:
+        """Say that the component finished its work."""
+        self._send(message, complete=True, **fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        """Say that something is odd but the work goes on."""
+        self._send(message, warning=True, **fields)
+
+    def error(self, message: str, data: Mapping[str, Any] | None = None) -> None:
+        """Say that the work failed."""
+        self._send(message, error=True, data=dict(data) if data else None)
+
+    def _send(self, message: str, **fields: Any) -> None:
+        event = {
+            "event_type": "status",
+            "message": message,
+            "timestamp": datetime.now(UTC).isoformat(),
+            **self._base,
+            **fields,
+        }
+        emit({key: value for key, value in event.items() if value is not None})
+
+
+def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = None) -> Streamer:
+    """Return a streamer for a component.
+
+    Args:
+        source: Where the component belongs, such as ``"framework"``.
+        component: The component's name.
+        state: The graph's state; tells which step of how many the events belong to.
+
+    >>> get_streamer("framework", "classifier").status("Choosing")  # no run: nothing happens
+    """
+    return Streamer(source, component, state)
+
+
+def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    if component in _PREPARATION:
+        return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
+    plan = (state or {}).get("planning_execution_plan") or {}
+    steps = plan.get("steps") or []
+    if not steps:
+        return {"phase": "Execution"}
+    index = (state or {}).get("planning_current_step_index") or 0
+    return {"step": min(index + 1, len(steps)), "total_steps": len(steps), "phase": "Execution"}

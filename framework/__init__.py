@@ -1,0 +1,1 @@
+"""capgraph: capability classes become a LangGraph agent that checks its plan before it runs it."""

@@ -1,0 +1,82 @@
+"""What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
+
+from framework.base.capability import BaseCapability
+from framework.base.context import CapabilityContext
+from framework.base.decorators import capability_node, infrastructure_node
+from framework.base.errors import (
+    CapabilityError,
+    CapgraphError,
+    ConfigurationError,
+    ErrorClassification,
+    ErrorSeverity,
+    ExecutionError,
+    FatalExecutionError,
+    InfrastructureError,
+    MissingExtraError,
+    ModelError,
+    PersistenceError,
+    PlanError,
+    RegistryError,
+    ValidationError,
+    require_extra,
+)
+from framework.base.guides import (
+    BaseExample,
+    ClassifierActions,
+    ClassifierExample,
+    OrchestratorExample,
+    OrchestratorGuide,
+    TaskClassifierGuide,
+)
+from framework.base.infrastructure_node import BaseInfrastructureNode
+from framework.base.plan import (
+    ExecutionPlan,
+    PlannedStep,
+    load_execution_plan_from_file,
+    save_execution_plan_to_file,
+)
+from framework.base.results import CapabilityMatch, ExecutionRecord, ExecutionResult
+from framework.base.spec import CapabilitySpec, Effect, InfrastructureSpec, OnUnknown, Requirement
+from framework.base.step_context import StepContext
+
+__all__ = [
+    "BaseCapability",
+    "BaseExample",
+    "BaseInfrastructureNode",
+    "CapabilityContext",
+    "CapabilityError",
+    "CapabilityMatch",
+    "CapabilitySpec",
+    "CapgraphError",
+    "ClassifierActions",
+    "ClassifierExample",
+    "ConfigurationError",
+    "Effect",
+    "ErrorClassification",
+    "ErrorSeverity",
+    "ExecutionError",
+    "ExecutionPlan",
+    "ExecutionRecord",
+    "ExecutionResult",
+    "FatalExecutionError",
+    "InfrastructureError",
+    "InfrastructureSpec",
+    "MissingExtraError",
+    "ModelError",
+    "OnUnknown",
+    "OrchestratorExample",
+    "OrchestratorGuide",
+    "PersistenceError",
+    "PlanError",
+    "PlannedStep",
+    "RegistryError",
+    "Requirement",
+    "StepContext",
+    "TaskClassifierGuide",
+    "ValidationError",
+    "capability_node",
+    "infrastructure_node",
+    "load_execution_plan_from_file",
+    "require_extra",
+    "save_execution_plan_to_file",
+]

@@ -1,0 +1,192 @@
+"""Default reading of an exception: what kind of failure it is and what to do about it.
+
+Libraries raise their own types, so the whole cause chain is searched and types are known by
+what they carry (an HTTP status, a ``Retry-After`` header) as well as by their built-in bases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from framework.base.errors import (
+    CapgraphError,
+    ErrorClassification,
+    ErrorSeverity,
+    MissingExtraError,
+)
+
+Category = Literal[
+    "network",
+    "timeout",
+    "rate_limit",
+    "overloaded",
+    "authentication",
+    "context_too_long",
+    "bad_input",
+    "programming_error",
+    "declared",
+    "unknown",
+]
+
+_PROGRAMMING = (
+    TypeError,
+    AttributeError,
+    NameError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    SyntaxError,
+    NotImplementedError,
+    RecursionError,
+)
+_RETRIED: frozenset[Category] = frozenset({"network", "timeout", "rate_limit", "overloaded"})
+_CONTEXT_MARKERS = ("context_length_exceeded", "maximum context length", "context window")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What kind of failure an exception is.
+
+    Attributes:
+        category: The kind.
+        cause: The exception in the chain that shows it.
+        retry_after: Seconds the other side asked to wait, when it did.
+    """
+
+    category: Category
+    cause: BaseException
+    retry_after: float | None = None
+
+
+def diagnose(exc: BaseException) -> Diagnosis:
+    """Find out what kind of failure an exception is, along its chain of causes.
+
+    >>> diagnose(ConnectionResetError("gone")).category
+    'network'
+    >>> diagnose(KeyError("speed")).category
+    'programming_error'
+    """
+    for error in _chain(exc):
+        category = _category(error)
+        if category != "unknown":
+            return Diagnosis(category, error, _retry_after(error))
+    return Diagnosis("unknown", exc)
+
+
+def classify_exception(exc: BaseException, origin: str, *, effect: str = "none") -> ErrorClassification:
+    """Classify an exception by type; the default for capabilities and nodes.
+
+    Passing faults (network, time-out, rate limit, overload) are RETRIABLE, errors of the project
+    carry their own severity, all else is CRITICAL. A step that acts once is never retried here:
+    whether its effect happened is not known.
+
+    Args:
+        exc: What was raised.
+        origin: Start of the message, such as ``"Unhandled error in weather"``.
+        effect: The capability's declared effect.
+
+    >>> classify_exception(RuntimeError("broken"), "Unhandled error in weather").user_message
+    'Unhandled error in weather: broken'
+    """
+    found = diagnose(exc)
+    metadata: dict[str, Any] = {"technical_details": str(exc), "category": found.category}
+    if found.retry_after is not None:
+        metadata["retry_after_seconds"] = found.retry_after
+    if found.category == "declared" and isinstance(found.cause, CapgraphError):
+        severity = found.cause.severity
+        if effect == "once" and severity is ErrorSeverity.RETRIABLE and found.cause is not exc:
+            severity = ErrorSeverity.CRITICAL
+        metadata["code"] = found.cause.code
+        return ErrorClassification(severity, str(exc) or type(exc).__name__, metadata)
+    severity = ErrorSeverity.CRITICAL
+    if found.category in _RETRIED and effect != "once":
+        severity = ErrorSeverity.RETRIABLE
+    text = str(exc) or type(exc).__name__
+    return ErrorClassification(severity, f"{origin}: {text}", metadata)
+
+
+def _chain(exc: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    pending: list[BaseException] = [exc]
+    while pending:
+        error = pending.pop(0)
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        yield error
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        if error.__cause__ is not None:
+            pending.append(error.__cause__)
+        elif error.__context__ is not None and not error.__suppress_context__:
+            pending.append(error.__context__)
+
+
+def _category(error: BaseException) -> Category:
+    if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
+        return "declared"
+    status = _status(error)
+    if status is not None:
+        return _status_category(status, str(error))
+    if isinstance(error, MissingExtraError):
+        return "declared"
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
+        return "timeout"
+    if isinstance(error, ConnectionError) or _is_network_type(error):
+        return "network"
+    if isinstance(error, _PROGRAMMING):
+        return "programming_error"
+    if isinstance(error, ValueError):
+        return "bad_input"
+    return "unknown"
+
+
+def _status(error: BaseException) -> int | None:
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "http_status"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and 100 <= value <= 599:
+                return value
+    return None
+
+
+def _status_category(status: int, text: str) -> Category:
+    if status == 429:
+        return "rate_limit"
+    if status in (401, 403):
+        return "authentication"
+    if status in (408, 504):
+        return "timeout"
+    if status >= 500:
+        return "overloaded"
+    if any(marker in text for marker in _CONTEXT_MARKERS):
+        return "context_too_long"
+    return "bad_input"
+
+
+def _is_network_type(error: BaseException) -> bool:
+    # HTTP clients do not share a base class with the built-in ConnectionError.
+    names = {base.__name__ for base in type(error).__mro__}
+    return bool(names & {"APIConnectionError", "NetworkError", "TransportError", "gaierror"})
+
+
+def _retry_after(error: BaseException) -> float | None:
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    value = headers.get("retry-after") if hasattr(headers, "get") else None
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        moment = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

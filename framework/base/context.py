@@ -1,0 +1,68 @@
+"""Typed context data: what capabilities hand to each other."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from framework.base.errors import ValidationError
+
+
+class CapabilityContext(BaseModel):
+    """Base of every context type.
+
+    A subclass names its type in ``CONTEXT_TYPE``; without one, the class name in upper
+    snake case is used. Instances travel through the state as plain JSON and are validated on
+    the way in and out, so every field must survive ``model_dump(mode="json")``.
+
+    >>> class RoomTemperature(CapabilityContext):
+    ...     celsius: float
+    >>> RoomTemperature.CONTEXT_TYPE
+    'ROOM_TEMPERATURE'
+    >>> RoomTemperature(celsius=21.5).get_summary()
+    'celsius: 21.5'
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    CONTEXT_TYPE: ClassVar[str] = ""
+    CONTEXT_CATEGORY: ClassVar[str] = "COMPUTATIONAL_DATA"
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if not cls.__dict__.get("CONTEXT_TYPE"):
+            cls.CONTEXT_TYPE = _upper_snake(cls.__name__.removesuffix("Context") or cls.__name__)
+        if not isinstance(cls.CONTEXT_TYPE, str) or not cls.CONTEXT_TYPE.strip():
+            raise ValidationError(
+                f"{cls.__name__}.CONTEXT_TYPE is {cls.CONTEXT_TYPE!r}.",
+                fix='Give it a name, such as CONTEXT_TYPE = "WEATHER_DATA".',
+            )
+
+    def get_summary(self) -> str:
+        """Say in plain sentences what this data is; the answer when no model is configured."""
+        return ", ".join(f"{name}: {value}" for name, value in self.model_dump(mode="json").items())
+
+    def get_access_details(self, key: str) -> str:
+        """Describe for a prompt or for generated code what stands under ``key``."""
+        fields = ", ".join(
+            f"{name} ({_type_name(info.annotation)})"
+            for name, info in type(self).model_fields.items()
+        )
+        return f"{self.CONTEXT_TYPE}.{key}: {fields}"
+
+
+def _type_name(annotation: Any) -> str:
+    return getattr(annotation, "__name__", None) or str(annotation)
+
+
+def _upper_snake(name: str) -> str:
+    parts: list[str] = []
+    for index, char in enumerate(name):
+        previous_lower = index > 0 and (name[index - 1].islower() or name[index - 1].isdigit())
+        next_lower = index + 1 < len(name) and name[index + 1].islower()
+        if char.isupper() and index > 0 and (previous_lower or next_lower):
+            parts.append("_")
+        parts.append(char.upper())
+    return "".join(parts)

@@ -1,0 +1,166 @@
+"""``@capability_node`` and ``@infrastructure_node``: check a class, describe it, make it a node.
+
+A decorator only attaches metadata and one function. What that function does stands in
+``framework.execution``, which is imported when a node first runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from framework.base.capability import BaseCapability
+from framework.base.function_form import capability_from_function
+from framework.base.spec import InfrastructureSpec
+
+T = TypeVar("T", bound=type)
+NodeFunction = Callable[..., Any]
+
+_METHODS = ("execute", "classify_error", "get_retry_policy")
+
+
+@overload
+def capability_node(target: T, /) -> T: ...
+@overload
+def capability_node(target: Callable[..., Any], /) -> type[BaseCapability]: ...
+@overload
+def capability_node(**options: Any) -> Callable[[Callable[..., Any]], type[BaseCapability]]: ...
+def capability_node(target: Any = None, /, **options: Any) -> Any:
+    """Turn a class, or an annotated coroutine function, into a capability.
+
+    The class comes back as it was, with two attributes more: ``capability_spec`` (what it
+    declares, frozen) and ``langgraph_node`` (an async ``(state, **kwargs)`` that runs the
+    current step with timing, streaming, error classification and bookkeeping).
+
+    Args:
+        target: A class with name, description, ``execute``, ``classify_error`` and
+            ``get_retry_policy``; or a function whose annotations are context types.
+        **options: For functions only: ``name``, ``description``, ``effect``,
+            ``requires_approval``, ``max_parallel``, ``timeout_seconds``, ``on_unknown``,
+            ``always_active``, ``examples``.
+
+    Raises:
+        ValueError: Something required is missing; the message names it.
+
+    >>> from framework.base import CapabilityContext
+    >>> class Place(CapabilityContext):
+    ...     name: str
+    >>> class Forecast(CapabilityContext):
+    ...     celsius: float
+    >>> @capability_node
+    ... async def forecast(place: Place) -> Forecast:
+    ...     '''Forecast the temperature of a place.'''
+    ...     return Forecast(celsius=20.0)
+    >>> forecast.capability_spec.requires
+    (Requirement(type='PLACE', cardinality='one'),)
+    """
+    if target is None:
+        return lambda function: capability_node(capability_from_function(function, **options))
+    if not isinstance(target, type):
+        return capability_node(capability_from_function(target, **options))
+    _check_class(target, "capability")
+    spec = (
+        target.spec()
+        if issubclass(target, BaseCapability)
+        else BaseCapability.spec.__func__(_with_defaults(target))  # type: ignore[attr-defined]
+    )
+
+    async def langgraph_node(state: Any, **kwargs: Any) -> dict[str, Any]:
+        # Deferred: the contract must not depend on the engine that runs it.
+        from framework.execution.nodes import run_capability_node
+
+        return await run_capability_node(spec, state, **kwargs)
+
+    _attach(target, langgraph_node, spec.name, spec.description)
+    langgraph_node.capability_name = spec.name  # type: ignore[attr-defined]
+    target.capability_spec = spec  # type: ignore[attr-defined]
+    return target
+
+
+@overload
+def infrastructure_node(cls: T, /) -> T: ...
+@overload
+def infrastructure_node(*, quiet: bool = False) -> Callable[[T], T]: ...
+def infrastructure_node(cls: Any = None, /, *, quiet: bool = False) -> Any:
+    """Turn a class into an infrastructure node.
+
+    Args:
+        cls: A class with name, description, static ``execute``, ``classify_error`` and
+            ``get_retry_policy``.
+        quiet: Keep start and end out of the log, for nodes that run often.
+
+    Raises:
+        ValueError: Something required is missing; the message names it.
+    """
+    if cls is None:
+        return lambda target: _make_node(target, quiet=quiet)
+    return _make_node(cls, quiet=quiet)
+
+
+def _make_node(cls: Any, *, quiet: bool) -> Any:
+    _check_class(cls, "infrastructure node")
+    spec = InfrastructureSpec(cls.name, cls.description, quiet, cls)
+
+    async def langgraph_node(state: Any, **kwargs: Any) -> Any:
+        # Deferred for the same reason as above.
+        from framework.execution.nodes import run_infrastructure_node
+
+        return await run_infrastructure_node(spec, state, **kwargs)
+
+    _attach(cls, langgraph_node, spec.name, spec.description)
+    cls.infrastructure_spec = spec
+    return cls
+
+
+def _check_class(cls: Any, kind: str) -> None:
+    for attribute in ("name", "description"):
+        value = getattr(cls, attribute, None)
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(
+                f"The {kind} {cls.__name__} has {attribute}={value!r}."
+                f' Fix: set the class attribute {attribute} = "...".'
+            )
+    for method in _METHODS:
+        function = getattr(cls, method, None)
+        if not callable(function) or getattr(function, "__isabstractmethod__", False):
+            raise ValueError(
+                f"The {kind} {cls.__name__} ({cls.name!r}) has no method {method!r}."
+                f" Fix: define {method}, or inherit it from the base class."
+            )
+    if not inspect.iscoroutinefunction(inspect.unwrap(cls.execute)):
+        raise ValueError(
+            f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
+            " Fix: write it with 'async def'."
+        )
+
+
+def _with_defaults(cls: Any) -> Any:
+    # A class that has all methods need not inherit; the declarations default as on the base.
+    for name in (
+        "provides",
+        "requires",
+        "effect",
+        "requires_approval",
+        "max_parallel",
+        "timeout_seconds",
+        "on_unknown",
+        "always_active",
+        "Parameters",
+    ):
+        if not hasattr(cls, name):
+            value = getattr(BaseCapability, name)
+            setattr(cls, name, list(value) if isinstance(value, list) else value)
+    return cls
+
+
+def _attach(cls: Any, node: Any, name: str, description: str) -> None:
+    node.__name__ = "langgraph_node"
+    node.__qualname__ = f"{cls.__qualname__}.langgraph_node"
+    node.__module__ = cls.__module__
+    node.__doc__ = f"Graph node of {name!r}: {description}"
+    node.name = name
+    node.description = description
+    node.error_classifier = cls.classify_error
+    node.original_class = cls
+    cls.langgraph_node = staticmethod(node)

@@ -1,0 +1,266 @@
+"""The one exception tree, and how an error says what should happen next.
+
+    CapgraphError
+    ├── ValidationError        data that a capability received is missing or wrong
+    ├── CapabilityError        a capability could not do its work
+    ├── InfrastructureError    a node of the framework itself could not do its work
+    ├── RegistryError          what was registered does not fit together
+    ├── ConfigurationError     settings that cannot be used
+    ├── PlanError              a plan that cannot be run or built
+    ├── ModelError             a chat model that failed or answered nonsense
+    ├── PersistenceError       a saver or store that cannot be used
+    ├── MissingExtraError      an optional dependency that is not installed
+    └── FatalExecutionError    a FATAL failure: the run was stopped at once
+
+Every message holds the value, the cause and the fix; every class has a stable
+``code`` that names its page in the documentation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class ErrorSeverity(Enum):
+    """What the router does about a failure.
+
+    >>> ErrorSeverity("retriable") is ErrorSeverity.RETRIABLE
+    True
+    """
+
+    CRITICAL = "critical"
+    """End the turn with a message that says what failed and what was done."""
+    RETRIABLE = "retriable"
+    """Run the same step again, after a delay."""
+    REPLANNING = "replanning"
+    """Make a new plan, keeping what is done."""
+    RECLASSIFICATION = "reclassification"
+    """Choose the capabilities again."""
+    FATAL = "fatal"
+    """Raise at once; nothing else runs."""
+
+
+class CapgraphError(Exception):
+    """Base of every error that the project raises.
+
+    Args:
+        message: What happened: the value and the cause.
+        fix: What the reader can do about it; appended to the text.
+        severity: How the router should answer when a node raises this error.
+
+    >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
+    'Port 0 is not usable. Fix: Give a port above 1023.'
+    """
+
+    code = "CG-000"
+    severity: ErrorSeverity = ErrorSeverity.CRITICAL
+
+    def __init__(
+        self, message: str = "", *, fix: str | None = None, severity: ErrorSeverity | None = None
+    ) -> None:
+        self.message = message
+        self.fix = fix
+        if severity is not None:
+            self.severity = severity
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only arguments would be lost by the default protocol.
+        return (_rebuild, (type(self), self.message, self.fix, self.severity))
+
+    @property
+    def page(self) -> str:
+        """Name of the documentation page about this error."""
+        return f"errors/{self.code}"
+
+
+def _rebuild(
+    cls: type[CapgraphError], message: str, fix: str | None, severity: ErrorSeverity
+) -> CapgraphError:
+    return cls(message, fix=fix, severity=severity)
+
+
+class ValidationError(CapgraphError, ValueError):
+    """Data that a capability received is missing or wrong."""
+
+    code = "CG-VALIDATION"
+
+
+class CapabilityError(CapgraphError):
+    """A capability could not do its work."""
+
+    code = "CG-CAPABILITY"
+
+
+class InfrastructureError(CapgraphError):
+    """A node of the framework itself could not do its work."""
+
+    code = "CG-INFRASTRUCTURE"
+
+
+class RegistryError(CapgraphError):
+    """What was registered does not fit together."""
+
+    code = "CG-REGISTRY"
+
+
+class ConfigurationError(CapgraphError):
+    """Settings that cannot be used."""
+
+    code = "CG-CONFIGURATION"
+
+
+class PlanError(CapgraphError):
+    """A plan that cannot be run or built."""
+
+    code = "CG-PLAN"
+
+
+class ModelError(CapgraphError):
+    """A chat model that failed or answered nonsense."""
+
+    code = "CG-MODEL"
+
+
+class PersistenceError(CapgraphError):
+    """A saver or store that cannot be used."""
+
+    code = "CG-PERSISTENCE"
+
+
+class MissingExtraError(CapgraphError, ImportError):
+    """An optional dependency that is not installed."""
+
+    code = "CG-EXTRA"
+
+
+class FatalExecutionError(CapgraphError, RuntimeError):
+    """A failure of severity FATAL: the run was stopped at once."""
+
+    code = "CG-FATAL"
+    severity = ErrorSeverity.FATAL
+
+
+def require_extra(module: str, extra: str) -> ModuleType:
+    """Import a module that an extra installs.
+
+    Args:
+        module: Dotted name of the module to import.
+        extra: The extra of the ``capgraph`` distribution that brings it.
+
+    Raises:
+        MissingExtraError: The module is not installed; names the install command.
+
+    >>> require_extra("json", "offline").__name__
+    'json'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"The module {module!r} is needed here and could not be imported ({exc}).",
+            fix=f"pip install 'capgraph[{extra}]'",
+        ) from exc
+
+
+@dataclass
+class ErrorClassification:
+    """What a failure means: the answer of ``classify_error``.
+
+    Attributes:
+        severity: Decides the recovery.
+        user_message: What to tell the person who asked; ``None`` for nothing special.
+        metadata: Details for developers and for the next planning prompt.
+
+    >>> print(ErrorClassification(
+    ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
+    ... ).format_for_llm())
+    **Previous Execution Error:**
+    - **User Message:** No data
+    - **Missing Inputs:** A, B
+    """
+
+    severity: ErrorSeverity
+    user_message: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    def format_for_llm(self) -> str:
+        """Render the classification as a section of a planning prompt."""
+        lines = [
+            "**Previous Execution Error:**",
+            f"- **User Message:** {self.user_message or 'No error message available'}",
+        ]
+        for key, value in (self.metadata or {}).items():
+            if isinstance(value, (list, tuple)):
+                text = ", ".join(str(item) for item in value)
+            elif isinstance(value, dict):
+                text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+            else:
+                text = str(value)
+            lines.append(f"- **{key.replace('_', ' ').title()}:** {text}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, the only form that enters the graph's state."""
+        return {
+            "severity": self.severity.value,
+            "user_message": self.user_message,
+            "metadata": to_plain(self.metadata or {}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
+        """Rebuild what :meth:`to_dict` wrote."""
+        return cls(
+            ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
+        )
+
+
+@dataclass
+class ExecutionError:
+    """Record of a failed execution, for results and histories.
+
+    Attributes:
+        severity: Decides the recovery.
+        message: Clear description of the failure.
+        capability_name: The capability or node that failed.
+        metadata: Technical details.
+        suggestions: What a person could do about it.
+    """
+
+    severity: ErrorSeverity
+    message: str
+    capability_name: str | None = None
+    metadata: dict[str, Any] | None = None
+    suggestions: list[str] | None = None
+
+
+def to_plain(value: Any) -> Any:
+    """Turn any value into JSON-able data; what has no JSON form becomes its text.
+
+    >>> to_plain({"severity": ErrorSeverity.FATAL, 1: {2.5}})
+    {'severity': 'fatal', '1': [2.5]}
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Enum):
+        return to_plain(value.value)
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in value]
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return str(value)

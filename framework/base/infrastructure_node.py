@@ -1,0 +1,58 @@
+"""The class behind the nodes that extract, select, plan, route and answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from framework.base.classify import classify_exception
+from framework.base.errors import ErrorClassification
+
+
+class BaseInfrastructureNode(ABC):
+    """Base of every infrastructure node.
+
+    A subclass sets ``name`` and ``description`` and writes a static coroutine
+    ``execute(state, **kwargs)`` that returns state updates. ``@infrastructure_node`` checks it
+    and makes it a graph node.
+
+    Attributes:
+        name: Name of the node (required, checked by the decorator).
+        description: What it does (required, checked by the decorator).
+    """
+
+    name: str = None  # type: ignore[assignment]
+    description: str = None  # type: ignore[assignment]
+
+    @staticmethod
+    @abstractmethod
+    async def execute(state: Any, **kwargs: Any) -> Any:
+        """Do the node's work and return state updates.
+
+        Args:
+            state: The graph's state.
+            **kwargs: What the signature asks for: ``logger``, ``streamer``, ``runtime``,
+                ``services``.
+        """
+
+    @staticmethod
+    def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
+        """Say what a failure means; override for errors that can pass.
+
+        Args:
+            exc: What ``execute`` raised.
+            context: ``infrastructure_node``, ``execution_time`` and ``current_state``.
+
+        Returns:
+            The classification, or ``None`` for the default.
+        """
+        name = context.get("infrastructure_node", "unknown_node")
+        return classify_exception(exc, f"Infrastructure error in {name}")
+
+    @staticmethod
+    def get_retry_policy() -> dict[str, Any]:
+        """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
+        return {"max_attempts": 2, "delay_seconds": 0.2, "backoff_factor": 1.2}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"

@@ -1,0 +1,155 @@
+"""Execution plans: plain dictionaries that survive a checkpoint, and their files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from framework.base.errors import PlanError
+
+PLAN_FILE_VERSION = "1.0"
+_METADATA_KEY = "__metadata__"
+
+
+class PlannedStep(TypedDict, total=False):
+    """One step of a plan: which capability runs, on what, for what.
+
+    Attributes:
+        context_key: Name of the step's result; unique within the plan.
+        capability: The capability that runs.
+        task_objective: What the step is for, complete in itself.
+        success_criteria: How one can tell that it worked.
+        expected_output: Context type of the result; ``None`` for the only one it provides.
+        parameters: Settings of the capability for this step.
+        inputs: ``{context_type: context_key}`` mappings, one for each input.
+    """
+
+    context_key: str
+    capability: str
+    task_objective: str
+    success_criteria: str
+    expected_output: str | None
+    parameters: dict[str, str | int | float] | None
+    inputs: list[dict[str, str]] | None
+
+
+class ExecutionPlan(TypedDict, total=False):
+    """An ordered list of steps.
+
+    Attributes:
+        steps: The steps; an input may only name the result of an earlier one.
+        stamp: Who wrote the plan (set by the graph, absent on plans of a caller).
+    """
+
+    steps: list[PlannedStep]
+    stamp: dict[str, Any]
+
+
+def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str]) -> None:
+    """Write a plan as UTF-8 JSON; the file is replaced in one step or not at all.
+
+    Args:
+        plan: The plan to write.
+        path: Target file; missing parent folders are made.
+
+    Raises:
+        PlanError: The plan holds something that is not JSON.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "plans" / "a.json"
+    >>> save_execution_plan_to_file({"steps": [{"context_key": "a"}]}, file)
+    >>> load_execution_plan_from_file(file)
+    {'steps': [{'context_key': 'a'}]}
+    """
+    target = Path(path)
+    document = {
+        _METADATA_KEY: {
+            "version": PLAN_FILE_VERSION,
+            "serialization_type": "execution_plan",
+            "created_at": datetime.now(UTC).isoformat(),
+        },
+        **{key: value for key, value in plan.items() if key != "stamp"},
+    }
+    try:
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as exc:
+        raise PlanError(
+            f"The plan for {str(target)!r} is not plain JSON: {exc}.",
+            fix="Keep parameters to text, numbers, booleans, lists and dictionaries.",
+        ) from exc
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:
+    """Read a plan that :func:`save_execution_plan_to_file` wrote, or a bare plan in JSON.
+
+    Args:
+        path: The file to read.
+
+    Returns:
+        The plan without the file's metadata. It is not checked against a registry here.
+
+    Raises:
+        PlanError: The file cannot be read, is not a plan, or is of a newer version.
+    """
+    source = Path(path)
+    try:
+        document = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise PlanError(
+            f"The plan file {str(source)!r} cannot be read: {exc.strerror or exc}.",
+            fix="Check the path and its permissions.",
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        raise PlanError(
+            f"The plan file {str(source)!r} is not valid JSON: {exc}.",
+            fix="Write plans with save_execution_plan_to_file.",
+        ) from exc
+    if not isinstance(document, dict) or not isinstance(document.get("steps"), list):
+        raise PlanError(
+            f"The plan file {str(source)!r} holds no list of steps.",
+            fix='A plan is an object {"steps": [...]}.',
+        )
+    metadata = document.pop(_METADATA_KEY, None)
+    if metadata is not None:
+        _check_metadata(metadata, source)
+    document.pop("stamp", None)
+    unknown = sorted(set(document) - {"steps"})
+    if unknown:
+        raise PlanError(
+            f"The plan file {str(source)!r} has unknown fields {unknown}.",
+            fix="Remove them; a plan holds only 'steps'.",
+        )
+    return ExecutionPlan(steps=document["steps"])
+
+
+def _check_metadata(metadata: object, source: Path) -> None:
+    kind = metadata.get("serialization_type") if isinstance(metadata, dict) else None
+    version = metadata.get("version") if isinstance(metadata, dict) else None
+    if kind != "execution_plan":
+        raise PlanError(
+            f"The file {str(source)!r} is of type {kind!r}, not 'execution_plan'.",
+            fix="Give a file that save_execution_plan_to_file wrote.",
+        )
+    if not isinstance(version, str) or version.split(".")[0] != PLAN_FILE_VERSION.split(".")[0]:
+        raise PlanError(
+            f"The plan file {str(source)!r} has version {version!r};"
+            f" this release reads version {PLAN_FILE_VERSION}.",
+            fix="Save the plan again with this release.",
+        )

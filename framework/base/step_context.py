@@ -1,0 +1,55 @@
+"""What one execution of a step may see: handed to the capability, never shared between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.logger import ComponentLogger, get_logger
+from framework.base.context import CapabilityContext
+from framework.base.plan import PlannedStep
+
+
+@dataclass(slots=True)
+class StepContext:
+    """Everything that belongs to one attempt at one step.
+
+    Attributes:
+        capability: Name of the capability.
+        step: The planned step.
+        step_index: Its place in the plan.
+        state: The graph's state when the step began; read it, never change it.
+        inputs: Context type to validated object, list of objects (``many``) or ``None``.
+        parameters: Validated parameters model, or the step's plain dictionary.
+        task: The step's objective, else the task of the turn.
+        attempt: 1 for the first try.
+        idempotency_key: Stable over retries, restarts and replays of this step.
+        config: Settings section of this capability.
+        runtime: LangGraph's ``Runtime`` inside a run, else ``None``.
+        model: Returns the chat model of a role, or ``None`` when none is configured.
+        stored: Outputs handed over with ``store``.
+    """
+
+    capability: str
+    step: PlannedStep
+    step_index: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    parameters: Any = field(default_factory=dict)
+    task: str = ""
+    attempt: int = 1
+    idempotency_key: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    runtime: Any = None
+    model: Callable[[str], Any] = lambda _role: None
+    notify: Callable[[str, float | None], None] = lambda _message, _fraction: None
+    stored: list[CapabilityContext] = field(default_factory=list)
+
+    @property
+    def logger(self) -> ComponentLogger:
+        """Logger of the capability."""
+        return get_logger("capability", self.capability)
+
+
+StepFunction = Callable[[StepContext], Awaitable[Any]]
