@@ -1,0 +1,1 @@
+"""The sandbox behind the code capability: private to `capabilities`."""

@@ -1,0 +1,156 @@
+"""Checks on what comes out of the sandbox. All of it is hostile until it passed here."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from typing import Any
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+# Everything a picture needs; text, profiles and unknown chunks are left behind.
+_KEPT_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"sRGB"}
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_MAX_SIDE, _MAX_PIXELS = 10_000, 40_000_000
+# All control characters but newline and tab: terminals and logs obey some of them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+class HostileOutputError(ValueError):
+    """Something came out of the sandbox that cannot be accepted."""
+
+
+def plain_text(data: bytes, limit: int, total: int) -> str:
+    r"""Decode captured output, make control characters harmless and mark what was cut.
+
+    Example:
+        >>> ascii(plain_text(b"a\x1b[31mb", 100, 7))
+        "'a\\ufffd[31mb'"
+        >>> plain_text(b"abcdef", 3, 6)
+        'abc\n[truncated: 3 of 6 bytes shown]'
+    """
+    text = data[:limit].decode("utf-8", errors="replace").replace("\r\n", "\n")
+    text = _CONTROL.sub("\ufffd", text)
+    if total > limit:
+        text += f"\n[truncated: {limit} of {total} bytes shown]"
+    return text
+
+
+def parse_message(line: bytes) -> dict[str, Any]:
+    """Parse one message of the sandbox process, refusing what is not strict JSON.
+
+    Example:
+        >>> parse_message(b'{"event": "ready"}')
+        {'event': 'ready'}
+    """
+
+    def refuse(constant: str) -> None:
+        raise HostileOutputError(f"{constant} is not JSON")
+
+    try:
+        message = json.loads(line, parse_constant=refuse)
+    except RecursionError:
+        raise HostileOutputError("nested too deeply") from None
+    except ValueError as error:
+        raise HostileOutputError(f"not valid JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise HostileOutputError("not a JSON object")
+    return message
+
+
+def check_json(value: Any, depth: int) -> None:
+    """Refuse parsed JSON that a checkpoint could not hold: too deep, huge integers, bad text.
+
+    Example:
+        >>> check_json({"a": [1, 2.5, None]}, depth=4)
+    """
+    pending = [(value, 0)]
+    while pending:
+        item, level = pending.pop()
+        if level > depth:
+            raise HostileOutputError(f"result is nested more than {depth} levels deep")
+        if isinstance(item, dict):
+            pending.extend((part, level + 1) for pair in item.items() for part in pair)
+        elif isinstance(item, list):
+            pending.extend((part, level + 1) for part in item)
+        elif isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= character <= "\udfff" for character in item):
+                raise HostileOutputError("result holds text that is not valid Unicode")
+        elif isinstance(item, float):
+            if item != item or abs(item) == float("inf"):
+                raise HostileOutputError("result holds a number that JSON cannot hold")
+        elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+            raise HostileOutputError(
+                "result holds an integer of more than 64 bits; use str or float"
+            )
+
+
+def clean_png(data: bytes) -> tuple[bytes, int, int]:
+    """Check a PNG image down to its pixel data and rewrite it with only the needed chunks.
+
+    Returns:
+        The rewritten file, its width and its height.
+
+    Raises:
+        HostileOutputError: For anything that is not exactly one sound image of sane size.
+    """
+    if not data.startswith(_PNG):
+        raise HostileOutputError("not a PNG file")
+    kept, pixels = [_PNG], []
+    header: tuple[int, ...] | None = None
+    position, kind = len(_PNG), b""
+    while kind != b"IEND":
+        if position + 12 > len(data):
+            raise HostileOutputError("the PNG file is cut off")
+        length, kind = struct.unpack_from(">I4s", data, position)
+        end = position + 12 + length
+        if end > len(data):
+            raise HostileOutputError("the PNG file is cut off")
+        body = data[position + 8 : end - 4]
+        if zlib.crc32(kind + body) != int.from_bytes(data[end - 4 : end]):
+            raise HostileOutputError("the PNG file is damaged")
+        if (kind == b"IHDR") != (header is None):
+            raise HostileOutputError("the PNG header is missing or repeated")
+        if kind == b"IHDR":
+            header = _check_header(body)
+        elif kind == b"IDAT":
+            pixels.append(body)
+        if kind in _KEPT_CHUNKS:
+            kept.append(data[position:end])
+        position = end
+    assert header is not None  # the loop refuses any chunk before the header
+    _check_pixels(b"".join(pixels), header)
+    return b"".join(kept), header[0], header[1]
+
+
+def _check_header(body: bytes) -> tuple[int, ...]:
+    """Check size, depth and colour of the image."""
+    if len(body) != 13:
+        raise HostileOutputError("the PNG header is damaged")
+    width, height, depth, colour, packing, filtering, interlace = struct.unpack(">IIBBBBB", body)
+    if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE and width * height <= _MAX_PIXELS):
+        raise HostileOutputError(f"the image of {width} x {height} pixels is too large")
+    if colour not in _CHANNELS or depth not in (1, 2, 4, 8, 16) or packing or filtering:
+        raise HostileOutputError("the PNG header is damaged")
+    if interlace:
+        raise HostileOutputError("interlaced PNG files are not taken")
+    return width, height, depth, colour
+
+
+def _check_pixels(packed: bytes, header: tuple[int, ...]) -> None:
+    """Unpack the pixel data piece by piece and see that it is as long as the header says."""
+    width, height, depth, colour = header
+    expected = height * (1 + (width * depth * _CHANNELS[colour] + 7) // 8)
+    unpacker, found = zlib.decompressobj(), 0
+    try:
+        while found <= expected:
+            piece = unpacker.decompress(packed, 1 << 20)
+            packed = unpacker.unconsumed_tail
+            found += len(piece)
+            if not piece and not packed:
+                break
+    except zlib.error:
+        raise HostileOutputError("the pixel data is damaged") from None
+    if found != expected or not unpacker.eof:
+        raise HostileOutputError("the pixel data does not fit the header")

@@ -1,0 +1,248 @@
+"""Finds the strongest isolation this host really gives, by trying to break out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .layout import WORK, Layout, environment, find_layout
+from .limits import LEVELS, MIB, Level, SandboxLimits, SandboxOutcome
+from .process import run_once
+
+WALLS = {
+    "files": "files of the host can be neither read nor written",
+    "network": "no network, not even to this machine",
+    "other_processes": "other processes can be neither seen nor signalled",
+    "single_process": "no process can be started, so none can be left behind",
+    "threads": "the number of threads is limited",
+    "memory": "memory is limited",
+    "environment": "nothing of the agent's environment is visible",
+    "own_folder": "its own folder is limited in size",
+}
+
+# Runs inside the sandbox and tries what the walls should prevent.
+_BURGLAR = """
+import os, socket, threading, time
+
+def fails(attempt):
+    try:
+        attempt()
+    except (OSError, MemoryError, RuntimeError):
+        return True
+    return False
+
+def connect():
+    socket.create_connection(("127.0.0.1", inputs["port"]), timeout=1).close()
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def threads():
+    stop = threading.Event()
+    threading.stack_size(1 << 16)  # so that memory is not what stops it
+    try:
+        for _ in range(inputs["threads"] + 8):
+            threading.Thread(target=stop.wait, daemon=True).start()
+    finally:
+        stop.set()
+
+def fill():
+    for number in range(3):
+        with open(f"fill{number}", "wb") as handle:
+            handle.write(bytes(inputs["folder_bytes"] // 2))
+    time.sleep(3)
+
+canary = inputs["canary"]
+agent = inputs["agent"]
+result = {
+    "files": fails(lambda: open(canary).read()) and fails(lambda: open(canary + ".new", "w"))
+        and fails(lambda: os.listdir(os.path.dirname(canary))),
+    "network": fails(connect),
+    "other_processes": fails(lambda: os.kill(agent, 0))
+        and fails(lambda: os.listdir(f"/proc/{agent}/fd"))
+        and fails(lambda: open(f"/proc/{agent}/environ", "rb").read()),
+    "single_process": fails(fork),
+    "threads": fails(threads),
+    "memory": fails(lambda: bytearray(inputs["memory_bytes"])),
+    "environment": sorted(os.environ) == inputs["environment"],
+}
+"""
+_FILLER = _BURGLAR.split("canary = ", maxsplit=1)[0] + "result = fails(fill)\n"
+
+
+class IsolationReport(BaseModel):
+    """What stands between the code and the host, as tried out on this host.
+
+    Example:
+        >>> report = IsolationReport(level="limits", walls={"memory": True, "network": False})
+        >>> report.strong, report.missing[0]
+        (False, 'files')
+    """
+
+    level: Level | None = None
+    walls: dict[str, bool] = {}
+    layers: dict[str, Any] = {}
+    tried: dict[str, str] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the walls that do not stand; see `WALLS` for what each means."""
+        return [name for name in WALLS if not self.walls.get(name)]
+
+    @property
+    def strong(self) -> bool:
+        """True when every wall stands."""
+        return self.level is not None and not self.missing
+
+    def summary(self) -> str:
+        """Say in plain sentences what holds and what is missing."""
+        lines = [f"Code runs isolated by: {self.level or 'nothing that works here'}."]
+        if self.missing and self.level is not None:
+            lines.append("Missing: " + "; ".join(WALLS[name] for name in self.missing) + ".")
+        lines += [f"Not used: {level}: {why}." for level, why in self.tried.items()]
+        return " ".join(lines)
+
+
+class SandboxSettings(BaseModel):
+    """Settings of the sandbox.
+
+    Example:
+        >>> SandboxSettings(limits={"wall_seconds": 10}).limits.wall_seconds
+        10.0
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    isolation: Level | Literal["auto"] = Field("auto", description="A level, or the strongest.")
+    allow_weak_isolation: bool = Field(False, description="Run even where a wall is missing.")
+    readable: tuple[str, ...] = Field((), description="More paths to show, read-only.")
+    limits: SandboxLimits = SandboxLimits()
+
+
+class Sandbox:
+    """Runs code at the strongest isolation of this host, which it tries out once.
+
+    Args:
+        settings: What to allow.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self.settings = settings
+        self._report: IsolationReport | None = None
+        self._layout: Layout | None = None
+
+    async def report(self) -> IsolationReport:
+        """Return what isolation this host gives; tried out on the first call, in about a second."""
+        if self._report is None:
+            layout = await self._find_layout()
+            self._report = await _probe(self.settings, layout)
+        return self._report
+
+    async def run(
+        self, code: str, inputs: Any = None, limits: SandboxLimits | None = None
+    ) -> SandboxOutcome:
+        """Run code behind the walls that the report promises, or not at all.
+
+        Args:
+            code: Python source text; it leaves its answer in `result`.
+            inputs: JSON data the code finds as `inputs`.
+            limits: Limits of this run; the settings' limits when not given.
+        """
+        report = await self.report()
+        if report.level is None or not (report.strong or self.settings.allow_weak_isolation):
+            return SandboxOutcome(broken=report.summary(), level=report.level)
+        demanded = [name for name, built in report.layers.items() if built]
+        layout = await self._find_layout()
+        chosen = limits or self.settings.limits
+        return await run_once(report.level, layout, chosen, code, inputs, demanded)
+
+    async def _find_layout(self) -> Layout:
+        if self._layout is None:
+            self._layout = await asyncio.to_thread(find_layout, self.settings.readable)
+        return self._layout
+
+
+@functools.lru_cache(maxsize=8)
+def sandbox_for(settings: SandboxSettings) -> Sandbox:
+    """Return the sandbox for these settings; equal settings share one, and so its trial."""
+    return Sandbox(settings)
+
+
+async def _probe(settings: SandboxSettings, layout: Layout) -> IsolationReport:
+    """Try the allowed levels from strong to weak and keep the first without a missing wall."""
+    if sys.platform != "linux":
+        why = f"needs Linux, this is {sys.platform}"
+        return IsolationReport(tried=dict.fromkeys(LEVELS, why))
+    levels = LEVELS if settings.isolation == "auto" else (settings.isolation,)
+    reports: list[IsolationReport] = []
+    tried: dict[str, str] = {}
+    for level in levels:
+        report = await _try_level(level, layout)
+        if report.strong:
+            return report.model_copy(update={"tried": tried})
+        if report.level is None:
+            tried[level] = report.tried[level]
+        else:
+            tried[level] = f"without {', '.join(report.missing)}"
+            reports.append(report)
+    if not reports:
+        return IsolationReport(tried=tried)
+    best = min(reports, key=lambda report: len(report.missing))
+    tried.pop(str(best.level))
+    return best.model_copy(update={"tried": tried})
+
+
+async def _try_level(level: Level, layout: Layout) -> IsolationReport:
+    """Run the break-in attempts at one level."""
+    limits = SandboxLimits(
+        wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, threads=8, folder_bytes=2 * MIB
+    )
+    house = await asyncio.to_thread(_build_house)
+    calls: list[int] = []
+
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(1)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        inputs = {
+            "canary": str(house / "canary"),
+            "agent": os.getpid(),
+            "port": server.sockets[0].getsockname()[1],
+            "environment": sorted(environment(WORK)),
+            **limits.model_dump(include={"threads", "memory_bytes", "folder_bytes"}),
+        }
+        outcome = await run_once(level, layout, limits, _BURGLAR, inputs)
+        filled = await run_once(level, layout, limits, _FILLER, inputs)
+    finally:
+        server.close()
+        await server.wait_closed()
+        await asyncio.to_thread(shutil.rmtree, house, ignore_errors=True)
+    if not outcome.ok or not isinstance(outcome.result, dict):
+        why = outcome.broken or outcome.limit or (outcome.error and outcome.error.message)
+        return IsolationReport(tried={level: str(why)})
+    walls = {name: outcome.result.get(name) is True for name in WALLS}
+    walls["network"] = walls["network"] and not calls
+    walls["own_folder"] = filled.result is True or filled.limit == "folder size"
+    return IsolationReport(level=level, walls=walls, layers=outcome.layers)
+
+
+def _build_house() -> Path:
+    """Write a file that ordinary permissions let everybody read: only walls keep it closed."""
+    house = Path(tempfile.mkdtemp(prefix="capgraph-probe-"))
+    house.chmod(0o755)
+    (house / "canary").write_text("canary", encoding="ascii")
+    (house / "canary").chmod(0o644)
+    return house

@@ -1,0 +1,156 @@
+"""Which parts of the host one run gets to see, and how its process is started."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .limits import Level, SandboxLimits
+
+WORK = "/sandbox"
+_LIBRARIES = ("/lib", "/lib32", "/lib64", "/libx32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+_DATA = ("/etc/ld.so.cache", "/usr/share/zoneinfo", "/nix/store")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_START = "import sys; sys.path.insert(0, {root!r}); from inside.main import main; main({fd})"
+# Kept inside bubblewrap until the process has finished its own confinement.
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is visible inside: all of it read-only, none of it the user's own files."""
+
+    executable: str
+    readable: tuple[str, ...]
+    symlinks: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+def find_layout(extra_readable: Sequence[str] = ()) -> Layout:
+    """Find the interpreter, its libraries and the installed packages on this host."""
+    executable = os.path.realpath(sys.executable)
+    inside = str(Path(__file__).resolve().parent / "inside")
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_config_var("DESTSHARED")]
+    packages = [
+        path
+        for path in sys.path
+        if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)
+    ]
+    own_libraries = [os.path.join(sys.base_prefix, "lib")]
+    wanted = [executable, inside, *standard, *own_libraries, *packages, *_DATA, *extra_readable]
+    symlinks = [(path, os.readlink(path)) for path in _LIBRARIES if os.path.islink(path)]
+    wanted += [os.path.realpath(path) for path in _LIBRARIES]
+    readable: list[str] = []
+    for path in sorted(
+        {os.path.realpath(path) for path in wanted if path and os.path.exists(path)}
+    ):
+        # A folder brings what is below it.
+        if not any(path == seen or path.startswith(seen + "/") for seen in readable):
+            readable.append(path)
+    return Layout(
+        executable=executable,
+        readable=tuple(readable),
+        symlinks=tuple(symlinks),
+        devices=tuple(path for path in _DEVICES if os.path.exists(path)),
+        packages=tuple(dict.fromkeys(os.path.realpath(path) for path in packages)),
+    )
+
+
+def command(level: Level, layout: Layout, limits: SandboxLimits, descriptor: int) -> list[str]:
+    """Build the command line that starts the sandbox process at this level."""
+    root = str(Path(__file__).resolve().parent)
+    start = _START.format(root=root, fd=descriptor)
+    python = [layout.executable, "-I", "-S", "-B", "-c", start]
+    if level != "bubblewrap":
+        return python
+    program = shutil.which("bwrap")
+    if program is None:
+        raise FileNotFoundError("the program bwrap (package bubblewrap) is not installed")
+    options = ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+    for namespace in ("ipc", "pid", "net", "uts", "cgroup-try"):
+        options += [f"--unshare-{namespace}"]
+    if os.geteuid() != 0:
+        options += ["--unshare-user"]
+    options += ["--cap-drop", "ALL"]
+    for capability in _CAPABILITIES:
+        options += ["--cap-add", capability]
+    visible = (*layout.readable, *layout.devices)
+    for folder in sorted({str(above) for path in visible for above in Path(path).parents}):
+        # Otherwise readable by the user who starts bubblewrap only, not by the one who runs code.
+        options += ["--perms", "0755", "--dir", folder]
+    for link, target in layout.symlinks:
+        options += ["--symlink", target, link]
+    for path in layout.readable:
+        options += ["--ro-bind", path, path]
+    for path in layout.devices:
+        options += ["--dev-bind", path, path]
+    options += ["--size", str(limits.folder_bytes), "--tmpfs", WORK, "--remount-ro", "/"]
+    return [program, *options, "--", *python]
+
+
+def environment(work: str) -> dict[str, str]:
+    """Return the whole environment of the code: nothing of the agent's own."""
+    pools = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "NUMEXPR_NUM", "POLARS_MAX")
+    return {
+        "HOME": work,
+        "TMPDIR": work,
+        "PATH": "",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "MPLBACKEND": "Agg",
+        "MPLCONFIGDIR": f"{work}/.matplotlib",
+        "JOBLIB_MULTIPROCESSING": "0",
+        # One thread: their pools reserve memory for each, and count against the limits.
+        **{f"{pool}_THREADS": "1" for pool in pools},
+    }
+
+
+def request(
+    level: Level,
+    layout: Layout,
+    limits: SandboxLimits,
+    *,
+    scaffold: str,
+    demanded: Sequence[str],
+    code: str,
+    inputs: Any,
+) -> dict[str, Any]:
+    """Build the message that tells the sandbox process what to wall off and what to run."""
+    contained = level in ("bubblewrap", "namespaces")
+    work = WORK if contained else scaffold
+    return {
+        "level": level,
+        "contained": contained,
+        "parent": os.getpid(),
+        "uid": unprivileged_uid() if os.geteuid() == 0 else None,
+        "scaffold": scaffold,
+        "work": work,
+        "readable": layout.readable,
+        "symlinks": layout.symlinks,
+        "devices": layout.devices,
+        "packages": layout.packages,
+        "environment": environment(work),
+        "limits": limits.model_dump(exclude={"wall_seconds", "input_bytes", "output_bytes"}),
+        "demanded": list(demanded),
+        "code": code,
+        "inputs": inputs,
+    }
+
+
+def unprivileged_uid() -> int | None:
+    """Pick a user number no account has, one per run: runs must not share limits or signals."""
+    top = 0
+    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+        first, _, count = (int(part) for part in line.split())
+        top = max(top, min(first + count, 2**31))
+    if top < 65536:
+        return None  # a container that maps too few users to have spare ones
+    return random.SystemRandom().randrange(top - 8192, top - 4096)
