@@ -1,0 +1,1 @@
+"""What the data capabilities share: files, columns, words, relations, numbers in words."""

@@ -1,0 +1,348 @@
+"""What a table holds: which column is the time, which are numbers, which tell series apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import combinations
+from typing import Literal
+
+from capabilities.contexts import ColumnRef, TableRef, TimeRef
+from capabilities.data.files import Session, identifier
+from capabilities.data.meaning import meaning_of
+from capabilities.data.readings import (
+    has_time_name,
+    number_reading,
+    number_sql,
+    time_reading,
+    time_sql,
+)
+from capabilities.data.words import name_words
+
+Kind = Literal["number", "category", "text", "flag", "empty"]
+Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
+_SAMPLE = 2000
+MAX_VALUES = 1000
+_NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
+_FULL_DATE = ("iso", "zoned", "native", "nativetz", "epoch")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as the question may mean it.
+
+    Attributes:
+        name: Its name in the file.
+        kind: What it holds.
+        reading: How its text becomes a number.
+        values: Its distinct values, for a category.
+    """
+
+    name: str
+    kind: Kind
+    reading: str = "plain"
+    values: tuple[str, ...] = ()
+    decimals: int = 0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def ref(self) -> ColumnRef:
+        """The column as it stands in the state."""
+        return ColumnRef(name=self.name, reading=self.reading)
+
+
+@dataclass
+class TableProfile:
+    """What is known of a table.
+
+    Attributes:
+        table: Where it is.
+        columns: All columns but those of the time.
+        time: The time, if the table has one.
+        times: All columns that could be the time.
+        rows: Number of rows.
+        first: Earliest time.
+        last: Latest time.
+        frequency: Usual distance between two times.
+        series: Columns that tell rows of the same time apart (long layout).
+        unique_times: Whether no two rows have the same time.
+    """
+
+    table: TableRef
+    columns: list[Column]
+    time: TimeRef | None = None
+    times: dict[str, TimeRef] = field(default_factory=dict)
+    rows: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    frequency: Frequency | None = None
+    series: list[str] = field(default_factory=list)
+    unique_times: bool = True
+
+    @property
+    def label_column(self) -> str | None:
+        """The column that names a row, where rows are things and not moments."""
+        if self.series or (self.time is not None and self.unique_times):
+            return None
+        texts = [c for c in self.columns if c.kind in ("text", "category")]
+        named = [c for c in texts if set(name_words(c.name)) & {"name", "title", "label"}]
+        many = [c for c in texts if c.kind == "text" or len(c.values) > 0.7 * self.rows]
+        return next((column.name for column in [*named, *many]), None)
+
+    @property
+    def numbers(self) -> list[Column]:
+        """Columns that can be measured."""
+        return [column for column in self.columns if column.kind == "number"]
+
+    @property
+    def categories(self) -> list[Column]:
+        """Columns that sort rows into groups."""
+        return [column for column in self.columns if column.kind in ("category", "flag")]
+
+    def names(self) -> str:
+        """All column names, for messages."""
+        timed = [] if self.time is None else self.time.columns
+        return ", ".join([*timed, *(c.name for c in self.columns if c.name not in timed)])
+
+
+def profile_table(
+    session: Session, table: TableRef, zone: str = "UTC", day_first: bool = False
+) -> TableProfile:
+    """Look at a table.
+
+    Args:
+        session: Where to read.
+        table: What to read.
+        zone: Zone that moments with a zone of their own are shown in.
+        day_first: Whether 03/04/2015 is the third of April when the rows do not tell.
+    """
+    typed = session.columns(table)
+    relation = session.relation(table)
+    names = ", ".join(f"CAST({identifier(name)} AS VARCHAR)" for name, _ in typed)
+    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {_SAMPLE}", label=table.label)  # noqa: S608
+    samples = {
+        name: [row[index] for row in rows if row[index] is not None]
+        for index, (name, _) in enumerate(typed)
+    }
+    times = _time_columns(typed, samples, zone, day_first)
+    time = _choose_time(times, samples)
+    time = _with_clock(time, typed, samples)
+    used = set() if time is None else set(time.columns)
+    columns = [
+        _column(session, table, name, kind, samples[name])
+        for name, kind in typed
+        if name not in used
+    ]
+    profile = TableProfile(table, columns, time, times)
+    _measure(session, profile)
+    return profile
+
+
+def _time_columns(
+    typed: list[tuple[str, str]], samples: dict[str, list[str]], zone: str, day_first: bool
+) -> dict[str, TimeRef]:
+    found: dict[str, TimeRef] = {}
+    for name, kind in typed:
+        if kind in ("DATE",) or kind.startswith("TIMESTAMP"):
+            reading = "nativetz" if "ZONE" in kind else "native"
+        else:
+            reading = time_reading(name, samples[name], day_first) or ""
+        if reading:
+            found[name] = TimeRef(columns=[name], reading=reading, zone=zone)
+    return found
+
+
+def _choose_time(times: dict[str, TimeRef], samples: dict[str, list[str]]) -> TimeRef | None:
+    parts = _date_parts(samples)
+    dated = [t for t in times.values() if t.reading != "year"]
+    if parts is not None and not dated:
+        return parts
+
+    def rank(time: TimeRef) -> tuple[int, int, int]:
+        values = samples[time.columns[0]]
+        precise = time.reading.startswith(_FULL_DATE) or "%d" in time.reading
+        distinct = len(set(values)) * 10 // max(1, len(values))
+        return (2 if precise else 1, int(has_time_name(time.columns[0])), distinct)
+
+    return max(times.values(), key=rank, default=None)
+
+
+def _date_parts(samples: dict[str, list[str]]) -> TimeRef | None:
+    """Recognise dates that are spread over columns named year, month, day, hour."""
+    wanted = {
+        "year": ({"year", "yr", "yyyy", "jahr"}, 1000, 2200),
+        "month": ({"month", "mon", "mo", "mm", "monat"}, 1, 12),
+        "day": ({"day", "dy", "dd", "dom", "tag"}, 1, 31),
+        "hour": ({"hour", "hr", "hh"}, 0, 24),
+    }
+    found: list[str] = []
+    for names, low, high in wanted.values():
+        for name, values in samples.items():
+            words = name_words(name)
+            if len(words) == 1 and words[0] in names and _all_between(values, low, high):
+                found.append(name)
+                break
+        else:
+            break
+    return TimeRef(columns=found, reading="parts") if len(found) >= 2 else None
+
+
+def _all_between(values: list[str], low: int, high: int) -> bool:
+    try:
+        return bool(values) and all(low <= float(value) <= high for value in values)
+    except ValueError:
+        return False
+
+
+def _with_clock(
+    time: TimeRef | None, typed: list[tuple[str, str]], samples: dict[str, list[str]]
+) -> TimeRef | None:
+    """Add a column of hours or clock times that stands beside a column of dates."""
+    if time is None or len(time.columns) > 1 or time.reading in ("year", "yearmonth", "quarter"):
+        return time
+    if any(":" in value for value in samples[time.columns[0]][:50]):
+        if any(not value.endswith("00:00:00") for value in samples[time.columns[0]][:200]):
+            return time
+    for name, kind in typed:
+        words = name_words(name)
+        if name == time.columns[0]:
+            continue
+        if words in (["hour"], ["hr"], ["hh"]) and _all_between(samples[name], 0, 24):
+            return time.model_copy(
+                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+hour"}
+            )
+        clock = [value for value in samples[name][:50] if value.count(":") in (1, 2)]
+        if (kind == "TIME" or "time" in words) and clock and len(clock) == len(samples[name][:50]):
+            return time.model_copy(
+                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+time"}
+            )
+    return time
+
+
+def _column(session: Session, table: TableRef, name: str, kind: str, sample: list[str]) -> Column:
+    if not sample:
+        return Column(name, "empty")
+    if kind == "BOOLEAN":
+        return Column(name, "flag", "flag", ("true", "false"))
+    native = kind.startswith(_NUMERIC) or kind.startswith("U") and "INT" in kind
+    reading = "native" if native else number_reading(sample, table.delimiter)
+    if reading is not None and not _is_code(name, sample):
+        decimals = max((_decimals(value, reading) for value in sample[:500]), default=0)
+        numbers = [n for value in sample if (n := _number(value, reading)) is not None]
+        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
+        return Column(name, "number", reading, (), min(decimals, 4), low, high)
+    column = identifier(name)
+    rows = session.query(
+        f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
+        f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
+        label=table.label,
+    )
+    values = sorted(row[0] for row in rows)
+    if len(values) > MAX_VALUES:
+        return Column(name, "text")
+    return Column(name, "category", values=tuple(values))
+
+
+def _is_code(name: str, sample: list[str]) -> bool:
+    """Recognise numbers that only name things: identifiers, postal codes, coordinates' keys."""
+    words = set(name_words(name))
+    if words & {"id", "zip", "zipcode", "postcode", "postal", "fip", "uuid", "phone", "isbn"}:
+        return True
+    return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in sample[:200])
+
+
+def _decimals(value: str, reading: str) -> int:
+    mark = "," if reading == "comma" else "."
+    _, found, fraction = value.strip().rstrip("%$€£ ").partition(mark)
+    return len(fraction.rstrip("0")) if found and fraction.isdigit() else 0
+
+
+def _number(value: str, reading: str) -> float | None:
+    text = value.strip()
+    if reading == "comma":
+        text = text.replace(".", "").replace(",", ".")
+    elif reading in ("thousands", "symbol"):
+        text = "".join(char for char in text if char in "0123456789.-+eE")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _measure(session: Session, profile: TableProfile) -> None:
+    relation, label = session.relation(profile.table), profile.table.label
+    _measure_temperatures(session, profile)
+    if profile.time is None:
+        profile.rows = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
+        return
+    moment = time_sql(profile.time)
+    row = session.query(
+        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}) FROM {relation}",  # noqa: S608
+        label=label,
+    )[0]
+    profile.rows, profile.first, profile.last, distinct = row
+    if profile.first is None:
+        profile.time = None
+        return
+    limit = "" if profile.rows <= 1_000_000 else " LIMIT 20000"
+    gap = session.query(
+        "SELECT median(gap) FROM (SELECT epoch(t) - lag(epoch(t)) OVER (ORDER BY t) AS gap"  # noqa: S608
+        f" FROM (SELECT DISTINCT t FROM (SELECT {moment} AS t FROM {relation}{limit})"
+        " WHERE t IS NOT NULL))",
+        label=label,
+    )[0][0]
+    profile.frequency = frequency_of(gap)
+    profile.unique_times = distinct >= 0.98 * profile.rows
+    if not profile.unique_times:
+        profile.series = _series_columns(session, profile, moment)
+
+
+def _measure_temperatures(session: Session, profile: TableProfile) -> None:
+    """Find the whole range of temperatures without a unit: their unit is inferred from it."""
+    for index, column in enumerate(profile.columns):
+        quantity = meaning_of(column.name).quantity
+        if column.kind != "number" or quantity != "temperature":
+            continue
+        value = number_sql(column.ref)
+        low, high = session.query(
+            f"SELECT min({value}), max({value}) FROM {session.relation(profile.table)}",  # noqa: S608
+            label=profile.table.label,
+        )[0]
+        profile.columns[index] = replace(column, low=low, high=high)
+
+
+def frequency_of(seconds: float | None) -> Frequency | None:
+    """Name the usual distance of two rows.
+
+    >>> frequency_of(3600), frequency_of(86400), frequency_of(31 * 86400)
+    ('hour', 'day', 'month')
+    """
+    if seconds is None:
+        return None
+    day = 86400.0
+    limits: list[tuple[float, Frequency]] = [
+        (1800.0, "minute"), (12 * 3600.0, "hour"), (4.5 * day, "day"), (20 * day, "week"),
+        (45 * day, "month"), (200 * day, "quarter"),
+    ]  # fmt: skip
+    return next((name for limit, name in limits if seconds <= limit), "year")
+
+
+def _series_columns(session: Session, profile: TableProfile, moment: str) -> list[str]:
+    """Find the fewest columns that, with the time, make every row unique."""
+    candidates = [
+        column
+        for column in profile.categories
+        if 1 < len(column.values) <= min(500, max(2, profile.rows // 3))
+    ]
+    candidates.sort(key=lambda column: len(column.values))
+    for size in (1, 2):
+        for group in list(combinations(candidates[:8], size)):
+            names = ", ".join(identifier(column.name) for column in group)
+            distinct = session.query(
+                f"SELECT count(*) FROM (SELECT DISTINCT {moment}, {names}"  # noqa: S608
+                f" FROM {session.relation(profile.table)})"
+            )[0][0]
+            if distinct >= 0.98 * profile.rows:
+                return [column.name for column in group]
+    return []

@@ -1,0 +1,122 @@
+"""Words of a text and of a column name, brought to one form."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+_TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)")
+_QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)|\u201c([^\u201d]+)\u201d")
+_KEEP = {
+    "news", "gas", "bus", "gross", "mass", "class", "less", "loss", "address", "process", "status",
+    "business", "series", "species", "celsius", "ibm", "aws", "us", "is", "was", "has", "this",
+    "analysis", "basis", "plus", "minus", "always", "across", "stress", "pressure", "iris", "gps",
+    "sms", "access", "success", "illness", "happiness", "darkness", "previous", "various", "as",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a text.
+
+    Attributes:
+        text: As written.
+        stem: Its form for comparing.
+        begin: Where it begins.
+        end: Where it ends.
+    """
+
+    text: str
+    stem: str
+    begin: int
+    end: int
+
+
+def fold(text: str) -> str:
+    """Remove case and accents.
+
+    >>> fold("Größe Été")
+    'grosse ete'
+    """
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(char for char in decomposed if not unicodedata.combining(char))
+
+
+def stem(word: str) -> str:
+    """Bring a word to its singular, simple form.
+
+    >>> [stem(word) for word in ("Temperatures", "cities", "boxes", "glass", "news")]
+    ['temperature', 'city', 'box', 'glass', 'news']
+    """
+    text = fold(word).removesuffix("'s").replace("'", "")
+    if text in _KEEP or len(text) <= 3 or not text.endswith("s") or text.endswith("ss"):
+        return text
+    if text.endswith("ies") and len(text) > 4:
+        return text[:-3] + "y"
+    if text.endswith(("xes", "ches", "shes", "sses", "zzes")):
+        return text[:-2]
+    return text if text.endswith(("us", "is")) else text[:-1]
+
+
+def words_of(text: str) -> list[Word]:
+    """Split a text into words.
+
+    >>> [word.stem for word in words_of("Compare daily highs!")]
+    ['compare', 'daily', 'high']
+    """
+    return [
+        Word(match[0], stem(match[0]), match.start(), match.end())
+        for match in _TOKEN.finditer(text)
+    ]
+
+
+def name_words(name: str) -> list[str]:
+    """Split a column or file name into comparable words.
+
+    >>> name_words("Temp_Max (°C)"), name_words("netGeneration2")
+    (['temp', 'max', 'c'], ['net', 'generation', '2'])
+    """
+    pieces: list[str] = []
+    for token in _TOKEN.findall(name):
+        pieces += _CAMEL.split(token) if not token.isupper() else [token]
+    return [stem(piece) for piece in pieces if piece]
+
+
+def quoted_names(text: str) -> list[tuple[str, int, int]]:
+    """Return what stands in quotes or backticks, with its place.
+
+    >>> quoted_names("mean of `Wind Speed` please")[0][0]
+    'Wind Speed'
+    """
+    return [
+        (next(group for group in match.groups() if group), match.start(), match.end())
+        for match in _QUOTED.finditer(text)
+    ]
+
+
+def blank(text: str, spans: list[tuple[int, int]]) -> str:
+    """Replace parts of a text by spaces, so that places stay the same.
+
+    >>> blank("in 2015 or so", [(0, 7)])
+    '        or so'
+    """
+    for begin, end in spans:
+        text = text[:begin] + " " * (end - begin) + text[end:]
+    return text
+
+
+def simplest(word: str) -> str:
+    """Reduce an adjective or verb form to the noun in it: sunny, foggy, raining.
+
+    >>> [simplest(word) for word in ("sunny", "foggy", "rained", "raining", "cloudy")]
+    ['sun', 'fog', 'rain', 'rain', 'cloud']
+    """
+    for ending in ("ing", "ed", "y"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            base = word[: -len(ending)]
+            if len(base) > 3 and base[-1] == base[-2] and base[-1] not in "sl":
+                base = base[:-1]
+            return base
+    return word

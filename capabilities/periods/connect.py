@@ -1,0 +1,286 @@
+"""How the expressions of a text hang together: ranges, lists, "since", a year said once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from capabilities.periods.items import Interval, Item, long_date, resolve, season_months
+from capabilities.periods.recurring import find_recurring
+from capabilities.periods.scan import Options, scan
+
+_RANGE = re.compile(r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I)
+_LIST = re.compile(
+    r"^\s*,?\s*(?:and|or|&|vs\.?|versus|against|with|than|to|,|(?:is |was )?compared (?:to|with))"
+    r"\s*(?:the\s+)?$|^,?\s*$",
+    re.I,
+)
+_AND = re.compile(r"^\s*(?:and|-|\u2013|\u2014|to)\s*(?:the\s+)?$", re.I)
+_BETWEEN = re.compile(r"\bbetween(?:\s+the)?\s*$", re.I)
+_FROM = re.compile(
+    r"\b(?:from|starting(?: in| on| from)?|beginning(?: in| on)?)(?:\s+the)?\s*$", re.I
+)
+_COMPARE = re.compile(
+    r"\b(?:compar\w*|differ\w*|versus|vs\.?|than|contrast\w*)\b|\bdifference\b", re.I
+)
+_SINCE = re.compile(r"\b(?:since|from|starting(?: in| on)?|as of)(?:\s+the)?\s*$", re.I)
+_AFTER = re.compile(r"\b(?:after|later than|following)(?:\s+the)?\s*$", re.I)
+_BEFORE = re.compile(r"\b(?:before|prior to|earlier than|preceding)(?:\s+the)?\s*$", re.I)
+_UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?\s*$", re.I)
+
+
+@dataclass
+class ParsedTime:
+    """What a text says about time.
+
+    Attributes:
+        intervals: The periods, in the order of the text; none means the whole data.
+        endpoints: For one range "from A to B": A and B as periods of their own.
+        months: Months of any year ("in March").
+        days: ``MM-DD`` of any year ("on 4 July").
+        weekdays: 0 is Monday.
+        hours: Hours of the day.
+        window: ``(edge, amount, unit)`` of whatever the data covers.
+        spans: Parts of the text that spoke of time.
+        label: The whole in words.
+    """
+
+    intervals: list[Interval] = field(default_factory=list)
+    endpoints: list[Interval] = field(default_factory=list)
+    months: list[int] = field(default_factory=list)
+    days: list[str] = field(default_factory=list)
+    weekdays: list[int] = field(default_factory=list)
+    hours: list[int] = field(default_factory=list)
+    window: tuple[str, int, str] | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    label: str = "the whole data"
+
+
+def parse(text: str, options: Options) -> ParsedTime:
+    """Read every period that a text names.
+
+    >>> from datetime import datetime
+    >>> parsed = parse("between June and August 2015", Options(datetime(2020, 1, 1)))
+    >>> parsed.intervals[0].label
+    '1 June 2015 to 31 August 2015'
+    """
+    items = scan(text, options)
+    # What stands inside a date ("5 January 2010 at 13:00") is no rule of its own.
+    masked = text
+    for item in items:
+        masked = masked[: item.begin] + "\0" * (item.end - item.begin) + masked[item.end :]
+    recurring = find_recurring(masked)
+    items = _give_years(text, items)
+    result = ParsedTime(
+        weekdays=sorted(set(recurring.weekdays)),
+        hours=sorted(set(recurring.hours)),
+        window=recurring.window,
+        spans=[*recurring.spans, *((item.begin, item.end) for item in items)],
+    )
+    names: list[str] = []
+    position = 0
+    while position < len(items):
+        used = _take(text, items, position, options, result, names)
+        position += used
+    _drop_containers(text, result)
+    result.label = _label(result, [*names, *recurring.words])
+    return result
+
+
+def _gap(text: str, left: Item, right: Item) -> str:
+    return text[left.end : right.begin]
+
+
+def _is_range(text: str, left: Item, right: Item) -> bool:
+    before, gap = text[: left.begin], _gap(text, left, right)
+    comparing = bool(_COMPARE.search(before))
+    if _BETWEEN.search(before):
+        # "The difference between June 2014 and June 2015" compares the two.
+        return bool(_AND.match(gap)) and not comparing
+    if not _RANGE.match(gap):
+        return False
+    return bool(_FROM.search(before)) or not (comparing and gap.strip().lower() == "to")
+
+
+def _give_years(text: str, items: list[Item]) -> list[Item]:
+    """Give each item that lacks a year the one that its neighbours have."""
+    items = list(items)
+    for index in range(len(items) - 2, -1, -1):
+        left, right = items[index], items[index + 1]
+        joined = _is_range(text, left, right) or _LIST.match(_gap(text, left, right))
+        if left.lacks_year and joined and right.year is not None and right.unit != "year":
+            year = right.year
+            if _is_range(text, left, right) and _order(left) > _order(right):
+                year -= 1
+            items[index] = replace(left, year=year)
+    for index in range(1, len(items)):
+        left, right = items[index - 1], items[index]
+        gap = _gap(text, left, right)
+        ranged = _is_range(text, left, right)
+        if right.lacks_year and left.year is not None and (ranged or _LIST.match(gap)):
+            year = left.year + (1 if ranged and _order(right) < _order(left) else 0)
+            if left.unit != "year":
+                items[index] = replace(right, year=year)
+        elif (
+            right.unit == "year"
+            and left.unit in ("month", "season", "quarter", "half", "day")
+            and left.year is not None
+            and not ranged
+            and _LIST.match(gap)
+        ):
+            # "June 2014 and 2015": the second year has the first one's month.
+            items[index] = replace(right, unit=left.unit, part=left.part, portion=left.portion)
+    return _spread_single_year(items)
+
+
+def _spread_single_year(items: list[Item]) -> list[Item]:
+    """Give a year that stands apart ("In 2015, … June … July") to all that lack one."""
+    years = [item for item in items if item.unit == "year" and item.portion is None]
+    lacking = [item for item in items if item.lacks_year]
+    if len(years) != 1 or not lacking:
+        return items
+    return [
+        replace(item, year=years[0].year) if item.lacks_year else item
+        for item in items
+        if item is not years[0]
+    ]
+
+
+def _order(item: Item) -> tuple[int, int]:
+    if isinstance(item.part, tuple):
+        return item.part
+    if isinstance(item.part, str):
+        # The winter of a year begins before its spring.
+        return {"winter": 0, "spring": 3, "summer": 6, "autumn": 9}[item.part], 0
+    return (item.part or 0), 0
+
+
+def _take(
+    text: str,
+    items: list[Item],
+    position: int,
+    options: Options,
+    result: ParsedTime,
+    names: list[str],
+) -> int:
+    """Handle the item at a position, with the next one if both make a range."""
+    item = items[position]
+    following = items[position + 1] if position + 1 < len(items) else None
+    before = text[: item.begin]
+    if following is not None and _is_range(text, item, following):
+        result.spans.append((item.begin, following.end))
+        if item.lacks_year and following.lacks_year:
+            _recur_range(item, following, options, result, names)
+            return 2
+        if not item.lacks_year and not following.lacks_year:
+            first, last = resolve(item, options.southern), resolve(following, options.southern)
+            if first.start and last.end and first.start < last.end:
+                label = f"{long_date(first.start)} to {long_date(last.end - timedelta(days=1))}"
+                result.intervals.append(Interval(first.start, last.end, label))
+                result.endpoints = [first, last]
+                return 2
+    if item.lacks_year:
+        _recur(item, options, result, names)
+        return 1
+    result.intervals.append(_with_preposition(before, resolve(item, options.southern)))
+    return 1
+
+
+def _with_preposition(before: str, whole: Interval) -> Interval:
+    if _AFTER.search(before):
+        return Interval(whole.end, None, f"after {whole.label}")
+    if _BEFORE.search(before):
+        return Interval(None, whole.start, f"before {whole.label}")
+    if _SINCE.search(before):
+        return Interval(whole.start, None, f"since {whole.label}")
+    if _UNTIL.search(before):
+        return Interval(None, whole.end, f"until the end of {whole.label}")
+    return whole
+
+
+def _months_of(item: Item, southern: bool) -> list[int]:
+    if isinstance(item.part, str):
+        return season_months(item.part, southern)
+    if not isinstance(item.part, int):
+        return []
+    length = {"month": 1, "quarter": 3, "half": 6}[item.unit]
+    first = (item.part - 1) * length + 1
+    return list(range(first, first + length))
+
+
+def _recur(item: Item, options: Options, result: ParsedTime, names: list[str]) -> None:
+    names.append(item.text.strip())
+    if isinstance(item.part, tuple):
+        result.days.append(f"{item.part[0]:02d}-{item.part[1]:02d}")
+    else:
+        result.months += [
+            month for month in _months_of(item, options.southern) if month not in result.months
+        ]
+
+
+def _recur_range(
+    first: Item, last: Item, options: Options, result: ParsedTime, names: list[str]
+) -> None:
+    names.append(f"{first.text.strip()} to {last.text.strip()}")
+    if isinstance(first.part, tuple) and isinstance(last.part, tuple):
+        month, day = first.part
+        while True:
+            result.days.append(f"{month:02d}-{day:02d}")
+            if (month, day) == last.part:
+                return
+            day += 1
+            if day > {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}.get(month, 31):
+                month, day = month % 12 + 1, 1
+    begin = _months_of(first, options.southern)
+    finish = _months_of(last, options.southern)
+    if not begin or not finish:
+        _recur(first, options, result, names)
+        _recur(last, options, result, names)
+        return
+    month = begin[0]
+    while month != finish[-1]:
+        result.months.append(month)
+        month = month % 12 + 1
+    result.months.append(finish[-1])
+
+
+def _drop_containers(text: str, result: ParsedTime) -> None:
+    """Leave out a period that only says where another one lies, and doubles."""
+    if _COMPARE.search(text):
+        unique: list[Interval] = []
+        for interval in result.intervals:
+            if interval not in unique:
+                unique.append(interval)
+        result.intervals = unique
+        return
+    kept: list[Interval] = []
+    for interval in result.intervals:
+        inside = [
+            other
+            for other in result.intervals
+            if other != interval
+            and other.start
+            and other.end
+            and (interval.start is None or interval.start <= other.start)
+            and (interval.end is None or interval.end >= other.end)
+        ]
+        if not inside and interval not in kept:
+            kept.append(interval)
+    # "Since 2010 until 2012" or "after May, before August": two open ends make one range.
+    if len(kept) == 2:
+        starts = [i for i in kept if i.start and i.end is None]
+        ends = [i for i in kept if i.end and i.start is None]
+        if starts and ends and starts[0].start and ends[0].end and starts[0].start < ends[0].end:
+            label = f"{starts[0].label}, {ends[0].label}"
+            kept = [Interval(starts[0].start, ends[0].end, label)]
+    result.intervals = kept
+
+
+def _label(result: ParsedTime, recurring: list[str]) -> str:
+    parts = [interval.label for interval in result.intervals]
+    text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
+    extra = ", ".join(recurring)
+    if text and extra:
+        return f"{extra}, {text}"
+    return text or extra or "the whole data"

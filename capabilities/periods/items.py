@@ -1,0 +1,213 @@
+"""One expression of time, and the calendar arithmetic that turns it into an interval."""
+
+from __future__ import annotations
+
+import calendar
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from framework.base import ValidationError
+
+MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_name) if number}
+MONTHS |= {name.lower(): number for number, name in enumerate(calendar.month_abbr) if number}
+MONTHS["sept"] = 9
+WEEKDAYS = {name.lower(): number for number, name in enumerate(calendar.day_name)}
+WEEKDAYS |= {"tues": 1, "thurs": 3, "thur": 3, "weds": 2}
+WEEKDAYS |= {name.lower(): number for number, name in enumerate(calendar.day_abbr)}
+NUMBERS = dict(
+    zip(
+        "one two three four five six seven eight nine ten eleven twelve".split(),
+        range(1, 13),
+        strict=True,
+    )
+)
+ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 2, "3rd": 3}
+ORDINALS["4th"] = 4
+
+# First month of each season in the northern hemisphere; the southern one is half a year off.
+_SEASON_START = {"spring": 3, "summer": 6, "autumn": 9, "winter": 12}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of time from ``start`` up to, but without, ``end``; ``None`` is open."""
+
+    start: datetime | None
+    end: datetime | None
+    label: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """An expression of time found in a text.
+
+    Attributes:
+        begin: Where it begins in the text.
+        end: Where it ends.
+        unit: ``day``, ``month``, ``quarter``, ``half``, ``season``, ``year`` or ``fixed``.
+        year: The year, when the text gives one.
+        part: Number of the month, quarter or half, or ``(month, day)``; name of the season.
+        portion: Which part of it is meant, such as ``("first", 2, "week")`` or ``("early",)``.
+        interval: The result, for expressions that need no more context.
+    """
+
+    begin: int
+    end: int
+    unit: str
+    year: int | None = None
+    part: int | str | tuple[int, int] | None = None
+    portion: tuple[str, int, str] | None = None
+    interval: Interval | None = None
+    text: str = ""
+
+    @property
+    def lacks_year(self) -> bool:
+        """Whether the year must come from elsewhere."""
+        return self.unit != "fixed" and self.year is None
+
+
+def add_months(moment: datetime, months: int) -> datetime:
+    """Move by whole months, keeping the day where the month has it.
+
+    >>> add_months(datetime(2012, 1, 31), 1)
+    datetime.datetime(2012, 2, 29, 0, 0)
+    """
+    index = moment.year * 12 + moment.month - 1 + months
+    year, month = divmod(index, 12)
+    day = min(moment.day, calendar.monthrange(year, month + 1)[1])
+    return moment.replace(year=year, month=month + 1, day=day)
+
+
+def shift(moment: datetime, amount: int, unit: str) -> datetime:
+    """Move by a number of hours, days, weeks, months, quarters or years."""
+    if unit in ("minute", "hour", "day", "week"):
+        return moment + timedelta(**{f"{unit}s": amount})
+    return add_months(
+        moment, amount * {"month": 1, "quarter": 3, "half": 6, "year": 12, "decade": 120}[unit]
+    )
+
+
+def floor(moment: datetime, unit: str) -> datetime:
+    """Return the beginning of the unit that holds a moment.
+
+    >>> floor(datetime(2015, 8, 19, 7), "quarter")
+    datetime.datetime(2015, 7, 1, 0, 0)
+    """
+    if unit == "hour":
+        return moment.replace(minute=0, second=0, microsecond=0)
+    day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    if unit == "day":
+        return day
+    if unit == "week":
+        return day - timedelta(days=day.weekday())
+    if unit == "year":
+        return day.replace(month=1, day=1)
+    if unit == "decade":
+        return day.replace(year=day.year // 10 * 10, month=1, day=1)
+    step = {"month": 1, "quarter": 3, "half": 6}[unit]
+    return day.replace(month=(day.month - 1) // step * step + 1, day=1)
+
+
+def checked_day(year: int, month: int, day: int, text: str) -> datetime:
+    """Build a date, or say which part of it is impossible."""
+    if not 1 <= month <= 12:
+        raise ValidationError(
+            f"{text.strip()!r} is not a date: there is no month {month}.",
+            fix="Write it as 2015-07-19 or 19 July 2015.",
+        )
+    last = calendar.monthrange(year, month)[1] if year else 29
+    if not 1 <= day <= last:
+        raise ValidationError(
+            f"{text.strip()!r} is not a date: {calendar.month_name[month]}"
+            f"{f' {year}' if year else ''} has {last} days.",
+            fix="Write an existing date, such as 28 February 2015.",
+        )
+    return datetime(year or 2000, month, day)
+
+
+def season_months(season: str, southern: bool) -> list[int]:
+    """Return the three months of a season.
+
+    >>> season_months("winter", southern=False)
+    [12, 1, 2]
+    """
+    first = _SEASON_START[season] + (6 if southern else 0)
+    return [(first + offset - 1) % 12 + 1 for offset in range(3)]
+
+
+def long_date(moment: datetime) -> str:
+    """Write a date as people say it.
+
+    >>> long_date(datetime(2015, 7, 19))
+    '19 July 2015'
+    """
+    text = f"{moment.day} {calendar.month_name[moment.month]} {moment.year}"
+    if (moment.hour, moment.minute, moment.second) != (0, 0, 0):
+        text += f" {moment:%H:%M}"
+    return text
+
+
+def resolve(item: Item, southern: bool = False) -> Interval:
+    """Turn an item whose year is known into an interval."""
+    if item.interval is not None:
+        whole = item.interval
+    else:
+        year = item.year
+        if year is None:
+            raise ValidationError(f"{item.text!r} has no year.", fix="Add the year.")
+        whole = _whole(item, year, southern)
+    return _portion_of(whole, item.portion) if item.portion else whole
+
+
+def _whole(item: Item, year: int, southern: bool) -> Interval:
+    part = item.part
+    if item.unit == "year":
+        return Interval(datetime(year, 1, 1), datetime(year + 1, 1, 1), str(year))
+    if item.unit == "decade":
+        return Interval(datetime(year, 1, 1), datetime(year + 10, 1, 1), f"the {year}s")
+    if item.unit == "day" and isinstance(part, tuple):
+        start = checked_day(year, part[0], part[1], item.text)
+        return Interval(start, start + timedelta(days=1), long_date(start))
+    if item.unit == "season" and isinstance(part, str):
+        months = season_months(part, southern)
+        # A season over the turn of the year carries the year of its January.
+        start = datetime(year - 1 if months[0] == 12 else year, months[0], 1)
+        end = add_months(start, 3)
+        days = f"{long_date(start)} to {long_date(end - timedelta(days=1))}"
+        return Interval(start, end, f"{part} {year} ({days})")
+    if not isinstance(part, int):
+        raise ValidationError(f"{item.text!r} is not a period.", fix="Write dates instead.")
+    length = {"month": 1, "quarter": 3, "half": 6}[item.unit]
+    start = datetime(year, (part - 1) * length + 1, 1)
+    name = {
+        "month": f"{calendar.month_name[start.month]} {year}",
+        "quarter": f"Q{part} {year}",
+        "half": f"the {'first' if part == 1 else 'second'} half of {year}",
+    }[item.unit]
+    return Interval(start, add_months(start, length), name)
+
+
+def _portion_of(whole: Interval, portion: tuple[str, int, str]) -> Interval:
+    which, amount, unit = portion
+    start, end = whole.start, whole.end
+    if start is None or end is None:
+        return whole
+    if which in ("early", "mid", "late"):
+        third = {"early": 0, "mid": 1, "late": 2}[which]
+        months = (end.year - start.year) * 12 + end.month - start.month
+        if months >= 3:
+            cuts = [add_months(start, months * n // 3) for n in range(4)]
+        else:
+            days = (end - start).days
+            cuts = [start + timedelta(days=round(days * n / 3)) for n in range(4)]
+        days_text = f"{long_date(cuts[third])} to {long_date(cuts[third + 1] - timedelta(days=1))}"
+        return Interval(cuts[third], cuts[third + 1], f"{which} {whole.label} ({days_text})")
+    plural = f"{amount} {unit}s" if amount > 1 else unit
+    if which == "last":
+        begin, finish = shift(end, -amount, unit), end
+    else:
+        # "The second week" is one unit after the first; "the first two weeks" are two.
+        skip = ORDINALS.get(which, 1) - 1
+        begin = shift(start, skip, unit)
+        finish = shift(begin, amount, unit)
+    return Interval(max(begin, start), min(finish, end), f"the {which} {plural} of {whole.label}")

@@ -1,0 +1,138 @@
+"""Times that come again: Mondays, weekends, noon, mornings; and stretches of the data itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from capabilities.periods.items import NUMBERS, WEEKDAYS
+
+_DAY_NAMES = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
+_WEEKDAY = re.compile(
+    rf"\b(?:(?:on\s+)?(?P<plural>{_DAY_NAMES})s|on\s+(?:an?\s+|the\s+)?(?P<single>{_DAY_NAMES}))\b",
+    re.IGNORECASE,
+)
+_WEEKEND = re.compile(r"\b(?:on\s+|at\s+|during\s+)?(?:the\s+)?weekends?\b(?!\s+effect)", re.I)
+_WORKDAY = re.compile(r"\b(?:on\s+|during\s+)?(?:weekdays|working days|workdays)\b", re.I)
+_GROUPING_BEFORE = re.compile(
+    r"\b(?:by|which|what|per|each|every|vs\.?|versus|than|with|compare)\s*$", re.I
+)
+_AT_NAME = re.compile(r"\b(?:at|around|by)\s+(?P<name>noon|midday|midnight)\b", re.I)
+_AT_CLOCK = re.compile(
+    r"\bat\s+(?:(?P<hour>\d{1,2})(?::00)?\s*(?P<half>[ap]\.?m\.?|o['\u2019]clock)|(?P<full>\d{1,2}):00)",
+    re.I,
+)
+_BETWEEN_CLOCK = re.compile(
+    r"\b(?:between|from)\s+(?P<a>\d{1,2})(?::00)?\s*(?P<ah>[ap]\.?m\.?)?\s*(?:and|to|until|-|\u2013)\s*"
+    r"(?P<b>\d{1,2})(?::00)?\s*(?P<bh>[ap]\.?m\.?)|\b(?:between|from)\s+(?P<c>\d{1,2}):00\s*"
+    r"(?:and|to|until|-|\u2013)\s*(?P<d>\d{1,2}):00",
+    re.I,
+)
+_PART_OF_DAY = re.compile(
+    r"\b(?:in the (?P<a>morning|afternoon|evening)s?|(?P<b>morning|afternoon|evening)s"
+    r"|(?P<night>at night|by night|overnight|during the night|in the night|nights))\b",
+    re.I,
+)
+_PARTS = {"morning": range(6, 12), "afternoon": range(12, 18), "evening": range(18, 24)}
+_UNIT = r"(?P<unit>hour|day|week|month|quarter|year|decade)"
+_OF_DATA = (
+    r"(?:\s+(?:of|in|on)\s+(?:the\s+|this\s+)?(?:data(?:set)?|records?|file|series|measurements))"
+)
+_WINDOW = re.compile(
+    rf"(?:the\s+)?(?P<which>first|last|latest|final|most recent|earliest)\s+"
+    rf"(?:(?P<count>\d+|{'|'.join(NUMBERS)})\s+)?{_UNIT}s?{_OF_DATA}"
+    rf"|(?:in|over|during|for)\s+the\s+(?P<edge>latest|most recent|earliest|first)\s+"
+    rf"(?:(?P<amount>\d+|{'|'.join(NUMBERS)})\s+)?(?P<unit2>hour|day|week|month|quarter|year)s?"
+    r"(?!\s+(?:of|in)\b)",
+    re.I,
+)
+
+
+@dataclass
+class Recurring:
+    """What the text says about times that come again.
+
+    Attributes:
+        weekdays: 0 is Monday.
+        hours: Hours of the day.
+        window: ``(edge, amount, unit)``: the first or last part of whatever the data covers.
+        spans: Where it was said.
+        words: How it was said.
+    """
+
+    weekdays: list[int]
+    hours: list[int]
+    window: tuple[str, int, str] | None
+    spans: list[tuple[int, int]]
+    words: list[str]
+
+
+def find_recurring(text: str) -> Recurring:
+    """Find weekdays, times of day and stretches of the data.
+
+    >>> find_recurring("average load on Mondays at 3 pm").hours
+    [15]
+    """
+    found = Recurring([], [], None, [], [])
+    _find_weekdays(text, found)
+    _find_hours(text, found)
+    match = _WINDOW.search(text)
+    if match:
+        edge = (match["which"] or match["edge"]).lower()
+        amount = match["count"] or match["amount"] or "1"
+        number = int(amount) if amount.isdigit() else NUMBERS[amount.lower()]
+        side = "first" if edge in ("first", "earliest") else "last"
+        found.window = (side, number, (match["unit"] or match["unit2"]).lower())
+        _note(found, match)
+    return found
+
+
+def _note(found: Recurring, match: re.Match[str]) -> None:
+    found.spans.append(match.span())
+    found.words.append(" ".join(match[0].split()))
+
+
+def _find_weekdays(text: str, found: Recurring) -> None:
+    for match in _WEEKDAY.finditer(text):
+        # "On Monday 4 July 2011" is a date and no rule.
+        if match["single"] and re.match(r",?\s+(?:the\s+)?\d", text[match.end() :]):
+            continue
+        found.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])
+        _note(found, match)
+    ends, works = list(_WEEKEND.finditer(text)), list(_WORKDAY.finditer(text))
+    if ends and works:
+        return
+    for matches, days in ((ends, [5, 6]), (works, [0, 1, 2, 3, 4])):
+        for match in matches:
+            if not _GROUPING_BEFORE.search(text[: match.start()]):
+                found.weekdays += [day for day in days if day not in found.weekdays]
+                _note(found, match)
+
+
+def _clock(hour: str, half: str | None) -> int:
+    number = int(hour) % 24
+    if half and half.lower().startswith("p"):
+        return number % 12 + 12
+    return number % 12 if half and half.lower().startswith("a") else number
+
+
+def _find_hours(text: str, found: Recurring) -> None:
+    for match in _BETWEEN_CLOCK.finditer(text):
+        if match["c"]:
+            first, last = int(match["c"]), int(match["d"])
+        else:
+            first = _clock(match["a"], match["ah"] or match["bh"])
+            last = _clock(match["b"], match["bh"])
+        found.hours += [(first + n) % 24 for n in range((last - first) % 24)]
+        _note(found, match)
+    for match in _AT_NAME.finditer(text):
+        found.hours.append(0 if match["name"].lower() == "midnight" else 12)
+        _note(found, match)
+    if not found.hours:
+        for match in _AT_CLOCK.finditer(text):
+            found.hours.append(_clock(match["hour"] or match["full"], match["half"]))
+            _note(found, match)
+    for match in _PART_OF_DAY.finditer(text):
+        name = (match["a"] or match["b"] or "").lower()
+        found.hours += [*_PARTS[name]] if name else [22, 23, 0, 1, 2, 3, 4, 5]
+        _note(found, match)

@@ -1,0 +1,294 @@
+"""Find the expressions of time in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from capabilities.periods.items import (
+    MONTHS,
+    Interval,
+    Item,
+    checked_day,
+    long_date,
+)
+from capabilities.periods.relative import RELATIVE
+
+_MONTH = (
+    r"(?P<month>january|february|march|april|may|june|july|august|september|october|november"
+    r"|december|jan|feb|mar|apr|jun|jul|aug|sept|sep|oct|nov|dec)\b\.?"
+)
+_YEAR = r"(?P<year>1[5-9]\d\d|20\d\d|21\d\d)"
+_DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
+_DAY2 = r"(?P<day2>[0-3]?\d)(?:st|nd|rd|th)?"
+_TO = r"\s*(?:-|\u2013|\u2014|to|through|until|till|and)\s*(?:the\s+)?"
+_CLOCK = r"(?:(?:T|\s+|,\s*|\s+at\s+)(?P<hour>[0-2]?\d):(?P<minute>[0-5]\d)(?::\d\d)?(?!\d))?"
+_SEASON = r"(?P<season>spring|summer|autumn|fall|winter)s?"
+_ORDINAL = r"(?P<ordinal>first|second|third|fourth|1st|2nd|3rd|4th|last)"
+_OF = r"(?:\s+(?:of|in)(?:\s+the)?(?:\s+year)?|,)?\s+"
+
+_QUARTERS = {"first": 1, "1st": 1, "second": 2, "2nd": 2, "third": 3, "3rd": 3}
+_QUARTERS |= {"fourth": 4, "4th": 4, "last": 4}
+
+Match = re.Match[str]
+
+
+def _numbers(match: Match) -> tuple[int, int]:
+    return MONTHS[match["month"].lower().rstrip(".")], int(match["day"])
+
+
+def _year_of(match: Match) -> int | None:
+    text = match.groupdict().get("year")
+    return int(text) if text else None
+
+
+def _iso_day(match: Match, _options: Options) -> Item:
+    year, month, day = int(match["year"]), int(match["m"]), int(match["d"])
+    return _moment(match, year, month, day)
+
+
+def _moment(match: Match, year: int, month: int, day: int) -> Item:
+    start = checked_day(year, month, day, match[0])
+    if match.groupdict().get("hour") is None:
+        return Item(*match.span(), "day", year, (month, day), text=match[0])
+    at = start.replace(hour=int(match["hour"]) % 24, minute=int(match["minute"]))
+    until = at + (timedelta(hours=1) if at.minute == 0 else timedelta(minutes=1))
+    return Item(*match.span(), "fixed", interval=Interval(at, until, long_date(at)))
+
+
+def _named_day(match: Match, _options: Options) -> Item:
+    month, day = _numbers(match)
+    year = _year_of(match)
+    checked_day(year or 0, month, day, match[0])
+    if year and match.groupdict().get("hour"):
+        return _moment(match, year, month, day)
+    return Item(*match.span(), "day", year, (month, day), text=match[0])
+
+
+def _day_range(match: Match, _options: Options) -> Item | None:
+    month, first = _numbers(match)
+    last, year = int(match["day2"]), _year_of(match)
+    if year is None or last <= first:
+        return None
+    start = checked_day(year, month, first, match[0])
+    end = checked_day(year, month, last, match[0]) + timedelta(days=1)
+    label = f"{long_date(start)} to {long_date(end - timedelta(days=1))}"
+    return Item(*match.span(), "fixed", interval=Interval(start, end, label), text=match[0])
+
+
+def _numeric_day(match: Match, options: Options) -> Item:
+    a, b, year = int(match["a"]), int(match["b"]), int(match["year"])
+    day_first = match["sep"] == "." or options.day_first
+    if a > 12 >= b:
+        day_first = True
+    elif b > 12 >= a:
+        day_first = False
+    day, month = (a, b) if day_first else (b, a)
+    return _moment(match, year, month, day)
+
+
+def _month(match: Match, _options: Options) -> Item:
+    number = MONTHS[match["month"].lower().rstrip(".")]
+    return Item(*match.span(), "month", _year_of(match), number, text=match[0])
+
+
+def _iso_month(match: Match, _options: Options) -> Item | None:
+    month = int(match["m"])
+    if not 1 <= month <= 12:
+        return None
+    return Item(*match.span(), "month", _year_of(match), month, text=match[0])
+
+
+def _season(match: Match, _options: Options) -> Item | None:
+    name = match["season"].lower().replace("fall", "autumn")
+    if match["season"].lower() in ("fall", "spring"):
+        # "How much did the price fall in 2008" speaks of no season.
+        if not _BEFORE_BARE.search(match.string[: match.start()]) and match.start() > 0:
+            return None
+    year = _year_of(match)
+    second = match.groupdict().get("year2")
+    if year is not None and second:
+        # "Winter 2012/13" names both years; the season carries the second one.
+        year = int(str(year)[: 4 - len(second)] + second)
+    return Item(*match.span(), "season", year, name, text=match[0])
+
+
+def _quarter(match: Match, _options: Options) -> Item:
+    text = match.groupdict().get("ordinal")
+    number = _QUARTERS[text.lower()] if text else int(match["number"])
+    return Item(*match.span(), "quarter", _year_of(match), number, text=match[0])
+
+
+def _half(match: Match, _options: Options) -> Item:
+    text = match.groupdict().get("ordinal")
+    number = (1 if text.lower() in ("first", "1st") else 2) if text else int(match["number"])
+    return Item(*match.span(), "half", _year_of(match), number, text=match[0])
+
+
+def _decade(match: Match, _options: Options) -> Item:
+    start = int(match["decade"]) * 10
+    return Item(*match.span(), "decade", start, text=match[0])
+
+
+def _year_range(match: Match, _options: Options) -> Item | None:
+    first, last = int(match["year"]), match["year2"]
+    second = int(str(first)[: 4 - len(last)] + last)
+    if second <= first:
+        return None
+    span = Interval(datetime(first, 1, 1), datetime(second + 1, 1, 1), f"{first} to {second}")
+    return Item(*match.span(), "fixed", interval=span, text=match[0])
+
+
+def _bare_year(match: Match, _options: Options) -> Item | None:
+    text = match.string
+    before, after = text[: match.start()].lower(), text[match.end() :].lower()
+    if _QUANTITY_BEFORE.search(before) or _QUANTITY_AFTER.match(after):
+        return None
+    return Item(*match.span(), "year", int(match["year"]), text=match[0])
+
+
+# A four-digit number after these words, or before those, is a quantity and no year.
+_QUANTITY_BEFORE = re.compile(
+    r"(?:above|below|over|under|exceed(?:s|ed|ing)?|reach(?:es|ed|ing)?|at least|at most|top \d*"
+    r"|(?:more|less|fewer|greater|higher|lower|larger|smaller) than|[$€£><=]"
+    r"|cross(?:es|ed|ing)?|pass(?:es|ed)?|equals?|hits?|surpass(?:es|ed)?|threshold(?: of)?)\s*$"
+)
+_QUANTITY_AFTER = re.compile(
+    r"\s*(?:°|%|\$|€|degrees|mm\b|ppm\b|kwh?\b|mwh?\b|gwh\b|w\b|kg\b|km\b|jobs|workers|people"
+    r"|units|dollars|usd|euros?|points|times|rows|hours|days|m\b|thousand|million)|[.,]\d"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the reader of a text assumes.
+
+    Attributes:
+        now: The moment that "yesterday" counts from, without zone.
+        day_first: Whether 03/04/2015 is the third of April.
+        southern: Whether summer is December to February.
+    """
+
+    now: datetime
+    day_first: bool = False
+    southern: bool = False
+
+
+Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]
+
+
+def _rule(pattern: str, build: Callable[[Match, Options], Item | None]) -> Rule:
+    return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
+
+
+# Longer expressions stand before those that are part of them.
+_RULES: list[Rule] = [
+    _rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _iso_day),
+    _rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _numeric_day),
+    _rule(rf"{_DAY}{_TO}{_DAY2}(?:\s+of)?\s+{_MONTH},?\s+{_YEAR}", _day_range),
+    _rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _day_range),
+    _rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _named_day),
+    _rule(rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _named_day),
+    *RELATIVE,
+    _rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _month),
+    _rule(rf"{_YEAR}\s+{_MONTH}", _month),
+    _rule(rf"{_SEASON}{_OF}{_YEAR}(?:\s*[-/\u2013]\s*(?P<year2>\d\d(?:\d\d)?))?", _season),
+    _rule(rf"Q(?P<number>[1-4])(?:{_OF}|\s*[-/]?\s*){_YEAR}", _quarter),
+    _rule(rf"{_YEAR}\s*-?\s*Q(?P<number>[1-4])", _quarter),
+    _rule(rf"{_ORDINAL}\s+quarter{_OF}{_YEAR}", _quarter),
+    _rule(rf"{_ORDINAL}\s+half{_OF}{_YEAR}", _half),
+    _rule(rf"H(?P<number>[12]){_OF}{_YEAR}", _half),
+    _rule(r"(?:the\s+)?(?P<decade>1[5-9]\d|20\d)0'?s", _decade),
+    _rule(rf"{_YEAR}-(?P<m>\d\d)(?!-?\d)", _iso_month),
+    _rule(rf"{_YEAR}\s*[-\u2013\u2014/]\s*(?P<year2>(?:\d\d)?\d\d)", _year_range),
+    _rule(r"Q(?P<number>[1-4])", _quarter),
+    _rule(rf"{_ORDINAL}\s+quarter", _quarter),
+    _rule(rf"{_YEAR}", _bare_year),
+]
+_BARE_MONTH = re.compile(rf"(?<![\w.]){_MONTH}", re.IGNORECASE)
+_BARE_SEASON = re.compile(rf"(?<!\w){_SEASON}\b", re.IGNORECASE)
+# Words before a month or season that show it is one, where it could be a verb.
+_BEFORE_BARE = re.compile(
+    r"(?:\b(?:in|of|during|since|until|till|before|after|by|from|to|and|or|between|vs\.?|versus"
+    r"|than|for|the|every|each|through|with|this|next|last|early|late|mid|per|over|an?|average"
+    r"|typical)|[,\-\u2013(])[\s-]*$",
+    re.IGNORECASE,
+)
+_PORTION = re.compile(
+    r"(?:the\s+)?(?:(?P<time>early|mid|late|(?:the\s+)?(?:beginning|start|end|middle)\s+of"
+    r"(?:\s+the)?)|(?P<which>first|last|second|third|fourth|1st|2nd|3rd|4th|final)\s+"
+    r"(?:(?P<count>\d+|two|three|four|five|six|seven|eight|nine|ten)\s+)?"
+    r"(?P<unit>hour|day|week|month|quarter|half|year)s?\s+(?:of|in)(?:\s+the)?(?:\s+year)?)"
+    r"[\s-]+$",
+    re.IGNORECASE,
+)
+
+
+def scan(text: str, options: Options) -> list[Item]:
+    """Return the expressions of time in a text, in order, none overlapping.
+
+    >>> [item.text for item in scan("June 2014 or 3 May 2015", Options(datetime(2020, 1, 1)))]
+    ['June 2014', '3 May 2015']
+    """
+    taken = [False] * len(text)
+    items: list[Item] = []
+    for pattern, build in _RULES:
+        for match in pattern.finditer(text):
+            if any(taken[match.start() : match.end()]):
+                continue
+            item = build(match, options)
+            if item is not None:
+                items.append(item)
+                taken[match.start() : match.end()] = [True] * len(match[0])
+    items += _bare_names(text, taken)
+    items.sort(key=lambda item: item.begin)
+    return [_with_portion(text, item) for item in items]
+
+
+def _bare_names(text: str, taken: list[bool]) -> list[Item]:
+    found: list[Item] = []
+    for pattern in (_BARE_MONTH, _BARE_SEASON):
+        for match in pattern.finditer(text):
+            if any(taken[match.start() : match.end()]):
+                continue
+            word = match[0].lower()
+            shown = bool(_BEFORE_BARE.search(text[: match.start()]))
+            if word in ("may", "march", "mar") and not (
+                shown or (match[0][0].isupper() and match.start() > 0)
+            ):
+                continue
+            if word in ("may", "fall", "spring", "dec", "sun") and not shown:
+                continue
+            if word == "fall" and re.search(r"(?:and|or|to|the)\s+$", text[: match.start()]):
+                # "Rise and fall" and "the fall in price" are no season.
+                if not re.search(r"\bin\s+the\s+$", text[: match.start()], re.IGNORECASE):
+                    continue
+            if pattern is _BARE_MONTH:
+                number = MONTHS[word.rstrip(".")]
+                found.append(Item(*match.span(), "month", None, number, text=match[0]))
+            else:
+                name = match["season"].lower().replace("fall", "autumn")
+                found.append(Item(*match.span(), "season", None, name, text=match[0]))
+    return found
+
+
+def _with_portion(text: str, item: Item) -> Item:
+    """Widen an item to the left: "early 2008", "the first week of June 2012"."""
+    match = _PORTION.search(text[: item.begin])
+    if match is None or item.unit == "day":
+        return item
+    if match["time"]:
+        word = match["time"].lower().removeprefix("the ").split()[0]
+        which = {"beginning": "early", "start": "early", "end": "late", "middle": "mid"}.get(
+            word, word
+        )
+        portion = (which, 1, "")
+    else:
+        count = match["count"]
+        words = {n: i for i, n in enumerate("zero one two three four five six seven".split())}
+        amount = int(count) if count and count.isdigit() else words.get((count or "one").lower(), 1)
+        which = match["which"].lower().replace("final", "last")
+        portion = (which, amount, match["unit"].lower())
+    return replace(item, begin=match.start(), portion=portion)
