@@ -1,0 +1,89 @@
+"""What planning needs to know about the capabilities at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from framework.base import CapabilitySpec
+from framework.planning.parameters import required_parameters
+
+RESPOND = "respond"
+CLARIFY = "clarify"
+CLOSING = frozenset({RESPOND, CLARIFY})
+"""Infrastructure nodes that a plan may name, once, as its last step."""
+
+Available = Mapping[str, Collection[str]]
+"""Stored context keys by context type; ``capability_context_data`` itself is one."""
+
+
+class Catalog(Protocol):
+    """The capabilities, node names and given types that a plan is read against.
+
+    The registry is one; :class:`StaticCatalog` is another.
+    """
+
+    @property
+    def capabilities(self) -> Mapping[str, CapabilitySpec]:
+        """The capabilities by name; their order breaks ties."""
+
+    @property
+    def infrastructure(self) -> Collection[str]:
+        """Names of the infrastructure nodes."""
+
+    @property
+    def given(self) -> Collection[str]:
+        """Context types that the caller supplies."""
+
+
+@dataclass(frozen=True)
+class StaticCatalog:
+    """A catalog that is written down instead of discovered.
+
+    Attributes:
+        capabilities: The capabilities by name.
+        infrastructure: Names of the infrastructure nodes.
+        given: Context types that the caller supplies.
+
+    >>> from framework.base import CapabilitySpec
+    >>> catalog = StaticCatalog.of(CapabilitySpec("fetch", "Fetch it.", provides=("DATA",)))
+    >>> sorted(catalog.capabilities)
+    ['fetch']
+    """
+
+    capabilities: Mapping[str, CapabilitySpec]
+    infrastructure: Collection[str] = field(default=CLOSING)
+    given: Collection[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        *specs: CapabilitySpec,
+        given: Iterable[str] = (),
+        infrastructure: Iterable[str] = CLOSING,
+    ) -> StaticCatalog:
+        """Build a catalog from descriptions, kept in the order given."""
+        return cls({spec.name: spec for spec in specs}, frozenset(infrastructure), frozenset(given))
+
+
+def producers_of(catalog: Catalog, context_type: str) -> tuple[str, ...]:
+    """Name the capabilities that provide a context type, in catalog order."""
+    return tuple(
+        name for name, spec in catalog.capabilities.items() if context_type in spec.provides
+    )
+
+
+def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -> bool:
+    """Tell whether a capability may be used: selected, always active, or no selection made."""
+    return active is None or name in active or spec.always_active
+
+
+def may_pull_in(spec: CapabilitySpec) -> bool:
+    """Tell whether a capability may be planned although nobody asked for it.
+
+    One that changes the world is only planned by whoever selected it, unless a person must
+    agree before it runs; one whose parameters must be chosen cannot be planned by types alone.
+    """
+    harmless = spec.effect == "none" or spec.requires_approval
+    return harmless and not required_parameters(spec.parameters)

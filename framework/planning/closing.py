@@ -1,0 +1,40 @@
+"""The step that every plan ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from framework.base import PlannedStep
+from framework.planning.catalog import RESPOND
+from framework.planning.reading import links_of, make_key
+from framework.planning.view import PlanView
+
+
+def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> PlannedStep:
+    """Make the answer to a plan: it reads every result that no other step reads.
+
+    Args:
+        view: The steps before it.
+        taken: Context keys that it must not use.
+        task: The request, when it is known.
+    """
+    read = {key for step in view.steps for _, key in links_of(step)}
+    inputs = []
+    for index, key in enumerate(view.keys):
+        contract = view.contracts[index]
+        if contract is None or key is None or key in read:
+            continue
+        expected = view.steps[index].get("expected_output")
+        if expected is None and len(contract.provides) == 1:
+            expected = next(iter(contract.provides))
+        if isinstance(expected, str) and expected in contract.provides:
+            inputs.append({expected: key})
+    return PlannedStep(
+        context_key=make_key("user_response", taken),
+        capability=RESPOND,
+        task_objective=task or "Answer the request from the results of the steps before.",
+        success_criteria="The request is answered from the results, or it is said what is missing.",
+        expected_output=None,
+        parameters=None,
+        inputs=inputs,
+    )

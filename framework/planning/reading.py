@@ -1,0 +1,89 @@
+"""Reading plans without trusting them: every function here accepts any JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+MAX_KEY_LENGTH = 128
+MAX_DEPTH = 32
+"""How deep a parameter may nest; far above use, far below what recursion stands."""
+
+_KEY = re.compile(r"\w[\w.:-]*")
+_NOT_KEY = re.compile(r"[^\w.:-]+")
+
+
+def is_key(value: object) -> bool:
+    """Tell whether a value is a well-formed context key.
+
+    >>> is_key("seattle.daily-highs"), is_key("a b"), is_key(7)
+    (True, False, False)
+    """
+    return (
+        isinstance(value, str)
+        and len(value) <= MAX_KEY_LENGTH
+        and _KEY.fullmatch(value) is not None
+    )
+
+
+def make_key(text: object, taken: Collection[str], fallback: str = "step") -> str:
+    """Turn any text into a well-formed key that is not taken.
+
+    >>> make_key("Daily highs!", {"daily_highs"})
+    'daily_highs_2'
+    """
+    base = _NOT_KEY.sub("_", str(text).strip())[: MAX_KEY_LENGTH - 8].strip("_.:-").lower()
+    base = base or fallback
+    key, number = base, 2
+    while key in taken:
+        key, number = f"{base}_{number}", number + 1
+    return key
+
+
+def steps_of(plan: object) -> list[Any]:
+    """Return the steps of a plan, whatever they are; an unreadable plan has none."""
+    steps = plan.get("steps") if isinstance(plan, dict) else None
+    return steps if isinstance(steps, list) else []
+
+
+def step_key(step: Mapping[str, Any], index: int) -> str:
+    """Name a step: its context key, else its position and capability.
+
+    >>> step_key({"capability": "fetch"}, 3)
+    '3_fetch'
+    """
+    key = step.get("context_key")
+    return key if isinstance(key, str) and key else f"{index}_{step.get('capability')}"
+
+
+def capability_of(step: Mapping[str, Any]) -> str | None:
+    """Return the capability a step names, if it is text at all."""
+    name = step.get("capability")
+    return name if isinstance(name, str) else None
+
+
+def links_of(step: object) -> Iterator[tuple[str, str]]:
+    """Yield the ``(context_type, context_key)`` pairs of a step's inputs that can be read."""
+    inputs = step.get("inputs") if isinstance(step, dict) else None
+    if isinstance(inputs, list):
+        for entry in inputs:
+            if isinstance(entry, dict):
+                for context_type, key in entry.items():
+                    if isinstance(context_type, str) and isinstance(key, str):
+                        yield context_type, key
+
+
+def is_too_deep(value: object, limit: int = MAX_DEPTH) -> bool:
+    """Tell whether lists and objects nest deeper than a limit; never recurses."""
+    level: list[object] = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list, tuple))
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, (dict, list, tuple)) for item in level)

@@ -1,0 +1,357 @@
+"""Keeping what is done when a plan is replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from framework.base import ExecutionPlan, PlanError, PlannedStep
+from framework.planning.catalog import CLOSING
+from framework.planning.reading import capability_of, links_of, step_key, steps_of
+
+ObjectiveRule = Literal["auto", "always", "never"]
+"""When a step's objective is part of what it does; see :func:`fingerprints`."""
+
+
+def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> dict[str, str]:
+    """Give every step a stable name for the work it does.
+
+    Two steps have the same fingerprint when they run the same capability with the same
+    parameters on the same inputs for the same output. Inputs count by what makes them, not by
+    what they are called, so neither new names nor another order of the steps change anything;
+    a stored context counts by its type and key. The objective counts, apart from case and
+    spacing, for a step without parameters, because nothing else says what it is to do; with
+    parameters it is a comment. Doing something twice is not doing it once: equal steps of one
+    plan are told apart, in the order of their keys.
+
+    The value therefore survives retries, restarts and replays, and differs as soon as the step
+    really does something else: it is the part of an idempotency key that names the step.
+
+    Args:
+        plan: A plan that checks clean.
+        objective: ``always`` or ``never`` instead of the rule above.
+
+    Returns:
+        Fingerprints by step key, in plan order.
+
+    Raises:
+        PlanError: A step holds something that is not JSON.
+
+    >>> one = {"steps": [{"context_key": "a", "capability": "fetch", "parameters": {"n": 1}}]}
+    >>> two = {"steps": [{"context_key": "b", "capability": "fetch", "parameters": {"n": 1}}]}
+    >>> fingerprints(one)["a"] == fingerprints(two)["b"]
+    True
+    """
+    steps = {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
+    found: dict[str, str] = {}
+    contents: dict[str, list[str]] = {}
+    for key, step in steps.items():
+        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in links_of(step))
+        found[key] = _digest([*_content(step, objective), inputs], step)
+        contents.setdefault(found[key], []).append(key)
+    if len(contents) == len(steps):
+        return found
+    # Twins: only the few steps that have one, and their readers, need a second look.
+    place = {key: number for twins in contents.values() for number, key in enumerate(sorted(twins))}
+    final: dict[str, str] = {}
+    for key, step in steps.items():
+        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in links_of(step))
+        twin = [place[key]] if place[key] else []
+        final[key] = _digest([*_content(step, objective), inputs, *twin], step)
+    return final
+
+
+def fingerprint(
+    step: PlannedStep, plan: ExecutionPlan, *, objective: ObjectiveRule = "auto"
+) -> str:
+    """Return the fingerprint of one step; for several, :func:`fingerprints` is cheaper.
+
+    Raises:
+        PlanError: The step is not part of the plan.
+
+    >>> plan = {"steps": [{"context_key": "a", "capability": "fetch"}]}
+    >>> fingerprint(plan["steps"][0], plan) == fingerprints(plan)["a"]
+    True
+    """
+    found = fingerprints(plan, objective=objective)
+    key = step.get("context_key")
+    if key not in found:
+        raise PlanError(
+            f"The step {key!r} is not part of the plan.",
+            fix="Give the plan that the step was taken from.",
+        )
+    return found[key]
+
+
+def _content(step: Mapping[str, Any], rule: ObjectiveRule) -> list[Any]:
+    """Return what a step does, without its inputs."""
+    parameters = step.get("parameters") or {}
+    text = step.get("task_objective")
+    if rule == "never" or not isinstance(text, str) or (rule == "auto" and parameters):
+        text = ""
+    objective = " ".join(text.casefold().split()).rstrip(".!? ")
+    return [capability_of(step), parameters, step.get("expected_output"), objective]
+
+
+def _digest(content: object, step: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise PlanError(
+            f"The step {step.get('context_key')!r} is not plain JSON: {exc}.",
+            fix="Run check_plan before the plan is used.",
+        ) from exc
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class CarryOver:
+    """Which finished results of an old plan serve a new one.
+
+    Attributes:
+        kept: For each step of the new plan that need not run, the step of the old plan whose
+            result it takes; the two keys are mostly the same.
+        rerun: Keys of the new plan's steps that have to run, in plan order.
+        unused: Keys of finished steps of the old plan that no step of the new one repeats;
+            their results stay stored.
+        results: The records that count as finished under the new plan, by its keys. Any other
+            old record of the same key belongs to a step that has to run again.
+    """
+
+    kept: dict[str, str] = field(default_factory=dict)
+    rerun: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def context_updates(
+        self, context_data: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the contexts to store again because their step has another key now.
+
+        Args:
+            context_data: ``capability_context_data`` as it stands.
+        """
+        moved: dict[str, dict[str, Any]] = {}
+        for new, old in self.kept.items():
+            for kind, contexts in context_data.items():
+                if new != old and old in contexts:
+                    moved.setdefault(kind, {})[new] = contexts[old]
+        return moved
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for state and events."""
+        return {
+            "kept": dict(self.kept),
+            "rerun": list(self.rerun),
+            "unused": list(self.unused),
+        }
+
+
+def carry_over(
+    old_plan: ExecutionPlan | None,
+    new_plan: ExecutionPlan,
+    step_results: Mapping[str, Any],
+    *,
+    objective: ObjectiveRule = "auto",
+) -> CarryOver:
+    """Find the steps of a new plan that are done already.
+
+    A finished result is kept when the new step does the same work on the same inputs, all the
+    way up; it may have another key. A step is never kept when one of its suppliers runs again,
+    nor is the closing step. Where several old steps did the same work, the one of the same key
+    counts, else the first that no other new step is named after.
+
+    Args:
+        old_plan: The plan that is replaced.
+        new_plan: The plan that takes its place; it must check clean.
+        step_results: The old plan's records by context key; ``{"success": True}`` is finished.
+        objective: When a reworded objective makes a step another one; see
+            :func:`fingerprints`.
+
+    >>> old = {"steps": [{"context_key": "a", "capability": "fetch"}]}
+    >>> new = {"steps": [{"context_key": "z", "capability": "fetch"},
+    ...                  {"context_key": "b", "capability": "sum", "inputs": [{"DATA": "z"}]}]}
+    >>> carried = carry_over(old, new, {"a": {"success": True}})
+    >>> carried.kept, carried.rerun
+    ({'z': 'a'}, ('b',))
+    """
+    finished = {
+        key: step for key, step in _by_key(old_plan).items() if _finished(step_results.get(key))
+    }
+    planned = _by_key(new_plan)
+    doers: dict[str, list[str]] = {}
+    for key, step in finished.items():
+        work = _digest([*_content(step, objective), _read(step, {})], step)
+        doers.setdefault(work, []).append(key)
+    own = {key: _digest(_content(step, objective), step) for key, step in planned.items()}
+    old_own = {key: _digest(_content(step, objective), step) for key, step in finished.items()}
+    kept: dict[str, str] = {}
+    for key, step in planned.items():
+        fed = all(name in kept or name not in planned for _, name in links_of(step))
+        if not fed or capability_of(step) in CLOSING:
+            continue
+        work = _digest([*_content(step, objective), _read(step, kept)], step)
+        candidates = doers.get(work, [])
+        free = [old for old in candidates if own.get(old) != old_own[old]]
+        source = key if key in candidates else next(iter(free), None)
+        if source is not None:
+            kept[key] = source
+            candidates.remove(source)
+    used = set(kept.values())
+    return CarryOver(
+        kept=kept,
+        rerun=tuple(key for key in planned if key not in kept),
+        unused=tuple(key for key in finished if key not in used),
+        results={new: step_results[old] for new, old in kept.items()},
+    )
+
+
+def _read(step: Mapping[str, Any], kept: Mapping[str, str]) -> list[list[str]]:
+    """Return what a step reads, by the names that the old plan used."""
+    return sorted([kind, kept.get(name, name)] for kind, name in links_of(step))
+
+
+def _finished(record: object) -> bool:
+    return isinstance(record, Mapping) and record.get("success") is True
+
+
+class StepChange(TypedDict):
+    """What became of one step when a plan was replaced.
+
+    Attributes:
+        old: Key of the step in the old plan; ``None`` for a new step.
+        new: Key of the step in the new plan; ``None`` for a step that was dropped.
+        fields: Names of the fields that differ.
+        status: What the old step had come to.
+    """
+
+    old: str | None
+    new: str | None
+    fields: list[str]
+    status: str | None
+
+
+class PlanVersion(TypedDict):
+    """One entry of a run's plan history: plain JSON, only ever appended.
+
+    Attributes:
+        version: Counts from 1.
+        author: Who wrote the plan, e.g. ``orchestrator``, ``caller`` or ``approval``.
+        reason: Why it was written.
+        at: When, as ISO text; ``None`` when the caller gave no time.
+        plan: The plan.
+        kept: Steps whose finished results were taken over, new key to old key.
+        changes: Who replaced which step.
+        outcome: What the steps of the version before had come to, by key.
+    """
+
+    version: int
+    author: str
+    reason: str
+    at: str | None
+    plan: ExecutionPlan
+    kept: dict[str, str]
+    changes: list[StepChange]
+    outcome: dict[str, str]
+
+
+def next_version(
+    history: Sequence[PlanVersion],
+    plan: ExecutionPlan,
+    *,
+    previous: ExecutionPlan | None = None,
+    author: str = "orchestrator",
+    reason: str | None = None,
+    failed: str | None = None,
+    carried: CarryOver | None = None,
+    outcome: Mapping[str, str] | None = None,
+    at: str | None = None,
+) -> PlanVersion:
+    """Describe a new plan as the next entry of the history.
+
+    Args:
+        history: The versions so far, oldest first; it is not changed.
+        plan: The new plan.
+        previous: The plan it replaces; by default the last one of the history.
+        author: Who wrote it.
+        reason: Why, e.g. the failure that made it necessary.
+        failed: Key of the step whose failure made it necessary.
+        carried: What :func:`carry_over` found.
+        outcome: Status of the old plan's steps (``done``, ``failed``, ``skipped`` …).
+        at: The time, as ISO text.
+
+    >>> first = next_version([], {"steps": []})
+    >>> second = next_version([first], {"steps": []}, reason="no data")
+    >>> second["version"], second["reason"]
+    (2, 'no data')
+    """
+    before = previous if previous is not None else history[-1]["plan"] if history else None
+    kept = dict(carried.kept) if carried is not None else {}
+    states = dict.fromkeys(kept.values(), "done")
+    if carried is not None:
+        states |= dict.fromkeys(carried.unused, "done")
+    if failed is not None:
+        states[failed] = "failed"
+    states |= outcome or {}
+    return PlanVersion(
+        version=history[-1]["version"] + 1 if history else 1,
+        author=author,
+        reason=reason or ("the request" if before is None else "a new plan was asked for"),
+        at=at,
+        plan=plan,
+        kept=kept,
+        changes=_changes(before, plan, kept, states) if before is not None else [],
+        outcome=states,
+    )
+
+
+def _changes(
+    before: ExecutionPlan, after: ExecutionPlan, kept: Mapping[str, str], states: Mapping[str, str]
+) -> list[StepChange]:
+    taken_over = set(kept.values())
+    old = {key: step for key, step in _by_key(before).items() if key not in taken_over}
+    new = {key: step for key, step in _by_key(after).items() if key not in kept}
+    pairs: dict[str, str] = {key: key for key in new if key in old}
+    # A step under a new name replaces the one that did the same kind of work.
+    for name in ("capability", "expected_output"):
+        free: dict[Any, list[str]] = {}
+        for other in old.keys() - pairs.values():
+            free.setdefault(old[other].get(name), []).append(other)
+        order = list(old)
+        for key, step in new.items():
+            matches = free.get(step.get(name)) if step.get(name) is not None else None
+            if key not in pairs and matches:
+                match = min(matches, key=order.index)
+                matches.remove(match)
+                pairs[key] = match
+    changes: list[StepChange] = []
+    for key, step in new.items():
+        source = pairs.get(key)
+        fields = _differing(old[source], step) if source is not None else []
+        if source is None or source != key or fields:
+            state = states.get(source) if source is not None else None
+            changes.append(StepChange(old=source, new=key, fields=fields, status=state))
+    replaced = set(pairs.values())
+    changes += [
+        StepChange(old=key, new=None, fields=[], status=states.get(key))
+        for key in old
+        if key not in replaced
+    ]
+    return changes
+
+
+def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:
+    return {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    return sorted(
+        name
+        for name in {*old, *new}
+        if name != "context_key" and (old.get(name) or None) != (new.get(name) or None)
+    )
