@@ -12,6 +12,7 @@ from framework.base.errors import (
     ExecutionError,
     FatalExecutionError,
     InfrastructureError,
+    LimitError,
     MissingExtraError,
     ModelError,
     PersistenceError,
@@ -28,7 +29,7 @@ from framework.base.guides import (
     OrchestratorGuide,
     TaskClassifierGuide,
 )
-from framework.base.infrastructure_node import BaseInfrastructureNode
+from framework.base.infrastructure import BaseInfrastructureNode
 from framework.base.plan import (
     ExecutionPlan,
     PlannedStep,
@@ -61,6 +62,7 @@ __all__ = [
     "FatalExecutionError",
     "InfrastructureError",
     "InfrastructureSpec",
+    "LimitError",
     "MissingExtraError",
     "ModelError",
     "OnUnknown",

@@ -99,7 +99,7 @@ def classify_exception(exc: BaseException, origin: str, *, effect: str = "none")
     if found.retry_after is not None:
         metadata["retry_after_seconds"] = found.retry_after
     if found.category == "declared" and isinstance(found.cause, CapgraphError):
-        severity = found.cause.severity
+        severity = ErrorSeverity(found.cause.severity or ErrorSeverity.CRITICAL)
         if effect == "once" and severity is ErrorSeverity.RETRIABLE and found.cause is not exc:
             severity = ErrorSeverity.CRITICAL
         metadata["code"] = found.cause.code

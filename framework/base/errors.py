@@ -9,6 +9,7 @@
     ├── PlanError              a plan that cannot be run or built
     ├── ModelError             a chat model that failed or answered nonsense
     ├── PersistenceError       a saver or store that cannot be used
+    ├── LimitError             a bound of the settings was reached
     ├── MissingExtraError      an optional dependency that is not installed
     └── FatalExecutionError    a FATAL failure: the run was stopped at once
 
@@ -24,8 +25,30 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from configs.errors import CapgraphError, ConfigurationError
+
 if TYPE_CHECKING:
     from types import ModuleType
+
+__all__ = [
+    "CapabilityError",
+    "CapgraphError",
+    "ConfigurationError",
+    "ErrorClassification",
+    "ErrorSeverity",
+    "ExecutionError",
+    "FatalExecutionError",
+    "InfrastructureError",
+    "LimitError",
+    "MissingExtraError",
+    "ModelError",
+    "PersistenceError",
+    "PlanError",
+    "RegistryError",
+    "ValidationError",
+    "require_extra",
+    "to_plain",
+]
 
 
 class ErrorSeverity(Enum):
@@ -45,49 +68,6 @@ class ErrorSeverity(Enum):
     """Choose the capabilities again."""
     FATAL = "fatal"
     """Raise at once; nothing else runs."""
-
-
-class CapgraphError(Exception):
-    """Base of every error that the project raises.
-
-    Args:
-        message: What happened: the value and the cause.
-        fix: What the reader can do about it; appended to the text.
-        severity: How the router should answer when a node raises this error.
-
-    >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
-    'Port 0 is not usable. Fix: Give a port above 1023.'
-    """
-
-    code = "CG-000"
-    severity: ErrorSeverity = ErrorSeverity.CRITICAL
-
-    def __init__(
-        self, message: str = "", *, fix: str | None = None, severity: ErrorSeverity | None = None
-    ) -> None:
-        self.message = message
-        self.fix = fix
-        if severity is not None:
-            self.severity = severity
-        super().__init__(message)
-
-    def __str__(self) -> str:
-        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only arguments would be lost by the default protocol.
-        return (_rebuild, (type(self), self.message, self.fix, self.severity))
-
-    @property
-    def page(self) -> str:
-        """Name of the documentation page about this error."""
-        return f"errors/{self.code}"
-
-
-def _rebuild(
-    cls: type[CapgraphError], message: str, fix: str | None, severity: ErrorSeverity
-) -> CapgraphError:
-    return cls(message, fix=fix, severity=severity)
 
 
 class ValidationError(CapgraphError, ValueError):
@@ -114,12 +94,6 @@ class RegistryError(CapgraphError):
     code = "CG-REGISTRY"
 
 
-class ConfigurationError(CapgraphError):
-    """Settings that cannot be used."""
-
-    code = "CG-CONFIGURATION"
-
-
 class PlanError(CapgraphError):
     """A plan that cannot be run or built."""
 
@@ -136,6 +110,12 @@ class PersistenceError(CapgraphError):
     """A saver or store that cannot be used."""
 
     code = "CG-PERSISTENCE"
+
+
+class LimitError(CapgraphError):
+    """A bound of the settings was reached."""
+
+    code = "CG-LIMIT"
 
 
 class MissingExtraError(CapgraphError, ImportError):

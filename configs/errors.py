@@ -1,0 +1,55 @@
+"""The root of the exception tree, which stands as low as the settings that raise it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+
+class CapgraphError(Exception):
+    """Base of every error that the project raises.
+
+    Args:
+        message: What happened: the value and the cause.
+        fix: What the reader can do about it; appended to the text.
+        severity: The ``ErrorSeverity`` with which a node means it; CRITICAL when not given.
+
+    >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
+    'Port 0 is not usable. Fix: Give a port above 1023.'
+    """
+
+    code = "CG-000"
+    severity: Enum | None = None
+
+    def __init__(
+        self, message: str = "", *, fix: str | None = None, severity: Enum | None = None
+    ) -> None:
+        self.message = message
+        self.fix = fix
+        if severity is not None:
+            self.severity = severity
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.message} Fix: {self.fix}" if self.fix else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only arguments would be lost by the default protocol.
+        return (_rebuild, (type(self), self.message, self.fix, self.severity))
+
+    @property
+    def page(self) -> str:
+        """Name of the documentation page about this error."""
+        return f"errors/{self.code}"
+
+
+def _rebuild(
+    cls: type[CapgraphError], message: str, fix: str | None, severity: Enum | None
+) -> CapgraphError:
+    return cls(message, fix=fix, severity=severity)
+
+
+class ConfigurationError(CapgraphError, ValueError):
+    """Settings that cannot be used."""
+
+    code = "CG-CONFIGURATION"

@@ -1,0 +1,95 @@
+"""From a planned step to the typed inputs and parameters of its capability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError as PydanticValidationError
+
+from framework.base.errors import ErrorSeverity, ValidationError
+from framework.base.plan import PlannedStep
+from framework.base.spec import CapabilitySpec
+from framework.state import ContextTypes, load_context
+
+
+def resolve_inputs(
+    spec: CapabilitySpec,
+    step: PlannedStep,
+    context_data: Mapping[str, Mapping[str, Any]],
+    types: ContextTypes,
+) -> dict[str, Any]:
+    """Read and validate what the step names as inputs.
+
+    Returns:
+        Context type to object, list of objects (``many``) or ``None`` (an absent optional).
+
+    Raises:
+        ValidationError: An input is missing, is not stored, or does not fit its type; a new plan
+            may help, so the severity is REPLANNING.
+    """
+    named: dict[str, list[str]] = {}
+    for entry in step.get("inputs") or []:
+        for kind, key in entry.items():
+            named.setdefault(kind, []).append(key)
+    inputs: dict[str, Any] = {}
+    for need in spec.requires:
+        keys = named.pop(need.type, [])
+        values = [_load(spec, need.type, key, context_data, types) for key in keys]
+        if need.cardinality == "many":
+            inputs[need.type] = values
+        elif len(values) == 1:
+            inputs[need.type] = values[0]
+        elif not values and need.cardinality == "optional":
+            inputs[need.type] = None
+        elif values or step.get("context_key"):
+            raise ValidationError(
+                f"{spec.name!r} needs one {need.type}, and the step"
+                f" {step.get('context_key')!r} names {len(values)}.",
+                fix=f"Give the step exactly one input of type {need.type}.",
+                severity=ErrorSeverity.REPLANNING,
+            )
+    for kind, keys in named.items():
+        values = [_load(spec, kind, key, context_data, types) for key in keys]
+        inputs[kind] = values[0] if len(values) == 1 else values
+    return inputs
+
+
+def _load(
+    spec: CapabilitySpec,
+    kind: str,
+    key: str,
+    context_data: Mapping[str, Mapping[str, Any]],
+    types: ContextTypes,
+) -> Any:
+    stored = context_data.get(kind, {})
+    if key not in stored:
+        raise ValidationError(
+            f"{spec.name!r} needs {kind}.{key}, which is not there; stored are {sorted(stored)}.",
+            fix="Plan a step that provides it first.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+    return load_context(kind, key, stored[key], types)
+
+
+def resolve_parameters(spec: CapabilitySpec, step: PlannedStep) -> Any:
+    """Validate the step's parameters against the capability's model, when it has one.
+
+    Raises:
+        ValidationError: A parameter does not fit; the severity is REPLANNING.
+    """
+    given = step.get("parameters") or {}
+    if spec.parameters is None:
+        return dict(given)
+    try:
+        return spec.parameters.model_validate(given)
+    except PydanticValidationError as exc:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
+            for error in exc.errors(include_url=False)
+        )
+        raise ValidationError(
+            f"The parameters of {spec.name!r} do not fit: {problems}.",
+            fix="Correct the step's parameters.",
+            severity=ErrorSeverity.REPLANNING,
+        ) from exc

@@ -1,0 +1,123 @@
+"""The strategies that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AnyMessage, HumanMessage
+
+from framework.base.errors import ErrorSeverity, PlanError, ValidationError
+from framework.base.plan import ExecutionPlan
+from framework.execution.strategies import AnswerRequest, ExtractedTask, PlanRequest
+from framework.planning import chain_plan
+from framework.telemetry import AnswerToken, emit
+
+
+class LastMessageExtractor:
+    """Takes the last message as the task."""
+
+    async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
+        """Return the text of the person's last message."""
+        return ExtractedTask(last_request(messages))
+
+
+def last_request(messages: Sequence[AnyMessage]) -> str:
+    """Return the text of the last message that a person wrote.
+
+    Raises:
+        ValidationError: There is none, or it is empty.
+    """
+    for message in reversed(messages):
+        if isinstance(message, HumanMessage):
+            text = str(message.text).strip()
+            if text:
+                return text
+            break
+    raise ValidationError(
+        "The message is empty, so there is nothing to do.", fix="Write what you want to know."
+    )
+
+
+class ChainPlanner:
+    """Plans by backward chaining over what capabilities need and give."""
+
+    can_correct = False
+
+    async def plan(self, request: PlanRequest) -> ExecutionPlan:
+        """Chain from the chosen capabilities back to what is stored or given.
+
+        Raises:
+            PlanError: Something that is needed cannot be had, or the only way has failed already.
+        """
+        active = [name for name in request.active if name != request.failed_capability]
+        if request.failed_capability is None:
+            return chain_plan(request.task, active, request.catalog, request.available)
+        # Without a model the only other way is one that avoids what failed.
+        catalog = _Without(request.catalog, request.failed_capability)
+        reason = (request.failure or {}).get("user_message") or "it failed"
+        try:
+            plan = chain_plan(request.task, active, catalog, request.available)
+        except PlanError as exc:
+            raise PlanError(
+                f"{reason} There is no way around {request.failed_capability!r}: {exc.message}",
+                fix=exc.fix,
+                severity=ErrorSeverity.CRITICAL,
+            ) from exc
+        missing = set(_outputs(request.previous)) - set(_outputs(plan))
+        if missing:
+            raise PlanError(
+                f"{reason} Nothing else gives {', '.join(sorted(missing))}.",
+                severity=ErrorSeverity.CRITICAL,
+            )
+        return plan
+
+
+class _Without:
+    """A catalog from which one capability is missing."""
+
+    def __init__(self, catalog: Any, name: str) -> None:
+        self.capabilities = {k: v for k, v in catalog.capabilities.items() if k != name}
+        self.infrastructure = catalog.infrastructure
+        self.given = catalog.given
+
+
+def _outputs(plan: ExecutionPlan | None) -> list[str]:
+    steps = (plan or {}).get("steps") or []
+    return [step["expected_output"] for step in steps if step.get("expected_output")]
+
+
+class SummaryAnswerer:
+    """Answers with each result's own summary."""
+
+    async def answer(self, request: AnswerRequest) -> str:
+        """Put the answer together and stream it piece by piece."""
+        text = self.compose(request)
+        for piece in _pieces(text):
+            emit(AnswerToken(text=piece))
+        return text
+
+    def compose(self, request: AnswerRequest) -> str:
+        """Return the answer as one text."""
+        if request.purpose == "clarify":
+            return request.question or "Please say more precisely what you need."
+        if request.purpose == "conversation":
+            return (
+                f"Nothing here can do that: {_shorten(request.task)}\n\n"
+                f"This is what I can do:\n{request.abilities or '(no capabilities are registered)'}"
+            )
+        said = [result.summary for result in request.results if result.terminal and result.summary]
+        parts = said or [result.summary for result in request.results if result.summary]
+        if request.missing:
+            parts.append("Not done: " + " ".join(request.missing))
+        return "\n\n".join(parts) or "Done; the steps left nothing to report."
+
+
+def _shorten(text: str, limit: int = 300) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+
+
+def _pieces(text: str) -> list[str]:
+    words = text.split(" ")
+    return [word if n == 0 else f" {word}" for n, word in enumerate(words)]

@@ -1,0 +1,53 @@
+"""How a turn ended, in a form that a program can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from framework.planning import CLOSING
+
+Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "waiting"]
+
+
+def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[str, Any]:
+    """Describe the end of a turn.
+
+    Args:
+        state: The state at its end.
+        status: The status, when the caller knows better than the records.
+
+    Returns:
+        ``status``, ``done`` and ``missing`` (context keys), and after a failure ``reason``,
+        ``severity``, ``origin`` and ``tried`` (key or node name to number of tries).
+
+    >>> outcome_of({})["status"]
+    'completed'
+    """
+    plan = state.get("planning_execution_plan") or {}
+    results = state.get("execution_step_results") or {}
+    wanted = [s["context_key"] for s in plan.get("steps") or [] if s["capability"] not in CLOSING]
+    done = [key for key in wanted if (results.get(key) or {}).get("success")]
+    missing = [key for key in wanted if key not in done]
+    info = state.get("control_error_info") if state.get("control_has_error") else None
+    if status is None:
+        if info or state.get("control_is_killed"):
+            status = "failed"
+        else:
+            status = "partial" if missing else "completed"
+    outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
+    if info:
+        metadata = (info.get("classification") or {}).get("metadata") or {}
+        if metadata.get("code") == "CG-LIMIT":
+            outcome["status"] = "stopped"
+        outcome |= {
+            "reason": info.get("user_message"),
+            "severity": (info.get("classification") or {}).get("severity"),
+            "origin": info.get("context_key") or info.get("node_name"),
+            "code": metadata.get("code") or metadata.get("category"),
+            "tried": dict(state.get("control_attempts") or {}),
+            "plans": state.get("control_plans_created_count", 0),
+        }
+    elif state.get("control_is_killed"):
+        outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
+    return outcome

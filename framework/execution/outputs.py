@@ -1,0 +1,111 @@
+"""Where each value goes that a capability returns: no key is ever lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.context import CapabilityContext
+from framework.base.errors import CapabilityError
+from framework.base.plan import PlannedStep
+from framework.base.spec import CapabilitySpec
+from framework.state import STATE_KEYS, ContextTypes, dump_context
+
+Contexts = dict[str, dict[str, Any]]
+
+
+def sort_output(
+    result: Any,
+    stored: list[CapabilityContext],
+    spec: CapabilitySpec,
+    step: PlannedStep,
+    key: str,
+    types: ContextTypes,
+) -> tuple[dict[str, Any], Contexts]:
+    """Split a result into state updates and context data.
+
+    A context object goes under its type; a key that is a type in ``provides`` goes there; a key
+    that is a state channel is merged into the state; all other keys together are the step's
+    output and go under ``expected_output``, else under the only type it provides.
+
+    Returns:
+        Updates of state channels, and ``{type: {key: data}}``.
+
+    Raises:
+        CapabilityError: The result has another form, or a key fits nowhere.
+    """
+    updates: dict[str, Any] = {}
+    contexts: Contexts = {}
+    rest: dict[str, Any] = {}
+
+    def put(kind: str, value: Any) -> None:
+        if kind not in spec.provides:
+            raise CapabilityError(
+                f"{spec.name!r} gave {kind}, which it does not declare; it declares"
+                f" {list(spec.provides)}.",
+                fix=f"Add {kind!r} to 'provides'.",
+            )
+        if kind in contexts:
+            raise CapabilityError(
+                f"{spec.name!r} gave {kind} twice in one step.",
+                fix="Return one value for each type, or plan one step for each.",
+            )
+        contexts[kind] = {key: dump_context(kind, key, value, types)}
+
+    for value in _values(result, spec):
+        if isinstance(value, CapabilityContext):
+            put(value.CONTEXT_TYPE, value)
+            continue
+        for name, item in value.items():
+            if name in STATE_KEYS:
+                updates[name] = item
+            elif name in spec.provides:
+                put(name, item)
+            else:
+                rest[name] = item
+    for context in stored:
+        put(context.CONTEXT_TYPE, context)
+    if rest:
+        put(_home(rest, spec, step, contexts), rest)
+    expected = step.get("expected_output")
+    if expected and expected not in contexts and expected not in _written(updates):
+        raise CapabilityError(
+            f"The step {key!r} promised {expected}, and {spec.name!r} returned nothing for it"
+            f" (returned: {sorted([*updates, *contexts]) or 'nothing'}).",
+            fix=f"Return a value for {expected}, or remove expected_output from the step.",
+        )
+    return updates, contexts
+
+
+def _values(result: Any, spec: CapabilitySpec) -> list[Any]:
+    if result is None:
+        return []
+    values = list(result) if isinstance(result, (list, tuple)) else [result]
+    for value in values:
+        if not isinstance(value, (CapabilityContext, Mapping)):
+            raise CapabilityError(
+                f"{spec.name!r} returned {type(value).__name__} ({value!r:.80}).",
+                fix="Return a dictionary, a CapabilityContext, or a list of them.",
+            )
+    return values
+
+
+def _home(
+    rest: dict[str, Any], spec: CapabilitySpec, step: PlannedStep, contexts: Contexts
+) -> str:
+    expected = step.get("expected_output")
+    if expected and expected in spec.provides and expected not in contexts:
+        return expected
+    free = [kind for kind in spec.provides if kind not in contexts]
+    if len(spec.provides) == 1 and free:
+        return free[0]
+    raise CapabilityError(
+        f"{spec.name!r} returned {sorted(rest)}, which is neither a state key nor an output that"
+        f" it declares (it provides {list(spec.provides)}).",
+        fix="Declare a context type in 'provides' and return the values under it, or use a key of"
+        " AgentState.",
+    )
+
+
+def _written(updates: Mapping[str, Any]) -> set[str]:
+    return set(updates.get("capability_context_data") or {})

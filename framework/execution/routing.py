@@ -1,0 +1,134 @@
+"""The router's decision: one pure function from state to route, tested as a table.
+
+It reads the state and writes nothing; the router node does what the route says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.limits import Limits
+from framework.base.errors import ErrorSeverity
+from framework.execution.retry import RetryPolicy
+from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
+
+RUN = "capabilities"
+FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the run goes next.
+
+    Attributes:
+        target: A node's name, ``"capabilities"`` (run what is ready) or ``"fatal"`` (raise).
+        reason: Why, in words.
+        failures: Failures so far of what is tried again; sets the wait. 0 for no retry.
+        steps: Context keys that are ready, for ``capabilities`` and ``approval``.
+    """
+
+    target: str
+    reason: str
+    failures: int = 0
+    steps: tuple[str, ...] = ()
+
+
+def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
+    """Decide what happens next.
+
+    Args:
+        state: The graph's state.
+        registry: What is registered.
+        limits: The bounds of a run.
+    """
+    if state.get("control_is_killed"):
+        return Route("error", state.get("control_kill_reason") or "The run was stopped.")
+    info = state.get("control_error_info")
+    if state.get("control_has_error") and info:
+        return _after_failure(state, info, limits)
+    if state.get("planning_execution_plan") is None:
+        if not state.get("task_current_task"):
+            return Route("task_extraction", "There is no task yet.")
+        if state.get("planning_active_capabilities") is None:
+            return Route("classifier", "No capabilities are chosen yet.")
+        return Route("orchestrator", "There is no plan yet.")
+    return _next_steps(state, registry)
+
+
+def _after_failure(
+    state: Mapping[str, Any], info: Mapping[str, Any], limits: Limits
+) -> Route:
+    classification = info.get("classification") or {}
+    try:
+        severity = ErrorSeverity(classification.get("severity"))
+    except ValueError:
+        return Route("error", f"Unknown severity {classification.get('severity')!r}.")
+    message = info.get("user_message") or info.get("original_error") or "Something failed."
+    attempts = state.get("control_attempts") or {}
+    if severity is ErrorSeverity.FATAL:
+        return Route(FATAL, message)
+    if severity is ErrorSeverity.RETRIABLE:
+        node = info.get("node_name")
+        failures = attempts.get(info.get("context_key") or node, 1)
+        if failures >= RetryPolicy.from_dict(info.get("retry_policy"), limits).max_attempts:
+            return Route("error", message)
+        return Route(node or RUN, message, failures=failures, steps=_key_of(info))
+    if severity is ErrorSeverity.REPLANNING:
+        made = state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0)
+        target = "orchestrator" if made < limits.max_planning_attempts else "error"
+        return Route(target, message)
+    if severity is ErrorSeverity.RECLASSIFICATION:
+        chosen = state.get("control_reclassification_count", 0) + attempts.get("classifier", 0)
+        target = "classifier" if chosen < limits.max_reclassifications else "error"
+        return Route(target, message)
+    return Route("error", message)
+
+
+def _key_of(info: Mapping[str, Any]) -> tuple[str, ...]:
+    return (info["context_key"],) if info.get("context_key") else ()
+
+
+def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
+    if state.get("task_custom_message"):
+        return Route("respond", "A person gave the answer.")
+    plan = state["planning_execution_plan"]
+    steps = plan.get("steps") or []
+    results = state.get("execution_step_results") or {}
+    done = {key for key, record in results.items() if record.get("success")}
+    todo = [step for step in steps if step.get("capability") not in CLOSING]
+    unknown = [s["capability"] for s in todo if s.get("capability") not in registry.capabilities]
+    if unknown:
+        return Route("error", f"The plan names {unknown[0]!r}, which is not registered.")
+    needs = dependencies(plan)
+    skipped = [key for key, record in results.items() if record.get("skipped")]
+    lost = {*skipped, *blocked_steps(plan, skipped, depends=needs)} if skipped else set()
+    if all(step["context_key"] in done | lost for step in todo):
+        last = steps[-1]["capability"] if steps else "respond"
+        return Route(last if last in CLOSING else "respond", "Every step is done.")
+    waiting = set(state.get("execution_pending_approvals") or {})
+    closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
+    ready = [key for key in ready_steps(plan, done, depends=needs) if key not in closing]
+    free = tuple(key for key in ready if key not in waiting and key not in lost)
+    if free:
+        return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
+    asked = tuple(key for key in ready if key in waiting)
+    if asked:
+        return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
+    return Route("error", "No step of the plan can run: an input has no supplier.")
+
+
+_RANK = (
+    ErrorSeverity.FATAL,
+    ErrorSeverity.CRITICAL,
+    ErrorSeverity.RECLASSIFICATION,
+    ErrorSeverity.REPLANNING,
+    ErrorSeverity.RETRIABLE,
+)
+
+
+def decisive(failures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the failure that decides when several steps failed: the gravest, then the first."""
+    order = [severity.value for severity in _RANK]
+    return min(failures, key=lambda info: order.index(info["classification"]["severity"]))

@@ -1,0 +1,125 @@
+"""What the nodes ask of their strategies: one protocol each, with and without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from langchain_core.messages import AnyMessage
+
+from framework.base.plan import ExecutionPlan
+from framework.planning import Catalog, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractedTask:
+    """The one task that a conversation comes down to.
+
+    Attributes:
+        task: The task, complete in itself.
+        depends_on_chat_history: Whether earlier messages were needed to understand it.
+        depends_on_user_memory: Whether stored facts about the person matter for it.
+    """
+
+    task: str
+    depends_on_chat_history: bool = False
+    depends_on_user_memory: bool = False
+
+
+class TaskExtractor(Protocol):
+    """Reduces a conversation to one task."""
+
+    async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
+        """Return the task of the last message in the light of the earlier ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """All that a planner may use.
+
+    Attributes:
+        task: What is to be done.
+        active: Capabilities that were chosen.
+        catalog: What every capability declares.
+        available: Stored context data: type to key to data.
+        guides: Describes the active capabilities for a prompt.
+        failure: Why the last plan failed (a classification as a dictionary), if it did.
+        failed_capability: The capability that failed.
+        problems: What was wrong with the plan that this planner proposed just before.
+        previous: The plan that is being replaced.
+        finished: Step records of what is already done, by context key.
+        messages: The conversation.
+    """
+
+    task: str
+    active: tuple[str, ...]
+    catalog: Catalog
+    available: Mapping[str, Mapping[str, Any]]
+    guides: str = ""
+    failure: Mapping[str, Any] | None = None
+    failed_capability: str | None = None
+    problems: tuple[Problem, ...] = ()
+    previous: ExecutionPlan | None = None
+    finished: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    messages: Sequence[AnyMessage] = ()
+
+
+class Planner(Protocol):
+    """Writes plans."""
+
+    can_correct: bool
+    """Whether asking again with the list of problems can lead to another plan."""
+
+    async def plan(self, request: PlanRequest) -> ExecutionPlan:
+        """Return a plan; it need not be right, it is checked afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One finished step in words.
+
+    Attributes:
+        context_key: The step.
+        objective: What it was for.
+        kind: Context type of the output.
+        summary: What the output says.
+        terminal: Whether no other step of the plan used this output.
+    """
+
+    context_key: str
+    objective: str
+    kind: str
+    summary: str
+    terminal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """All that an answer may use.
+
+    Attributes:
+        task: What was asked.
+        purpose: ``results`` reports, ``conversation`` talks or says that nothing fits,
+            ``clarify`` asks the person back.
+        results: Finished steps, in the plan's order.
+        missing: What could not be done, in words.
+        abilities: What the agent can do, in words.
+        messages: The conversation.
+        question: What is unclear, when ``purpose`` is ``clarify``.
+    """
+
+    task: str
+    purpose: Literal["results", "conversation", "clarify"]
+    results: tuple[StepSummary, ...] = ()
+    missing: tuple[str, ...] = ()
+    abilities: str = ""
+    messages: Sequence[AnyMessage] = ()
+    question: str = ""
+
+
+class Answerer(Protocol):
+    """Writes the message that ends a turn."""
+
+    async def answer(self, request: AnswerRequest) -> str:
+        """Return the whole text; pieces may be streamed on the way."""

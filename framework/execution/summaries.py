@@ -1,0 +1,72 @@
+"""Finished steps in words, for answers and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.context import CapabilityContext
+from framework.base.errors import ValidationError
+from framework.execution.strategies import StepSummary
+from framework.planning import CLOSING
+from framework.state import ContextTypes, summarize
+
+ANSWER = "ANSWER"
+"""``CONTEXT_CATEGORY`` of results that belong in the answer even when later steps use them."""
+
+
+def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
+    """Return the plan's finished steps with what their outputs say, in the plan's order."""
+    steps = (state.get("planning_execution_plan") or {}).get("steps") or []
+    results = state.get("execution_step_results") or {}
+    data = state.get("capability_context_data") or {}
+    used = {
+        (kind, key)
+        for step in steps
+        if step["capability"] not in CLOSING
+        for entry in step.get("inputs") or []
+        for kind, key in entry.items()
+    }
+    found = []
+    for step in steps:
+        key = step.get("context_key", "")
+        record = results.get(key) or {}
+        if step["capability"] in CLOSING or not record.get("success"):
+            continue
+        for kind, stored in (record.get("outputs") or {}).items():
+            entry = data.get(kind, {}).get(stored)
+            found.append(
+                StepSummary(
+                    context_key=key,
+                    objective=step.get("task_objective", ""),
+                    kind=kind,
+                    summary=_summary(kind, stored, entry, types),
+                    terminal=(kind, stored) not in used or _category(kind, types) == ANSWER,
+                )
+            )
+    return tuple(found)
+
+
+def _category(kind: str, types: ContextTypes) -> str:
+    return types.get(kind, CapabilityContext).CONTEXT_CATEGORY
+
+
+def _summary(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
+    try:
+        return summarize(kind, key, entry, types)
+    except ValidationError as exc:
+        return str(exc)
+
+
+def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say for each step that was planned and not done what is missing."""
+    steps = (state.get("planning_execution_plan") or {}).get("steps") or []
+    results = state.get("execution_step_results") or {}
+    missing = []
+    for step in steps:
+        record = results.get(step.get("context_key", "")) or {}
+        if step["capability"] in CLOSING or record.get("success"):
+            continue
+        reason = record.get("error") or "it did not run because an earlier step is missing."
+        missing.append(f"{step['context_key']} ({step['capability']}): {reason}")
+    return tuple(missing)

@@ -1,0 +1,68 @@
+"""Finds everything that would make a graph fail, before it is compiled."""
+
+from __future__ import annotations
+
+from framework.base.errors import RegistryError
+from framework.registry import Registry
+
+ROLES = (
+    "begin_turn",
+    "task_extraction",
+    "classifier",
+    "orchestrator",
+    "router",
+    "approval",
+    "respond",
+    "clarify",
+    "error",
+)
+"""The infrastructure nodes without which there is no graph."""
+
+RESERVED = frozenset({"__start__", "__end__", "capabilities", "fatal"})
+
+
+def problems_of(registry: Registry) -> list[str]:
+    """Return all problems of a registry, each with its fix; empty when there are none."""
+    problems = [
+        f"There is no infrastructure node {role!r}. Fix: register one, or leave the built-in"
+        " modules in 'infrastructure'."
+        for role in ROLES
+        if role not in registry.infrastructure
+    ]
+    provided = {kind for spec in registry.capabilities.values() for kind in spec.provides}
+    for name, spec in registry.capabilities.items():
+        if name in registry.infrastructure or name in RESERVED:
+            problems.append(
+                f"The capability {name!r} is named like a node of the framework."
+                " Fix: give it another name."
+            )
+        if ":" in name or "|" in name:
+            problems.append(
+                f"The capability name {name!r} holds ':' or '|', which LangGraph reserves."
+                " Fix: use letters, digits and underscores."
+            )
+        problems += [
+            f"The capability {name!r} requires {need.type!r}, which nothing provides and the"
+            f" caller is not said to give. Fix: register a capability that provides it, or call"
+            f" registry.give({need.type!r})."
+            for need in spec.requires
+            if need.cardinality != "optional"
+            and need.type not in provided
+            and need.type not in registry.given
+        ]
+    return problems
+
+
+def validate(registry: Registry) -> None:
+    """Check that a graph can be built from a registry.
+
+    Raises:
+        RegistryError: It cannot; the message lists every problem.
+    """
+    problems = problems_of(registry)
+    if problems:
+        listed = "\n".join(f"  {n}. {text}" for n, text in enumerate(problems, start=1))
+        raise RegistryError(f"The registry has {len(problems)} problem(s):\n{listed}")
+    # Building the guides and parameter schemas here makes a broken one fail now, with its name.
+    for name in registry.capabilities:
+        registry.capability(name)

@@ -1,0 +1,5 @@
+"""The registry and how it finds what it holds."""
+
+from framework.registry.registry import Registry
+
+__all__ = ["Registry"]

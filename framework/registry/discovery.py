@@ -1,0 +1,98 @@
+"""Importing by name: packages, entry points and ``module:attribute`` references."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from framework.base.errors import RegistryError
+
+ENTRY_POINT_GROUP = "capgraph.capabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFailure:
+    """A module that could not be imported, and why."""
+
+    module: str
+    cause: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.module} ({type(self.cause).__name__}: {self.cause})"
+
+
+def walk(package: str, failures: list[ImportFailure]) -> Iterator[ModuleType]:
+    """Import a module and, for a package, all that it holds, in alphabetical order.
+
+    Modules whose name begins with an underscore are left to those that import them.
+
+    Args:
+        package: Dotted name.
+        failures: Takes up what could not be imported.
+    """
+    root = _import(package, failures)
+    if root is None:
+        return
+    yield root
+    for info in sorted(pkgutil.iter_modules(getattr(root, "__path__", []), prefix=f"{package}."),
+                       key=lambda item: item.name):
+        if info.name.rsplit(".", 1)[-1].startswith("_"):
+            continue
+        yield from walk(info.name, failures)
+
+
+def _import(name: str, failures: list[ImportFailure]) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except Exception as exc:  # any error of foreign code is the report's content
+        failures.append(ImportFailure(name, exc))
+        return None
+
+
+def import_object(reference: str) -> Any:
+    """Import ``"module:attribute"``.
+
+    Raises:
+        RegistryError: The reference is malformed or names nothing.
+
+    >>> import_object("json:dumps").__name__
+    'dumps'
+    """
+    module_name, separator, attribute = reference.partition(":")
+    if not separator or not module_name or not attribute:
+        raise RegistryError(
+            f"{reference!r} is not a reference.", fix="Write 'package.module:Name'."
+        )
+    try:
+        value: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as exc:
+        raise RegistryError(
+            f"{reference!r} cannot be loaded: {exc}.",
+            fix="Check the spelling, and that the package is installed.",
+        ) from exc
+    return value
+
+
+def load_entry_points(group: str) -> Iterator[tuple[str, Any]]:
+    """Load every entry point of a group, in alphabetical order.
+
+    Raises:
+        RegistryError: An entry point cannot be loaded; names it, its distribution and the cause.
+    """
+    for point in sorted(metadata.entry_points(group=group), key=lambda item: item.name):
+        try:
+            yield point.name, point.load()
+        except Exception as exc:
+            origin = point.dist.name if point.dist else "unknown distribution"
+            raise RegistryError(
+                f"The entry point {point.name!r} of {origin!r} ({point.value}) cannot be loaded:"
+                f" {type(exc).__name__}: {exc}.",
+                fix="Correct or uninstall that distribution.",
+            ) from exc

@@ -1,0 +1,334 @@
+"""The registry: what an agent is made of. An ordinary instance, never a global."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from framework.base.capability import BaseCapability
+from framework.base.context import CapabilityContext
+from framework.base.errors import RegistryError
+from framework.base.guides import OrchestratorExample
+from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from framework.registry.discovery import (
+    ENTRY_POINT_GROUP,
+    ImportFailure,
+    import_object,
+    load_entry_points,
+    walk,
+)
+from framework.selection import Candidate
+
+DEFAULT_INFRASTRUCTURE = ("infrastructure",)
+
+
+class Registry:
+    """Holds capabilities, infrastructure nodes and context types by name.
+
+    Args:
+        infrastructure: Modules or packages whose infrastructure nodes are registered at once.
+        given: Context types that the caller of the graph supplies.
+
+    Raises:
+        RegistryError: A module cannot be imported, or two registrations share a name.
+
+    >>> registry = Registry()
+    >>> "router" in registry.infrastructure
+    True
+    """
+
+    def __init__(
+        self,
+        infrastructure: Iterable[str] = DEFAULT_INFRASTRUCTURE,
+        given: Iterable[str] = (),
+    ) -> None:
+        self._capabilities: dict[str, CapabilitySpec] = {}
+        self._infrastructure: dict[str, InfrastructureSpec] = {}
+        self._context_types: dict[str, type[CapabilityContext]] = {}
+        self._instances: dict[str, Any] = {}
+        self._given: set[str] = set(given)
+        for name in infrastructure:
+            self.discover(name)
+
+    # --- reading --------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Mapping[str, CapabilitySpec]:
+        """Capability name to what it declares, in order of registration."""
+        return MappingProxyType(self._capabilities)
+
+    @property
+    def infrastructure(self) -> Mapping[str, InfrastructureSpec]:
+        """Infrastructure node name to what it declares."""
+        return MappingProxyType(self._infrastructure)
+
+    @property
+    def context_types(self) -> Mapping[str, type[CapabilityContext]]:
+        """Context type name to its class."""
+        return MappingProxyType(self._context_types)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Context types that the caller supplies."""
+        return frozenset(self._given)
+
+    def capability(self, name: str) -> Any:
+        """Return the one instance that holds a capability's guides.
+
+        Raises:
+            RegistryError: No capability has that name.
+        """
+        if name not in self._capabilities:
+            raise RegistryError(
+                f"No capability is called {name!r}.",
+                fix=f"Use one of: {', '.join(self._capabilities) or 'none is registered'}.",
+            )
+        if name not in self._instances:
+            self._instances[name] = self._capabilities[name].cls()
+        return self._instances[name]
+
+    def describe(self, *, for_prompt: bool = False, names: Iterable[str] | None = None) -> str:
+        """Describe the capabilities: a list for people, or a stable section of a prompt.
+
+        Args:
+            for_prompt: Name inputs and outputs, in alphabetical order.
+            names: Which capabilities; ``None`` for all.
+        """
+        chosen = set(names) if names is not None else None
+        specs = [s for s in self._capabilities.values() if chosen is None or s.name in chosen]
+        if not for_prompt:
+            return "\n".join(f"- {spec.name}: {spec.description}" for spec in specs)
+        lines = []
+        for spec in sorted(specs, key=lambda item: item.name):
+            needs = ", ".join(
+                need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
+                for need in spec.requires
+            )
+            lines.append(f"- {spec.name}: {spec.description}")
+            lines.append(
+                f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}"
+            )
+        return "\n".join(lines)
+
+    def candidates(self) -> list[Candidate]:
+        """Return what a selector chooses from: every capability that is not always active."""
+        found = []
+        for name, spec in self._capabilities.items():
+            if spec.always_active:
+                continue
+            guide = getattr(self.capability(name), "classifier_guide", None)
+            examples = guide.examples if guide else []
+            found.append(
+                Candidate(
+                    name=name,
+                    description=spec.description,
+                    instructions=guide.instructions if guide else "",
+                    positives=tuple(e.query for e in examples if e.result),
+                    negatives=tuple(e.query for e in examples if not e.result),
+                )
+            )
+        return found
+
+    def planning_guides(self, names: Iterable[str]) -> str:
+        """Return the planning advice of capabilities as one prompt section, in stable order."""
+        entries = []
+        for name in sorted(set(names) & set(self._capabilities)):
+            guide = getattr(self.capability(name), "orchestrator_guide", None)
+            if guide is not None:
+                title = type(self.capability(name)).__name__.removesuffix("Capability")
+                examples = OrchestratorExample.format_examples_for_prompt(guide.examples)
+                entries.append((guide.priority, f"## {title}\n{guide.instructions}{examples}"))
+        if not entries:
+            return ""
+        entries.sort(key=lambda entry: entry[0])
+        return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
+
+    # --- writing --------------------------------------------------------------------------
+
+    def register(self, item: Any, *, override: bool = False) -> Any:
+        """Add a decorated class, a decorated function or a context type.
+
+        Args:
+            item: What to add.
+            override: Replace what has the same name instead of refusing.
+
+        Returns:
+            The item, so that the call can be used as a decorator.
+
+        Raises:
+            RegistryError: It is none of these, or its name is taken.
+        """
+        if isinstance(item, type) and issubclass(item, CapabilityContext):
+            self._add(self._context_types, item.CONTEXT_TYPE, item, "context type", override)
+            return item
+        spec = getattr(item, "capability_spec", None)
+        if isinstance(spec, CapabilitySpec) and spec.cls is item:
+            self._add(self._capabilities, spec.name, spec, "capability", override)
+            self._instances.pop(spec.name, None)
+            return item
+        node = getattr(item, "infrastructure_spec", None)
+        if isinstance(node, InfrastructureSpec) and node.cls is item:
+            self._add(self._infrastructure, node.name, node, "infrastructure node", override)
+            return item
+        kind = "capability_node" if isinstance(item, type) else "capability_node or a class"
+        raise RegistryError(
+            f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
+            " context type.",
+            fix=f"Decorate it with @{kind}, or derive it from CapabilityContext.",
+        )
+
+    def unregister(self, name: str) -> None:
+        """Remove a capability.
+
+        Raises:
+            RegistryError: No capability has that name.
+        """
+        if self._capabilities.pop(name, None) is None:
+            raise RegistryError(
+                f"No capability is called {name!r}, so it cannot be left out.",
+                fix=f"Use one of: {', '.join(self._capabilities) or 'none is registered'}.",
+            )
+        self._instances.pop(name, None)
+
+    def give(self, *types: str | type[CapabilityContext]) -> None:
+        """Declare context types that the caller of the graph supplies."""
+        for kind in types:
+            self._given.add(kind if isinstance(kind, str) else kind.CONTEXT_TYPE)
+
+    def discover(self, package: str, *, override: bool = False) -> list[str]:
+        """Import a module, or every module of a package, and register what it defines.
+
+        Args:
+            package: Dotted name.
+            override: Replace what has the same name.
+
+        Returns:
+            Names of what was registered, in order.
+
+        Raises:
+            RegistryError: Modules could not be imported (each with its cause), or names clash.
+                What could be imported stays registered.
+        """
+        failures: list[ImportFailure] = []
+        found: list[str] = []
+        for module in walk(package, failures):
+            for value in vars(module).values():
+                if not _belongs(value, module.__name__):
+                    continue
+                self.register(value, override=override)
+                found.append(_name_of(value))
+        if failures:
+            raise RegistryError(
+                f"{len(failures)} module(s) of {package!r} could not be imported: "
+                + "; ".join(str(failure) for failure in failures)
+                + ".",
+                fix="Correct the modules, or install what they import.",
+            )
+        return found
+
+    def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
+        """Register what installed distributions offer under an entry-point group.
+
+        Raises:
+            RegistryError: An entry point cannot be loaded, or names clash.
+        """
+        found = []
+        for name, value in load_entry_points(group):
+            if inspect.ismodule(value):
+                found += self.discover(value.__name__)
+            else:
+                self.register(value)
+                found.append(name)
+        return found
+
+    def configure(
+        self,
+        *,
+        include: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        override: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep, leave out and replace capabilities, as configuration says.
+
+        Args:
+            include: Names to keep; ``None`` for all.
+            exclude: Names to leave out.
+            override: Name to ``"module:Class"`` that takes its place.
+
+        Raises:
+            RegistryError: A name is not registered, or a replacement does not fit.
+        """
+        for name, target in (override or {}).items():
+            item = import_object(target)
+            spec = getattr(item, "capability_spec", None)
+            if spec is None or spec.name != name:
+                raise RegistryError(
+                    f"{target!r} cannot replace {name!r}: it is"
+                    f" {'capability ' + repr(spec.name) if spec else 'no capability'}.",
+                    fix=f"Name a decorated capability class whose name is {name!r}.",
+                )
+            self.register(item, override=True)
+        if include is not None:
+            wanted = set(include)
+            for missing in sorted(wanted - set(self._capabilities)):
+                self.unregister(missing)
+            for name in [name for name in self._capabilities if name not in wanted]:
+                self.unregister(name)
+        for name in exclude:
+            self.unregister(name)
+
+    @classmethod
+    def from_settings(cls, settings: Any) -> Registry:
+        """Build the registry that settings describe.
+
+        Args:
+            settings: ``configs.settings.Settings``.
+
+        Raises:
+            RegistryError: Something named cannot be imported or does not fit together.
+        """
+        registry = cls(infrastructure=settings.infrastructure, given=settings.given)
+        for module in settings.modules:
+            registry.discover(module)
+        registry.configure(
+            include=settings.include, exclude=settings.exclude, override=settings.override
+        )
+        return registry
+
+    def _add(self, table: dict[str, Any], name: str, value: Any, kind: str, override: bool) -> None:
+        known = table.get(name)
+        if known is not None and known is not value and not override:
+            raise RegistryError(
+                f"The {kind} {name!r} is registered twice: {_origin(known)} and {_origin(value)}.",
+                fix="Rename one of them, or pass override=True to replace the first.",
+            )
+        table[name] = value
+
+    def __repr__(self) -> str:
+        return (
+            f"<Registry: {len(self._capabilities)} capabilities,"
+            f" {len(self._context_types)} context types,"
+            f" {len(self._infrastructure)} infrastructure nodes>"
+        )
+
+
+def _belongs(value: Any, module: str) -> bool:
+    if not isinstance(value, type) or value.__module__ != module:
+        return False
+    if issubclass(value, CapabilityContext):
+        return True
+    return any(
+        name in value.__dict__ for name in ("capability_spec", "infrastructure_spec")
+    ) and value is not BaseCapability
+
+
+def _name_of(item: Any) -> str:
+    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
+    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
+
+
+def _origin(value: Any) -> str:
+    cls = getattr(value, "cls", value)
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,41 @@
+"""Typed events of a run."""
+
+from framework.telemetry.events import (
+    AnswerToken,
+    ApprovalAsked,
+    CapabilitiesSelected,
+    Event,
+    PlanMade,
+    Reclassify,
+    Replan,
+    Retry,
+    Status,
+    StepFailed,
+    StepFinished,
+    StepProgress,
+    StepStarted,
+    TurnFinished,
+    Usage,
+    emit,
+    parse_event,
+)
+
+__all__ = [
+    "AnswerToken",
+    "ApprovalAsked",
+    "CapabilitiesSelected",
+    "Event",
+    "PlanMade",
+    "Reclassify",
+    "Replan",
+    "Retry",
+    "Status",
+    "StepFailed",
+    "StepFinished",
+    "StepProgress",
+    "StepStarted",
+    "TurnFinished",
+    "Usage",
+    "emit",
+    "parse_event",
+]

@@ -1,0 +1,190 @@
+"""The one union of typed events that a run writes to LangGraph's custom stream.
+
+An event travels as a plain dictionary with ``event_type`` as discriminator, so any client can
+read it; :func:`parse_event` gives it its type back.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from configs.streaming import emit as _emit
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    timestamp: str = Field(default_factory=_now)
+
+
+class _StepEvent(_Event):
+    context_key: str
+    capability: str
+    step: int = 0
+    total_steps: int = 0
+    attempt: int = 1
+
+
+class Status(_Event):
+    """A line of progress from any component; what ``get_streamer`` sends."""
+
+    event_type: Literal["status"] = "status"
+    message: str = ""
+    component: str = ""
+    progress: float | None = None
+
+
+class CapabilitiesSelected(_Event):
+    """The classifier chose capabilities."""
+
+    event_type: Literal["capabilities_selected"] = "capabilities_selected"
+    capabilities: list[str]
+    reason: str = ""
+    scores: dict[str, float] = Field(default_factory=dict)
+
+
+class PlanMade(_Event):
+    """The orchestrator has a checked plan."""
+
+    event_type: Literal["plan_made"] = "plan_made"
+    plan: dict[str, Any]
+    version: int = 1
+    repairs: list[str] = Field(default_factory=list)
+
+
+class StepStarted(_StepEvent):
+    """An attempt at a step began."""
+
+    event_type: Literal["step_started"] = "step_started"
+    task_objective: str = ""
+
+
+class StepProgress(_StepEvent):
+    """A running step says how far it is."""
+
+    event_type: Literal["step_progress"] = "step_progress"
+    message: str
+    progress: float | None = None
+
+
+class StepFinished(_StepEvent):
+    """A step succeeded."""
+
+    event_type: Literal["step_finished"] = "step_finished"
+    duration: float
+    outputs: dict[str, str] = Field(default_factory=dict)
+
+
+class StepFailed(_StepEvent):
+    """An attempt at a step failed."""
+
+    event_type: Literal["step_failed"] = "step_failed"
+    duration: float
+    severity: str
+    message: str
+
+
+class Retry(_Event):
+    """A step or node will be tried again."""
+
+    event_type: Literal["retry"] = "retry"
+    name: str
+    context_key: str | None = None
+    attempt: int
+    max_attempts: int
+    delay: float
+    message: str = ""
+
+
+class Replan(_Event):
+    """A new plan is asked for."""
+
+    event_type: Literal["replan"] = "replan"
+    reason: str
+    plans_made: int
+
+
+class Reclassify(_Event):
+    """Capabilities are chosen again."""
+
+    event_type: Literal["reclassify"] = "reclassify"
+    reason: str
+
+
+class ApprovalAsked(_Event):
+    """A person is asked before steps run."""
+
+    event_type: Literal["approval_asked"] = "approval_asked"
+    steps: list[dict[str, Any]]
+
+
+class AnswerToken(_Event):
+    """A piece of the answer."""
+
+    event_type: Literal["answer_token"] = "answer_token"  # noqa: S105 - not a secret
+    text: str
+
+
+class Usage(_Event):
+    """What a model call cost, in tokens."""
+
+    event_type: Literal["usage"] = "usage"
+    role: str
+    model: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class TurnFinished(_Event):
+    """The turn ended; ``outcome`` says how."""
+
+    event_type: Literal["turn_finished"] = "turn_finished"
+    outcome: dict[str, Any]
+
+
+Event = Annotated[
+    Status
+    | CapabilitiesSelected
+    | PlanMade
+    | StepStarted
+    | StepProgress
+    | StepFinished
+    | StepFailed
+    | Retry
+    | Replan
+    | Reclassify
+    | ApprovalAsked
+    | AnswerToken
+    | Usage
+    | TurnFinished,
+    Field(discriminator="event_type"),
+]
+
+
+def emit(event: _Event) -> None:
+    """Send an event to the stream of the current run; nothing happens outside of one.
+
+    >>> emit(Reclassify(reason="wrong tools"))
+    """
+    _emit(event.model_dump(exclude_none=True))
+
+
+def parse_event(data: dict[str, Any]) -> Event:
+    """Give an event of the custom stream its type back.
+
+    Raises:
+        pydantic.ValidationError: The data is no event of this project.
+
+    >>> parse_event({"event_type": "reclassify", "reason": "x"}).reason
+    'x'
+    """
+    event: Event = TypeAdapter(Event).validate_python(data)
+    return event

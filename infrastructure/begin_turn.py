@@ -1,0 +1,71 @@
+"""First node of every turn: resets what belongs to one turn and checks what came in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base import BaseInfrastructureNode, ValidationError, infrastructure_node
+from framework.execution import Services
+from framework.execution.offline import last_request
+from framework.state import AgentState, reset_of_turn
+
+
+@infrastructure_node(quiet=True)
+class BeginTurnNode(BaseInfrastructureNode):
+    """Keeps context and messages, empties all else, and recognises a plan of the caller."""
+
+    name = "begin_turn"
+    description = "Begin a turn"
+
+    @staticmethod
+    async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
+        """Return the reset, and an error entry when the request cannot be used."""
+        info = state.get("runtime_info") or {}
+        plan = state.get("planning_execution_plan")
+        brought = plan is not None and not _is_left_over(plan, info)
+        keep = frozenset({"planning_execution_plan"} if brought else ())
+        update = reset_of_turn(state, keep)
+        turn = int(info.get("turn", 0)) + 1
+        update["runtime_info"] = {**info, "turn": turn}
+        update["execution_start_time"] = services.clock.now()
+        if turn == 1 and services.settings.context:
+            update["capability_context_data"] = services.settings.context
+        problem = _problem(state, services, brought)
+        if problem is not None:
+            update |= {
+                "control_has_error": True,
+                "control_error_info": {
+                    "node_name": "begin_turn",
+                    "classification": {
+                        "severity": "critical",
+                        "user_message": str(problem),
+                        "metadata": {"code": problem.code},
+                    },
+                    "user_message": str(problem),
+                    "original_error": problem.message,
+                },
+            }
+        return update
+
+
+def _is_left_over(plan: Any, info: dict[str, Any]) -> bool:
+    """Tell last turn's plan, which bears the stamp that the thread remembers, from a brought one."""
+    stamp = plan.get("stamp") if isinstance(plan, dict) else None
+    return isinstance(stamp, dict) and stamp.get("id") == info.get("plan_stamp") is not None
+
+
+def _problem(state: AgentState, services: Services, brought: bool) -> ValidationError | None:
+    messages = state.get("messages") or []
+    if brought and not messages:
+        return None
+    try:
+        text = last_request(messages)
+    except ValidationError as exc:
+        return None if brought else exc
+    limit = services.limits.max_message_chars
+    if len(text) > limit:
+        return ValidationError(
+            f"The message has {len(text):,} characters; at most {limit:,} are read.",
+            fix="Put long data into a file and name the file, or raise limits.max_message_chars.",
+        )
+    return None

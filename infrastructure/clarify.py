@@ -1,0 +1,42 @@
+"""Ends a turn with a question to the person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.execution import Services
+from framework.execution.strategies import AnswerRequest
+from framework.execution.summaries import missing_steps, step_summaries
+from framework.planning import CLARIFY
+from framework.state import AgentState
+from infrastructure.respond import finished
+
+
+@infrastructure_node
+class ClarifyNode(BaseInfrastructureNode):
+    """Asks for what is missing to do the task."""
+
+    name = "clarify"
+    description = "Question to the person"
+
+    @staticmethod
+    async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
+        """Write the question that the plan's last step names."""
+        steps = (state.get("planning_execution_plan") or {}).get("steps") or []
+        asked = [step for step in steps if step["capability"] == CLARIFY]
+        request = AnswerRequest(
+            task=state.get("task_current_task") or "",
+            purpose="clarify",
+            results=step_summaries(state, services.registry.context_types),
+            missing=missing_steps(state),
+            abilities=services.registry.describe(),
+            messages=state.get("messages") or [],
+            question=asked[-1].get("task_objective", "") if asked else "",
+        )
+        return finished(await services.answerer.answer(request), state, services)
+
+    @staticmethod
+    def get_retry_policy() -> dict[str, Any]:
+        """Allow for the passing faults of a model service."""
+        return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}

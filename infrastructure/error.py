@@ -1,0 +1,51 @@
+"""Ends a turn that failed: says what failed, what was tried and what is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.execution import Services
+from framework.execution.summaries import step_summaries
+from framework.state import AgentState
+from framework.telemetry import AnswerToken, emit
+from infrastructure.respond import finished
+
+
+@infrastructure_node
+class ErrorNode(BaseInfrastructureNode):
+    """Writes the report of a failure from the state alone; it asks no model, so it cannot fail."""
+
+    name = "error"
+    description = "Error report"
+
+    @staticmethod
+    async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
+        """Write the report and keep the error for the outcome."""
+        text = report(state, services)
+        emit(AnswerToken(text=text))
+        return finished(text, state, services)
+
+
+def report(state: AgentState, services: Services) -> str:
+    """Say in words why a turn failed."""
+    info = state.get("control_error_info") or {}
+    reason = info.get("user_message") or state.get("control_kill_reason")
+    lines = [str(reason or "The turn failed, and no reason was recorded.")]
+    origin = info.get("capability_name") or info.get("node_name")
+    key = info.get("context_key")
+    attempts = (state.get("control_attempts") or {}).get(key or origin or "", 0)
+    if origin and origin != "begin_turn":
+        where = f"step {key!r} ({origin})" if key else f"the {origin} node"
+        tries = f" after {attempts} attempts" if attempts > 1 else ""
+        lines.append(f"It failed in {where}{tries}.")
+    for other in info.get("other_failures") or []:
+        lines.append(f"Step {other['context_key']!r} failed too: {other['user_message']}")
+    plans = state.get("control_plans_created_count") or 0
+    if plans > 1:
+        lines.append(f"{plans} plans were tried.")
+    done = step_summaries(state, services.registry.context_types)
+    if done:
+        lines.append("What was done before:")
+        lines += [f"- {result.context_key}: {result.summary}" for result in done]
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""What front ends need beside the graph: new message or answer, and ``/`` commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from framework.base import ValidationError
+
+SWITCHES = {
+    "/task": ("task_extraction_bypass_enabled", True),
+    "/caps": ("capability_selection_bypass_enabled", True),
+    "/approval": ("approval_disabled", True),
+    "/planning": ("planning_mode_enabled", False),
+}
+"""Command to the key of ``agent_control`` it sets, and whether ``off`` sets it to true."""
+
+HELP = {
+    "/help": "show the commands",
+    "/clear": "begin a new thread",
+    "/exit": "leave",
+    "/status": "show the switches and what the thread holds",
+    "/capabilities": "list what the agent can do",
+    "/task:off": "take messages as they are (':on' to understand them with the history)",
+    "/caps:off": "use every capability (':on' to choose)",
+    "/approval:off": "do not ask before risky steps (':on' to ask)",
+    "/planning:on": "show every plan before it runs (':off' to run it)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What to do with a line that a person typed.
+
+    Attributes:
+        input: Input for the graph, or ``None`` when nothing is to run.
+        commands: Commands for the front end itself (``help``, ``clear``, ``exit``, ``status``,
+            ``capabilities``).
+        resumes: Whether the input answers a pending question.
+        switched: Keys of ``agent_control`` that were set.
+    """
+
+    input: Any = None
+    commands: tuple[str, ...] = ()
+    resumes: bool = False
+    switched: Mapping[str, bool] = field(default_factory=dict)
+
+
+def parse_commands(text: str) -> tuple[str, tuple[str, ...], dict[str, bool]]:
+    """Split a line into message, commands for the front end, and switches.
+
+    Raises:
+        ValidationError: A command is unknown; names the known ones.
+
+    >>> parse_commands("/caps:off what is the mean?")
+    ('what is the mean?', (), {'capability_selection_bypass_enabled': True})
+    """
+    commands: list[str] = []
+    switches: dict[str, bool] = {}
+    words = text.strip().split(" ")
+    while words and words[0].startswith("/"):
+        word = words.pop(0)
+        name, _, option = word.partition(":")
+        if name in SWITCHES and option in {"", "on", "off"}:
+            key, inverted = SWITCHES[name]
+            switches[key] = (option == "off") == inverted
+        elif word in HELP:
+            commands.append(word.removeprefix("/"))
+        else:
+            raise ValidationError(
+                f"The command {word!r} is unknown.",
+                fix=f"Use one of: {', '.join(HELP)}.",
+            )
+    return " ".join(words).strip(), tuple(commands), switches
+
+
+async def prepare(
+    graph: CompiledStateGraph[Any, Any, Any, Any], text: str, config: RunnableConfig
+) -> Prepared:
+    """Turn a line that a person typed into input for the graph.
+
+    Args:
+        graph: A graph of ``build_graph``.
+        text: The line.
+        config: Names the thread.
+
+    Raises:
+        ValidationError: A command is unknown.
+    """
+    message, commands, switches = parse_commands(text)
+    pending = await pending_questions(graph, config)
+    if pending and message:
+        answer = Command(resume={interrupt_id: message for interrupt_id in pending})
+        return Prepared(answer, commands, resumes=True, switched=switches)
+    if not message and not switches:
+        return Prepared(None, commands)
+    given: dict[str, Any] = {}
+    if switches:
+        given["agent_control"] = switches
+    if message:
+        given["messages"] = [HumanMessage(content=message)]
+        return Prepared(given, commands, switched=switches)
+    await graph.aupdate_state(config, given, as_node="begin_turn")
+    return Prepared(None, commands, switched=switches)
+
+
+async def pending_questions(
+    graph: CompiledStateGraph[Any, Any, Any, Any], config: RunnableConfig
+) -> dict[str, Any]:
+    """Return the open questions of a thread: interrupt id to what was asked."""
+    if graph.checkpointer is None:
+        return {}
+    snapshot = await graph.aget_state(config)
+    return {item.id: item.value for item in snapshot.interrupts}

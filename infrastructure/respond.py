@@ -1,0 +1,70 @@
+"""Ends a turn with the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import AIMessage
+
+from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.execution import Services
+from framework.execution.outcome import outcome_of
+from framework.execution.strategies import AnswerRequest
+from framework.execution.summaries import missing_steps, step_summaries
+from framework.state import AgentState
+from framework.telemetry import TurnFinished, emit
+
+
+@infrastructure_node
+class RespondNode(BaseInfrastructureNode):
+    """Writes the answer from the results of the plan."""
+
+    name = "respond"
+    description = "Answer"
+
+    @staticmethod
+    async def execute(
+        state: AgentState, services: Services, streamer: Any, **_: Any
+    ) -> dict[str, Any]:
+        """Write the final message and say how the turn ended."""
+        custom = state.get("task_custom_message")
+        if custom:
+            return finished(custom, state, services)
+        results = step_summaries(state, services.registry.context_types)
+        active = state.get("planning_active_capabilities")
+        purpose = "conversation" if not results and not active else "results"
+        streamer.status("Writing the answer")
+        request = AnswerRequest(
+            task=state.get("task_current_task") or "",
+            purpose=purpose,  # type: ignore[arg-type]
+            results=results,
+            missing=missing_steps(state),
+            abilities=services.registry.describe(),
+            messages=state.get("messages") or [],
+        )
+        text = await services.answerer.answer(request)
+        return finished(text, state, services)
+
+    @staticmethod
+    def get_retry_policy() -> dict[str, Any]:
+        """Allow for the passing faults of a model service."""
+        return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
+
+
+def finished(
+    text: str, state: AgentState, services: Services, status: str | None = None
+) -> dict[str, Any]:
+    """Return the update that ends a turn with a message."""
+    info = state.get("control_error_info") or {}
+    # An answer that succeeds after its own failure ends the turn without that error.
+    view: Any = state
+    if info.get("node_name") in {"respond", "clarify"}:
+        view = {**state, "control_has_error": False}
+    outcome = outcome_of(view, status)  # type: ignore[arg-type]
+    started = state.get("execution_start_time")
+    emit(TurnFinished(outcome=outcome))
+    return {
+        "messages": [AIMessage(content=text)],
+        "execution_outcome": outcome,
+        "execution_total_time": services.clock.now() - started if started else None,
+    }

@@ -1,0 +1,39 @@
+"""Reduces the conversation to one task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.execution import Services
+from framework.execution.offline import LastMessageExtractor
+from framework.state import AgentState
+
+
+@infrastructure_node
+class TaskExtractionNode(BaseInfrastructureNode):
+    """Writes the current task."""
+
+    name = "task_extraction"
+    description = "Task extraction"
+
+    @staticmethod
+    async def execute(
+        state: AgentState, services: Services, streamer: Any, **_: Any
+    ) -> dict[str, Any]:
+        """Extract the task of the last message in the light of the earlier ones."""
+        streamer.status("Reading the request")
+        control = state.get("agent_control") or {}
+        bypass = control.get("task_extraction_bypass_enabled")
+        extractor = LastMessageExtractor() if bypass else services.extractor
+        found = await extractor.extract(state.get("messages") or [])
+        return {
+            "task_current_task": found.task,
+            "task_depends_on_chat_history": found.depends_on_chat_history,
+            "task_depends_on_user_memory": found.depends_on_user_memory,
+        }
+
+    @staticmethod
+    def get_retry_policy() -> dict[str, Any]:
+        """Allow for the passing faults of a model service."""
+        return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 1.5}
