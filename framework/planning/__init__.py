@@ -1,14 +1,28 @@
-"""Plans: written, checked, repaired, scheduled, replaced and drawn. Pure, without I/O."""
+"""Plans before they run: checked, mended, made, scheduled, compared and drawn.
+
+Everything here is pure: plain data in, plain data out, no I/O and no graph engine.
+
+- :func:`check_plan` finds every problem of a plan at once; :func:`repair_plan` mends what has
+  exactly one right answer.
+- :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
+- :func:`dependencies`, :func:`ready_steps`, :func:`critical_path` say when steps can run.
+- :func:`carry_over`, :func:`fingerprint`, :func:`next_version` keep what is done when a plan
+  is replaced.
+- :func:`plan_mermaid`, :func:`versions_mermaid` draw it.
+"""
 
 from framework.planning.catalog import CLARIFY, CLOSING, RESPOND, Available, Catalog, StaticCatalog
 from framework.planning.chain import chain_plan, requires_closure
-from framework.planning.check import check_plan
-from framework.planning.diagram import plan_mermaid, versions_mermaid
-from framework.planning.problems import Problem
+from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
+from framework.planning.diagram import StepStatus, plan_mermaid, versions_mermaid
+from framework.planning.draft import Repair, RepairedPlan
+from framework.planning.problems import PROBLEM_KINDS, Problem, ProblemKind, format_problems
 from framework.planning.repair import repair_plan
 from framework.planning.replan import (
     CarryOver,
+    ObjectiveRule,
     PlanVersion,
+    StepChange,
     carry_over,
     fingerprint,
     fingerprints,
@@ -26,13 +40,21 @@ from framework.planning.schedule import (
 __all__ = [
     "CLARIFY",
     "CLOSING",
+    "DEFAULT_MAX_STEPS",
+    "PROBLEM_KINDS",
     "RESPOND",
     "Available",
     "CarryOver",
     "Catalog",
+    "ObjectiveRule",
     "PlanVersion",
     "Problem",
+    "ProblemKind",
+    "Repair",
+    "RepairedPlan",
     "StaticCatalog",
+    "StepChange",
+    "StepStatus",
     "blocked_steps",
     "carry_over",
     "chain_plan",
@@ -41,6 +63,7 @@ __all__ = [
     "dependencies",
     "fingerprint",
     "fingerprints",
+    "format_problems",
     "is_chain",
     "makespan",
     "next_version",
