@@ -68,7 +68,7 @@ def command(level: Level, layout: Layout, limits: SandboxLimits, descriptor: int
     """Build the command line that starts the sandbox process at this level."""
     root = str(Path(__file__).resolve().parent)
     start = _START.format(root=root, fd=descriptor)
-    python = [layout.executable, "-I", "-S", "-B", "-c", start]
+    python = [layout.executable, "-I", "-S", "-B", "-X", "utf8", "-c", start]
     if level != "bubblewrap":
         return python
     program = shutil.which("bwrap")

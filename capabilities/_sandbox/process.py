@@ -127,8 +127,9 @@ class _Run:
         """Start the process and begin to read everything it sends."""
         source, sink = os.pipe()
         try:
+            arguments = await asyncio.to_thread(command, self.level, layout, self.limits, sink)
             self.process = await asyncio.create_subprocess_exec(
-                *command(self.level, layout, self.limits, sink),
+                *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -1,0 +1,391 @@
+"""Runs the agent's own analysis code in a sandbox, after a person has agreed to it.
+
+The code finds its data as ``inputs`` and leaves its answer in ``result``; pictures go to
+``figures/``. See ``docs/capabilities/python.md`` for the isolation and its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ValidationError as PydanticValidationError
+
+from capabilities._sandbox.isolation import IsolationReport, Sandbox, SandboxSettings, sandbox_for
+from capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
+from capabilities._sandbox.process import InputTooLargeError
+from framework.base import (
+    BaseCapability,
+    CapabilityContext,
+    CapabilityError,
+    ClassifierExample,
+    ConfigurationError,
+    ErrorClassification,
+    ErrorSeverity,
+    OrchestratorExample,
+    OrchestratorGuide,
+    PlannedStep,
+    TaskClassifierGuide,
+    ValidationError,
+    capability_node,
+)
+
+DATA_TYPES = ("DATASET", "STATISTICS", "TIME_RANGE")
+"""Context types that code may be given."""
+_SHOWN_RESULT, _SHOWN_OUTPUT, _SHOWN_TRACEBACK = 2_000, 1_000, 8
+
+
+class Code(CapabilityContext):
+    """Analysis code that has not been run.
+
+    >>> print(Code(code="result = 6 * 7").get_summary())
+    Python code of 1 line:
+    <BLANKLINE>
+        result = 6 * 7
+    """
+
+    CONTEXT_TYPE: ClassVar[str] = "CODE"
+
+    code: str = Field(min_length=1)
+    purpose: str = ""
+
+    def get_summary(self) -> str:
+        """Show the code whole: a person decides about it by this text."""
+        lines = self.code.splitlines()
+        shown = "\n".join(f"    {line}".rstrip() for line in lines)
+        count = f"{len(lines)} line" + ("" if len(lines) == 1 else "s")
+        return f"Python code of {count}:\n\n{shown}"
+
+
+class CodeFigure(BaseModel):
+    """A picture that the code drew, checked and written to the output folder."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    path: str
+    width: int
+    height: int
+
+
+class CodeResult(CapabilityContext):
+    """What came of the code.
+
+    Attributes:
+        result: The value the code left in ``result``.
+        figures: Pictures it drew.
+        rejected_figures: Files it left in ``figures/`` that were not taken, and why.
+        stdout: What it printed, perhaps truncated.
+        stderr: What it wrote to standard error, perhaps truncated.
+        code: The code that ran.
+        seconds: How long it ran.
+        isolation: How it was walled off.
+
+    >>> CodeResult(result={"mean": 4.5}, code="...", seconds=0.2, isolation="bubblewrap").get_summary()
+    'The code gave {"mean": 4.5}.'
+    """
+
+    CONTEXT_TYPE: ClassVar[str] = "CODE_RESULT"
+
+    result: JsonValue = None
+    figures: list[CodeFigure] = Field(default_factory=list)
+    rejected_figures: dict[str, str] = Field(default_factory=dict)
+    stdout: str = ""
+    stderr: str = ""
+    code: str
+    seconds: float
+    isolation: str
+
+    def get_summary(self) -> str:
+        """Give the result, what was printed and where the pictures are."""
+        parts = []
+        if self.result is not None:
+            parts.append(f"The code gave {_short(json.dumps(self.result, ensure_ascii=False))}.")
+        if self.stdout.strip():
+            parts.append(f"It printed: {_short(self.stdout.strip(), _SHOWN_OUTPUT)}")
+        parts += [f"Figure: {figure.path}" for figure in self.figures]
+        parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
+        return "\n".join(parts) or "The code ran and gave no result."
+
+
+class PythonSettings(SandboxSettings):
+    """The settings section of this capability: those of the sandbox and where figures go.
+
+    >>> PythonSettings().allow_weak_isolation
+    False
+    """
+
+    output_folder: Path = Field(
+        Path("capgraph-output"), description="Figures are written below this folder."
+    )
+
+
+class PythonParameters(BaseModel):
+    """What a planned step may say. A step can tighten the limits of the settings, never widen them.
+
+    >>> PythonParameters(code="result = 1", timeout_seconds=5).timeout_seconds
+    5.0
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str | None = Field(None, min_length=1, description="Python code that sets `result`.")
+    timeout_seconds: float | None = Field(None, gt=0, le=3600)
+    memory_mb: int | None = Field(None, ge=128)
+
+
+class CodeFailedError(CapabilityError):
+    """The code itself raised an exception, crashed or left a result that cannot be kept.
+
+    Attributes:
+        line: Line of the code, when known.
+        traceback: Last lines of the traceback, of the code only.
+    """
+
+    line: int | None = None
+    traceback: str = ""
+
+
+@runtime_checkable
+class HoldsRows(Protocol):
+    """A context whose rows lie elsewhere and can be loaded."""
+
+    def load_rows(self) -> list[dict[str, Any]]:
+        """Load the rows as plain data."""
+
+
+def python_settings(config: Mapping[str, Any]) -> PythonSettings:
+    """Read the settings section of the capability.
+
+    Raises:
+        ConfigurationError: Names each setting that cannot be used.
+
+    >>> python_settings({"limits": {"wall_seconds": 5}}).limits.wall_seconds
+    5.0
+    """
+    try:
+        return PythonSettings(**config)
+    except PydanticValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ConfigurationError(
+            f"The settings of the capability 'python' cannot be used: {problems}.",
+            fix="Correct the section capabilities.python of the configuration.",
+        ) from error
+
+
+async def isolation_report(config: Mapping[str, Any] | None = None) -> IsolationReport:
+    """Try out what isolation this host gives; ask at start, to tell what is missing.
+
+    Args:
+        config: Settings section of the capability; defaults when not given.
+    """
+    return await _sandbox(python_settings(config or {})).report()
+
+
+@capability_node
+class RunPython(BaseCapability):
+    """Runs analysis code given by the user or written by the model, when a person agrees."""
+
+    name = "python"
+    description = (
+        "Run Python analysis code over the data of this conversation in a sandbox and return its "
+        "result and figures"
+    )
+    provides = ["CODE_RESULT"]  # noqa: RUF012 - the base class copies it
+    requires = (("CODE", "optional"), *((data_type, "optional") for data_type in DATA_TYPES))
+    effect = "none"
+    requires_approval = True
+    max_parallel = 2
+    Parameters = PythonParameters
+
+    async def execute(self) -> CodeResult:
+        """Run the code and hand back checked data and figures."""
+        settings = python_settings(self.config)
+        code = self._code()
+        inputs = await collect_inputs(self.inputs)
+        sandbox = _sandbox(settings)
+        report = await sandbox.report()
+        if report.level is None or not (report.strong or settings.allow_weak_isolation):
+            raise CapabilityError(
+                f"The code was not run, because this host does not isolate it. {report.summary()}",
+                fix="Install bubblewrap or allow user namespaces on this host, or accept the risk "
+                "with capabilities.python.allow_weak_isolation: true.",
+            )
+        if not report.strong:
+            self.logger.warning("Weak isolation is allowed. %s", report.summary())
+        self.progress(f"running {len(code.splitlines())} lines of code ({report.level})")
+        try:
+            outcome = await sandbox.run(code, inputs, self._limits(settings.limits))
+        except InputTooLargeError as error:
+            raise ValidationError(
+                f"The code and its inputs are too large: {error} bytes.",
+                fix="Select less data, or raise capabilities.python.limits.input_bytes.",
+                severity=ErrorSeverity.REPLANNING,
+            ) from error
+        _raise_for(outcome)
+        folder = settings.output_folder / "figures"
+        figures = [await asyncio.to_thread(_write, folder, item) for item in outcome.figures]
+        return CodeResult(
+            result=outcome.result,
+            figures=figures,
+            rejected_figures=outcome.rejected_figures,
+            stdout=outcome.stdout,
+            stderr=outcome.stderr,
+            code=code,
+            seconds=outcome.seconds,
+            isolation=str(outcome.level),
+        )
+
+    def _code(self) -> str:
+        """Take the code from the parameters, else from a CODE context."""
+        if self.parameters.code:
+            return str(self.parameters.code)
+        given = self.inputs.get("CODE")
+        if given is not None:
+            return str(given.code)
+        raise ValidationError(
+            "The step 'python' was given no code.",
+            fix="Put the code into the step's parameters.code, or plan a step 'write_python' "
+            "before it (needs a chat model) and connect its CODE.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+
+    def _limits(self, allowed: SandboxLimits) -> SandboxLimits:
+        """Tighten the limits of the settings by what the step asks for."""
+        tighter: dict[str, Any] = {}
+        if self.parameters.timeout_seconds is not None:
+            tighter["wall_seconds"] = min(self.parameters.timeout_seconds, allowed.wall_seconds)
+        if self.parameters.memory_mb is not None:
+            tighter["memory_bytes"] = min(self.parameters.memory_mb * MIB, allowed.memory_bytes)
+        return allowed.model_copy(update=tighter)
+
+    @staticmethod
+    def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
+        """Add the place in the code to what the planner learns of a failure."""
+        found = BaseCapability.classify_error(exc, context)
+        if found is not None and isinstance(exc, CodeFailedError):
+            found.metadata = {
+                **(found.metadata or {}),
+                "line": exc.line,
+                "traceback": exc.traceback,
+            }
+        return found
+
+    def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        return OrchestratorGuide(
+            instructions=(
+                "Plan 'python' only for analysis that no other capability does. Code given by the "
+                "user goes into parameters.code, unchanged. Otherwise plan 'write_python' first "
+                "and connect its CODE. Connect the data the code needs as inputs. The code sees "
+                "the data as inputs['DATASET'] and so on, and sets `result`; it has no network "
+                "and no files. A person is shown the code and must agree."
+            ),
+            examples=[
+                OrchestratorExample(
+                    step=PlannedStep(
+                        context_key="computed",
+                        capability="python",
+                        task_objective="Run the user's code",
+                        success_criteria="The code ended without an error",
+                        expected_output="CODE_RESULT",
+                        parameters={"code": "result = sum(range(10))"},
+                        inputs=[],
+                    ),
+                    scenario_description="The user gives Python code to run",
+                )
+            ],
+        )
+
+    def _create_classifier_guide(self) -> TaskClassifierGuide:
+        return TaskClassifierGuide(
+            instructions="Needed when code is to be run, or for analysis nothing else can do.",
+            examples=[
+                ClassifierExample("Run this Python code: result = 2**64", True, "Gives code"),
+                ClassifierExample("Fit a damped oscillation to it in Python", True, "Needs code"),
+                ClassifierExample("What was the highest value?", False, "Plain statistics"),
+                ClassifierExample("What is Python?", False, "A question, nothing to run"),
+            ],
+        )
+
+
+async def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the step's contexts into the plain data that code finds as ``inputs``.
+
+    A context with a method ``load_rows`` gets its rows beside its description.
+
+    >>> import asyncio
+    >>> asyncio.run(collect_inputs({"CODE": Code(code="1"), "STATISTICS": None}))
+    {}
+    """
+    collected: dict[str, Any] = {}
+    for context_type, value in contexts.items():
+        if value is None or context_type == "CODE":
+            continue
+        if isinstance(value, list):
+            collected[context_type] = [await _plain(item) for item in value]
+        else:
+            collected[context_type] = await _plain(value)
+    return collected
+
+
+async def _plain(context: CapabilityContext) -> dict[str, Any]:
+    """Turn one context into plain data."""
+    data = context.model_dump(mode="json")
+    if isinstance(context, HoldsRows):
+        data["rows"] = await asyncio.to_thread(context.load_rows)
+    return data
+
+
+def _sandbox(settings: PythonSettings) -> Sandbox:
+    """Find the sandbox for these settings."""
+    fields = {name: getattr(settings, name) for name in SandboxSettings.model_fields}
+    return sandbox_for(SandboxSettings(**fields))
+
+
+def _raise_for(outcome: SandboxOutcome) -> None:
+    """Raise what the outcome means for the run."""
+    if outcome.broken is not None:
+        raise CapabilityError(
+            f"The code was not run, because the sandbox failed: {outcome.broken}",
+            fix="See what isolation this host gives with capabilities.python.isolation_report.",
+        )
+    if outcome.limit is not None:
+        raise CapabilityError(
+            f"The code was ended after {outcome.seconds:.1f} s: it reached its limit of "
+            f"{outcome.limit}.",
+            fix="Let the code do less, or raise the limit in capabilities.python.limits.",
+        )
+    if outcome.error is None:
+        return
+    error = outcome.error
+    place = f" in line {error.line}" if error.line else ""
+    tail = "\n".join(error.traceback.strip().splitlines()[-_SHOWN_TRACEBACK:])
+    failure = CodeFailedError(
+        f"The code failed{place}: {error.type}: {error.message}",
+        fix="Correct the code and run it again.",
+        severity=ErrorSeverity.REPLANNING,
+    )
+    failure.line, failure.traceback = error.line, tail
+    raise failure
+
+
+def _write(folder: Path, figure: Figure) -> CodeFigure:
+    """Write a figure under a name that holds its content's hash: nothing is overwritten."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(figure.data).hexdigest()[:12]
+    path = folder / f"{figure.name.removesuffix('.png')}-{digest}.png"
+    path.write_bytes(figure.data)
+    return CodeFigure(name=figure.name, path=str(path), width=figure.width, height=figure.height)
+
+
+def _short(text: str, limit: int = _SHOWN_RESULT) -> str:
+    """Cut long text, saying so."""
+    return text if len(text) <= limit else f"{text[:limit]} … ({len(text)} characters)"
