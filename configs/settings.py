@@ -116,7 +116,10 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        extra="forbid", env_prefix="CAPGRAPH_", env_nested_delimiter="__", nested_model_default_partial_update=True
+        extra="forbid",
+        env_prefix="CAPGRAPH_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
     )
 
     name: str = "capgraph agent"

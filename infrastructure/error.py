@@ -39,8 +39,10 @@ def report(state: AgentState, services: Services) -> str:
         where = f"step {key!r} ({origin})" if key else f"the {origin} node"
         tries = f" after {attempts} attempts" if attempts > 1 else ""
         lines.append(f"It failed in {where}{tries}.")
-    for other in info.get("other_failures") or []:
-        lines.append(f"Step {other['context_key']!r} failed too: {other['user_message']}")
+    lines += [
+        f"Step {other['context_key']!r} failed too: {other['user_message']}"
+        for other in info.get("other_failures") or []
+    ]
     plans = state.get("control_plans_created_count") or 0
     if plans > 1:
         lines.append(f"{plans} plans were tried.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -87,9 +87,29 @@ class BaseCapability(ABC):
     def __init__(self) -> None:
         self._guides: dict[str, Any] = {}
 
-    @abstractmethod
-    async def execute(*args: Any, **kwargs: Any) -> Any:  # noqa: D102 - documented on the class
-        ...
+    if TYPE_CHECKING:
+        # To a type checker any signature may override it: static or not, with what it needs.
+        async def execute(*args: Any, **kwargs: Any) -> Any: ...
+
+    else:
+
+        @staticmethod
+        @abstractmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            """Do the work; a method ``execute(self)`` that uses the helpers serves as well.
+
+            Args:
+                state: The graph's state, for reading.
+                **kwargs: What the signature asks for: ``step``, ``context`` (the inputs by
+                    type), ``runtime``, ``logger``, ``streamer``.
+
+            Returns:
+                State updates and outputs as a dictionary, or context objects.
+
+            Raises:
+                ValidationError: Data that is needed is missing or wrong.
+                CapabilityError: The work could not be done.
+            """
 
     # --- helpers for the instance form ---------------------------------------------------
 

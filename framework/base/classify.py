@@ -79,7 +79,9 @@ def diagnose(exc: BaseException) -> Diagnosis:
     return Diagnosis("unknown", exc)
 
 
-def classify_exception(exc: BaseException, origin: str, *, effect: str = "none") -> ErrorClassification:
+def classify_exception(
+    exc: BaseException, origin: str, *, effect: str = "none"
+) -> ErrorClassification:
     """Classify an exception by type; the default for capabilities and nodes.
 
     Passing faults (network, time-out, rate limit, overload) are RETRIABLE, errors of the project

@@ -96,7 +96,9 @@ def capability_from_function(
         "__doc__": function.__doc__,
         "__wrapped__": staticmethod(function),
     }
-    return typing.cast("type[BaseCapability]", type(function.__name__, (BaseCapability,), namespace))
+    return typing.cast(
+        "type[BaseCapability]", type(function.__name__, (BaseCapability,), namespace)
+    )
 
 
 def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class BaseExample(ABC):
         """
         chosen = list(examples)
         if randomize:
-            (rng or random.Random()).shuffle(chosen)
+            (rng or random.Random()).shuffle(chosen)  # noqa: S311 - an order, not a secret
         if max_examples is not None:
             chosen = chosen[:max_examples]
         texts = [example.format_for_prompt() for example in chosen]
@@ -147,7 +147,7 @@ class ClassifierExample(BaseExample):
             examples: The examples, left as they are.
             rng: A seed or generator for an order that can be repeated (prompt caches need that).
         """
-        source = rng if isinstance(rng, random.Random) else random.Random(rng)
+        source = rng if isinstance(rng, random.Random) else random.Random(rng)  # noqa: S311
         shuffled = list(examples)
         source.shuffle(shuffled)
         return "\n".join(f"  - {example.format_for_prompt()}" for example in shuffled)

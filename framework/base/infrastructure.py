@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.base.classify import classify_exception
 from framework.base.errors import ErrorClassification
@@ -24,16 +24,23 @@ class BaseInfrastructureNode(ABC):
     name: str = None  # type: ignore[assignment]
     description: str = None  # type: ignore[assignment]
 
-    @staticmethod
-    @abstractmethod
-    async def execute(state: Any, **kwargs: Any) -> Any:
-        """Do the node's work and return state updates.
+    if TYPE_CHECKING:
+        # To a type checker any signature may override it: a node names what it needs.
+        @staticmethod
+        async def execute(*args: Any, **kwargs: Any) -> Any: ...
 
-        Args:
-            state: The graph's state.
-            **kwargs: What the signature asks for: ``logger``, ``streamer``, ``runtime``,
-                ``services``.
-        """
+    else:
+
+        @staticmethod
+        @abstractmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            """Do the node's work and return state updates.
+
+            Args:
+                state: The graph's state.
+                **kwargs: What the signature asks for: ``logger``, ``streamer``, ``runtime``,
+                    ``services``.
+            """
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:

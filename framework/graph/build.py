@@ -199,7 +199,7 @@ def _step_task(name: str) -> Any:
         return await run_step_task(payload)
 
     run.__name__ = run.__qualname__ = name
-    return task(run, name=name)
+    return task(name=name)(run)
 
 
 def _journal(checkpointer: BaseCheckpointSaver[Any] | None) -> Journal:

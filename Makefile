@@ -1,0 +1,56 @@
+# Every target sets up what it needs. PYTHON may name another interpreter (3.11 or newer).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check docs bench bench-selection faults format clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/capgraph ask --config configs/demo.yml \
+	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?"
+
+test: check
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# Everything but the tests: format, lint, types, import contracts, documentation.
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.run
+
+# Needs the public data sets; DATA names their folder.
+DATA ?= ../shared/data
+bench-selection: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.selection --data $(DATA)
+
+SEED ?= 1
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults --seed $(SEED)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,241 @@
+"""Remembers what a person says about themselves and recalls it in any later thread."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from framework.base import (
+    BaseCapability,
+    CapabilityContext,
+    ClassifierExample,
+    OrchestratorExample,
+    OrchestratorGuide,
+    PlannedStep,
+    TaskClassifierGuide,
+    ValidationError,
+    capability_node,
+)
+
+MAX_FACTS = 200
+_REMEMBER = re.compile(
+    r"^\W*(?:please\s+)?(?:can you\s+|could you\s+)?"
+    r"(?:remember|note(?: down)?|keep in mind|don'?t forget|save|memori[sz]e)"
+    r"(?:\s+for me)?(?:\s+the fact)?(?:\s+that)?\s*[:,]?\s+(?P<fact>.+)$",
+    re.IGNORECASE | re.DOTALL,
+)
+_FORGET = re.compile(
+    r"^\W*(?:please\s+)?(?:forget|delete|remove|erase)(?:\s+(?:that|what you know about|about))?"
+    r"\s*[:,]?\s+(?P<fact>.+)$",
+    re.IGNORECASE | re.DOTALL,
+)
+_EVERYTHING = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
+_STOP = frozenset(
+    ["a", "about", "all", "am", "an", "and", "any", "anything", "are", "as", "at", "be", "can", "did", "do", "does", "everything", "for", "from", "had", "has", "have", "how", "i", "in", "is", "it", "know", "me", "my", "of", "on", "or", "please", "recall", "remember", "remembered", "said", "tell", "that", "the", "this", "to", "told", "was", "we", "what", "when", "where", "which", "who", "you", "your"]
+)
+
+
+class Fact(BaseModel):
+    """One remembered statement.
+
+    Attributes:
+        text: What was said.
+        at: When it was said (UTC, ISO 8601).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    at: str
+
+
+class Memory(CapabilityContext):
+    """What was remembered, recalled or forgotten in one step.
+
+    Attributes:
+        action: What was done.
+        facts: The statements concerned, best match first.
+
+    >>> Memory(action="recall", facts=[]).get_summary()
+    'I remember nothing about that.'
+    """
+
+    CONTEXT_TYPE: ClassVar[str] = "MEMORY"
+    CONTEXT_CATEGORY: ClassVar[str] = "ANSWER"
+
+    action: Literal["remember", "recall", "forget"]
+    facts: list[Fact] = Field(default_factory=list)
+
+    def get_summary(self) -> str:
+        """Say what was done."""
+        texts = "; ".join(fact.text for fact in self.facts)
+        if self.action == "remember":
+            return f"I will remember: {texts}."
+        if self.action == "forget":
+            return f"I have forgotten: {texts}." if self.facts else "There was nothing to forget."
+        return f"You told me: {texts}." if self.facts else "I remember nothing about that."
+
+
+class MemoryParameters(BaseModel):
+    """What a plan may state explicitly; otherwise the task's wording decides.
+
+    Attributes:
+        action: ``remember``, ``recall`` or ``forget``.
+        fact: The statement to keep or to forget.
+        query: What to recall.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: Literal["remember", "recall", "forget"] | None = None
+    fact: str | None = Field(None, max_length=2000)
+    query: str | None = Field(None, max_length=2000)
+
+
+@capability_node
+class MemoryCapability(BaseCapability):
+    """Keeps a person's facts in LangGraph's Store, under the ``user_id`` of the run."""
+
+    name = "memory"
+    description = "Remember facts that the user states about themselves, and recall them later"
+    provides = ["MEMORY"]  # noqa: RUF012
+    effect = "idempotent"
+    Parameters = MemoryParameters
+
+    async def execute(self) -> Memory:
+        """Remember, recall or forget, as parameters or wording say."""
+        store = getattr(self.runtime, "store", None)
+        if store is None:
+            raise ValidationError(
+                "There is no store, so nothing can be remembered across threads.",
+                fix="Pass a LangGraph store: build_graph(..., store=InMemoryStore()).",
+            )
+        namespace = ("capgraph", "memory", _user())
+        action, text = read_request(self.task, self.parameters)
+        if action == "remember":
+            fact = Fact(text=text, at=datetime.now(UTC).isoformat())
+            # The same statement said twice is one fact.
+            key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
+            await store.aput(namespace, key, fact.model_dump())
+            return Memory(action="remember", facts=[fact])
+        items = await store.asearch(namespace, limit=MAX_FACTS)
+        known = {item.key: Fact.model_validate(item.value) for item in items}
+        found = matching(text, known)
+        if action == "forget":
+            for key in found:
+                await store.adelete(namespace, key)
+        return Memory(action=action, facts=list(found.values()))
+
+    def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        return OrchestratorGuide(
+            instructions=(
+                "Plan one step to keep a fact that the user states about themselves"
+                " (action remember, fact), to look facts up (action recall, query), or to remove"
+                " one (action forget, fact)."
+            ),
+            examples=[
+                OrchestratorExample(
+                    step=PlannedStep(
+                        context_key="stored_fact",
+                        capability="memory",
+                        task_objective="Remember that the user's station is KSEA",
+                        success_criteria="The fact is stored",
+                        expected_output="MEMORY",
+                        parameters={"action": "remember", "fact": "My station is KSEA"},
+                    ),
+                    scenario_description="The user states a fact to keep",
+                )
+            ],
+            priority=50,
+        )
+
+    def _create_classifier_guide(self) -> TaskClassifierGuide:
+        wanted = [
+            "Remember that my favourite station is KSEA",
+            "Please note that I work in metric units",
+            "Keep in mind that I am allergic to nuts",
+            "Don't forget that my name is Ada",
+            "What do you remember about me?",
+            "What is my name?",
+            "What did I tell you about my preferences?",
+            "Which units do I prefer?",
+            "Do you know where I live?",
+            "Forget what I told you about my address",
+        ]
+        unwanted = [
+            "What was the hottest day of 2014?",
+            "Plot the price of the stock over time",
+            "How many jobs were lost in 2009?",
+        ]
+        return TaskClassifierGuide(
+            instructions="Needed when the user states a fact about themselves to keep, or asks"
+            " what they told before.",
+            examples=[
+                *(ClassifierExample(q, True, "About the user's own facts") for q in wanted),
+                *(ClassifierExample(q, False, "About data, not the user") for q in unwanted),
+            ],
+        )
+
+
+def read_request(
+    task: str, parameters: MemoryParameters
+) -> tuple[Literal["remember", "recall", "forget"], str]:
+    """Find out what is to be done, and with which text.
+
+    >>> read_request("Remember that I live in Oslo.", MemoryParameters())
+    ('remember', 'I live in Oslo')
+    >>> read_request("Where do I live?", MemoryParameters())
+    ('recall', 'Where do I live?')
+    """
+    if parameters.action:
+        text = parameters.fact or parameters.query or task
+        return parameters.action, text.strip()
+    if match := _REMEMBER.match(task):
+        return "remember", _statement(match["fact"])
+    if match := _FORGET.match(task):
+        return "forget", _statement(match["fact"])
+    return "recall", (parameters.query or task).strip()
+
+
+def _statement(text: str) -> str:
+    return text.strip().rstrip(".!").strip()
+
+
+def matching(query: str, known: dict[str, Fact]) -> dict[str, Fact]:
+    """Return the facts that share words with a query, best first; all when it asks for all.
+
+    >>> facts = {"1": Fact(text="I live in Oslo", at=""), "2": Fact(text="My dog is Rex", at="")}
+    >>> list(matching("what is my dog called?", facts))
+    ['2']
+    """
+    words = _words(query)
+    if not words or _EVERYTHING.search(query):
+        return dict(known)
+    scored = []
+    for key, fact in known.items():
+        shared = len(words & _words(fact.text))
+        if shared:
+            scored.append((-shared, fact.at, key))
+    return {key: known[key] for _, _, key in sorted(scored)}
+
+
+def _words(text: str) -> set[str]:
+    found = re.findall(r"\w+", text.casefold())
+    # Cutting a plural's ending is enough for words that a person repeats about themselves.
+    return {word.removesuffix("s") for word in found if word not in _STOP}
+
+
+def _user() -> str:
+    from langgraph.config import get_config
+
+    try:
+        configurable: dict[str, Any] = get_config().get("configurable") or {}
+    except RuntimeError:
+        return "default"
+    return str(
+        configurable.get("user_id") or configurable.get("langgraph_auth_user_id") or "default"
+    )
