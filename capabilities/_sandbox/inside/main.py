@@ -213,7 +213,7 @@ def _confine(request: Request) -> dict[str, Any]:
             readable += [path for path in kernel_files if os.path.exists(path)]
         writable = [work, "/dev/null"]
         layers["landlock"] = _attempt(landlock.restrict, readable, writable)
-        layers["seccomp"] = _attempt(seccomp.restrict, own_namespaces=contained)
+        layers["seccomp"] = _attempt(seccomp.restrict, own_mounts=contained)
     missing = [name for name in request["demanded"] if layers.get(name) in (None, False)]
     if missing:
         raise OSError(f"no longer available on this host: {', '.join(missing)}")

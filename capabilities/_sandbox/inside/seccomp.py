@@ -36,7 +36,7 @@ _NO_SHARING = _names(
     "memfd_create memfd_secret shmget shmat msgget semget mq_open socket connect bind listen "
     "accept accept4"
 )
-# Calls that act on another process: without a process namespace only the caller may be named.
+# Calls that can act on another process: only the caller itself may be named.
 _OTHER_BY_PID = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _OTHER_BY_ZERO = _names(
     "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr setpgid"
@@ -95,12 +95,11 @@ class _Filter:
             raise OSError(-result, f"seccomp_load: {os.strerror(-result)}")
 
 
-def restrict(*, own_namespaces: bool) -> None:
+def restrict(*, own_mounts: bool) -> None:
     """Install the filter. Raises OSError when the library or the kernel does not offer it.
 
     Args:
-        own_namespaces: False adds rules against reaching the host's processes by number and
-            against changing the mode of the host's files.
+        own_mounts: False adds rules against changing mode, owner and times of the host's files.
     """
     rules = _Filter()
     for call in (*_NO_PROCESS, *_NO_KERNEL, *_NO_SHARING):
@@ -115,11 +114,13 @@ def restrict(*, own_namespaces: bool) -> None:
         rules.deny("ioctl", _Compare(1, _EQ, request, 0))
     for command in (8, 15):  # F_SETOWN, F_SETOWN_EX: signals by way of file descriptors
         rules.deny("fcntl", _Compare(1, _EQ, command, 0))
-    if not own_namespaces:
-        for call in (*_FILE_METADATA, *_OTHER_ALWAYS):
+    for call in _OTHER_BY_PID:
+        rules.deny(call, _Compare(0, _NE, os.getpid(), 0))
+    for call in _OTHER_BY_ZERO:
+        rules.deny(call, _Compare(0, _NE, 0, 0))
+    for call in _OTHER_ALWAYS:
+        rules.deny(call)
+    if not own_mounts:
+        for call in _FILE_METADATA:
             rules.deny(call)
-        for call in _OTHER_BY_PID:
-            rules.deny(call, _Compare(0, _NE, os.getpid(), 0))
-        for call in _OTHER_BY_ZERO:
-            rules.deny(call, _Compare(0, _NE, 0, 0))
     rules.load()
