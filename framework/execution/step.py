@@ -150,7 +150,7 @@ async def _call(
     timer = asyncio.timeout(left if by_run else limit)
     try:
         async with timer:
-            return await _invoke(spec.cls, context), context.stored
+            return await invoke_capability(spec.cls, context), context.stored
     except TimeoutError as exc:
         if timer.expired() and by_run:
             raise run_limit_reached(attempt) from exc
@@ -170,7 +170,8 @@ def run_limit_reached(attempt: Attempt) -> LimitError:
     )
 
 
-async def _invoke(cls: type[Any], context: StepContext) -> Any:
+async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
+    """Call a capability in whichever form it is written."""
     if not isinstance(inspect.getattr_static(cls, "execute"), staticmethod):
         instance = cls()
         instance._context = context

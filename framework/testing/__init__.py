@@ -1,0 +1,20 @@
+"""What one needs to test capabilities, plans and whole agents without a model or a wait."""
+
+from framework.testing.clock import FakeClock
+from framework.testing.faults import FaultScript, fail_always, fail_times, with_faults
+from framework.testing.network import NetworkRefusedError, loopback_only
+from framework.testing.plans import assert_plan
+from framework.testing.run import CapabilityRun, run_capability
+
+__all__ = [
+    "CapabilityRun",
+    "FakeClock",
+    "FaultScript",
+    "NetworkRefusedError",
+    "assert_plan",
+    "fail_always",
+    "fail_times",
+    "loopback_only",
+    "run_capability",
+    "with_faults",
+]

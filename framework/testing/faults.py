@@ -1,0 +1,112 @@
+"""Capabilities that fail on purpose, to test what the agent does then."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from typing import Any, TypeVar
+
+from framework.base import capability_node
+
+C = TypeVar("C", bound=type)
+Fault = BaseException | type[BaseException] | float | None
+"""An exception to raise, a delay in seconds before the real work, or ``None`` for no fault."""
+
+
+class FaultScript:
+    """What the calls of one capability meet, in order; after the last entry nothing more.
+
+    Attributes:
+        calls: How many calls there were.
+    """
+
+    def __init__(self, faults: tuple[Fault, ...], *, forever: Fault = None) -> None:
+        self._faults = faults
+        self._forever = forever
+        self.calls = 0
+
+    async def meet(self) -> None:
+        """Count a call and do what stands for it."""
+        place, self.calls = self.calls, self.calls + 1
+        fault = self._faults[place] if place < len(self._faults) else self._forever
+        if fault is None:
+            return
+        if isinstance(fault, (int, float)):
+            await asyncio.sleep(fault)
+            return
+        raise fault
+
+
+def with_faults(capability: C, *faults: Fault, forever: Fault = None) -> C:
+    """Return a capability that meets faults before it does its work.
+
+    It has the name and the declarations of the original, so it can be registered in its place.
+    The attribute ``faults`` counts the calls. Each returned class has a script of its own.
+
+    Args:
+        capability: A decorated capability of any form.
+        *faults: What the first, second … call meets: an exception, seconds to wait, or ``None``.
+        forever: What all later calls meet.
+
+    >>> from framework.base import CapabilityContext, capability_node
+    >>> from framework.testing import run_capability
+    >>> class Reading(CapabilityContext):
+    ...     value: float
+    >>> @capability_node
+    ... async def measure() -> Reading:
+    ...     '''Measure once.'''
+    ...     return Reading(value=1.0)
+    >>> flaky = with_faults(measure, ConnectionError("line is down"))
+    >>> async def try_twice():
+    ...     try:
+    ...         await run_capability(flaky)
+    ...     except ConnectionError as exc:
+    ...         print(exc)
+    ...     return (await run_capability(flaky)).output
+    >>> asyncio.run(try_twice())
+    line is down
+    Reading(value=1.0)
+    >>> flaky.faults.calls
+    2
+    """
+    script = FaultScript(faults, forever=forever)
+    original: Any = capability
+    execute = original.execute
+
+    @functools.wraps(execute)
+    async def faulty(*args: Any, **kwargs: Any) -> Any:
+        await script.meet()
+        return await execute(*args, **kwargs)
+
+    static = isinstance(inspect.getattr_static(original, "execute"), staticmethod)
+    namespace = {
+        "execute": staticmethod(faulty) if static else faulty,
+        "faults": script,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+    }
+    made: C = capability_node(type(original.__name__, (original,), namespace))  # type: ignore[assignment]
+    return made
+
+
+def fail_times(capability: C, times: int, error: BaseException | type[BaseException]) -> C:
+    """Return a capability whose first calls fail.
+
+    Args:
+        capability: A decorated capability of any form.
+        times: How many calls fail.
+        error: What they raise.
+    """
+    return with_faults(capability, *([error] * times))
+
+
+def fail_always(capability: C, error: BaseException | type[BaseException]) -> C:
+    """Return a capability whose every call fails.
+
+    Args:
+        capability: A decorated capability of any form.
+        error: What the calls raise.
+    """
+    return with_faults(capability, forever=error)

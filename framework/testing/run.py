@@ -1,0 +1,162 @@
+"""Runs one capability by itself, with the contract that it has inside a graph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from framework.base import CapabilityContext, CapabilitySpec, PlannedStep, StepContext
+from framework.base.errors import ValidationError
+from framework.execution.inputs import resolve_inputs, resolve_parameters
+from framework.execution.outputs import sort_output
+from framework.execution.step import invoke_capability
+from framework.state import dump_context, load_context
+
+STEP_KEY = "result"
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilityRun:
+    """What a capability left behind.
+
+    Attributes:
+        contexts: Context type to output, read back from plain JSON as a later step would get it.
+        updates: State keys that it returned besides.
+        progress: Messages and fractions of ``self.progress``.
+    """
+
+    contexts: dict[str, Any] = field(default_factory=dict)
+    updates: dict[str, Any] = field(default_factory=dict)
+    progress: list[tuple[str, float | None]] = field(default_factory=list)
+
+    @property
+    def output(self) -> Any:
+        """The one output.
+
+        Raises:
+            ValidationError: There is none, or more than one.
+        """
+        if len(self.contexts) != 1:
+            raise ValidationError(
+                f"The capability gave {len(self.contexts)} outputs: {sorted(self.contexts)}.",
+                fix="Read 'contexts' or 'updates'.",
+            )
+        return next(iter(self.contexts.values()))
+
+
+async def run_capability(
+    cls: type[Any],
+    *,
+    inputs: Mapping[str | type[CapabilityContext], Any] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    task: str = "",
+    state: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    attempt: int = 1,
+    model: Any = None,
+) -> CapabilityRun:
+    """Run one step of a decorated capability outside a graph.
+
+    Inputs and parameters are validated, outputs are sorted and checked, as in a graph; what the
+    capability raises comes out as it is.
+
+    Args:
+        cls: The capability: a class of either form, or a decorated function.
+        inputs: Context type (its name or class) to an object, a dictionary, or a list of these.
+        parameters: The step's parameters.
+        task: The step's objective.
+        state: Further keys of the state.
+        config: The capability's settings section.
+        attempt: Which try this is; 1 for the first.
+        model: The chat model that ``self.chat_model()`` returns.
+
+    Raises:
+        ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
+        CapabilityError: A returned key has no place.
+
+    >>> from framework.base import capability_node
+    >>> class Place(CapabilityContext):
+    ...     name: str
+    >>> class Forecast(CapabilityContext):
+    ...     text: str
+    >>> @capability_node
+    ... async def forecast(place: Place, days: int = 1) -> Forecast:
+    ...     '''Forecast the weather of a place.'''
+    ...     return Forecast(text=f"{place.name}: sun for {days} days")
+    >>> run = asyncio.run(
+    ...     run_capability(forecast, inputs={Place: Place(name="Rome")}, parameters={"days": 3})
+    ... )
+    >>> run.output.text
+    'Rome: sun for 3 days'
+    """
+    spec = getattr(cls, "capability_spec", None)
+    if not isinstance(spec, CapabilitySpec) or spec.cls is not cls:
+        raise ValidationError(
+            f"{cls!r} is not a decorated capability.", fix="Decorate it with @capability_node."
+        )
+    types: dict[str, type[CapabilityContext]] = {}
+    data, links = _stored(inputs or {}, types)
+    step = PlannedStep(
+        context_key=STEP_KEY,
+        capability=spec.name,
+        task_objective=task,
+        parameters=dict(parameters or {}),
+        inputs=links,
+    )
+    known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
+    known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
+    run = CapabilityRun()
+    context = StepContext(
+        capability=spec.name,
+        step=step,
+        state=known,
+        inputs=resolve_inputs(spec, step, known["capability_context_data"], types),
+        parameters=resolve_parameters(spec, step),
+        task=task or known["task_current_task"] or f"Execute {spec.name}",
+        attempt=attempt,
+        idempotency_key=f"test/{spec.name}",
+        config=dict(config or {}),
+        model=lambda _role: model,
+        notify=lambda message, fraction: run.progress.append((message, fraction)),
+    )
+    async with asyncio.timeout(spec.timeout_seconds):
+        result = await invoke_capability(cls, context)
+    for value in [*_objects(result), *context.stored]:
+        types.setdefault(value.CONTEXT_TYPE, type(value))
+    updates, contexts = sort_output(result, context.stored, spec, step, STEP_KEY, types)
+    run.updates.update(updates)
+    for kind, entries in contexts.items():
+        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], types)
+    return run
+
+
+def _stored(
+    inputs: Mapping[str | type[CapabilityContext], Any],
+    types: dict[str, type[CapabilityContext]],
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
+    """Put inputs where a step reads them, and name them as a step does."""
+    data: dict[str, dict[str, Any]] = {}
+    links: list[dict[str, str]] = []
+    for name, given in inputs.items():
+        kind = name if isinstance(name, str) else name.CONTEXT_TYPE
+        if not isinstance(name, str):
+            types[kind] = name
+        values = [] if given is None else given if isinstance(given, list) else [given]
+        for number, value in enumerate(values):
+            if isinstance(value, CapabilityContext):
+                types.setdefault(kind, type(value))
+            key = f"{kind.lower()}_{number}"
+            data.setdefault(kind, {})[key] = dump_context(kind, key, value, types)
+            links.append({kind: key})
+    return data, links
+
+
+def _objects(result: Any) -> list[CapabilityContext]:
+    values = result if isinstance(result, (list, tuple)) else [result]
+    found = []
+    for value in values:
+        inside = value.values() if isinstance(value, Mapping) else [value]
+        found += [item for item in inside if isinstance(item, CapabilityContext)]
+    return found
