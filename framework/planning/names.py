@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 
 _SEPARATORS = re.compile(r"[\W_]+")
+_NUMBERS = re.compile(r"\d+")
 _LONGEST = 100  # nobody names a capability like this; comparing it would take long
 _SHORTEST = 4  # below, another name is one letter away too often
 _SPREAD = 12
@@ -28,6 +29,7 @@ def closest_name(name: str, known: Collection[str]) -> str | None:
 
     >>> closest_name("data retreival", ["data_retrieval", "plotting"])
     'data_retrieval'
+    >>> closest_name("sales_2014", ["sales_2015"])
     """
     if len(name) > _LONGEST:
         return None
@@ -39,7 +41,13 @@ def closest_name(name: str, known: Collection[str]) -> str | None:
         return same[0] if len(same) == 1 else None
     if len(plain) < _SHORTEST:
         return None
-    names = [other for other in known if abs(len(other) - len(name)) <= _SPREAD]
+    # What differs by a number is another thing of the same kind, not a typing error.
+    numbers = _NUMBERS.findall(name)
+    names = [
+        other
+        for other in known
+        if abs(len(other) - len(name)) <= _SPREAD and _NUMBERS.findall(other) == numbers
+    ]
     plains = [plain_name(other) for other in names]
     # One wrong letter costs a short name more of its likeness than a long one.
     cutoff = min(_CUTOFF, 0.999 - 1 / len(plain))

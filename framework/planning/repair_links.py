@@ -144,7 +144,8 @@ def _meant(
     if needed or contract is None:
         names = [view.keys[place] for place in flow.suppliers(index, context_type)]
         names += list(view.available.get(context_type, ()))
-        near = closest_name(key, [name for name in names if name is not None])
+        exists = key in view.places or view.stored_as(key)
+        near = None if exists else closest_name(key, [name for name in names if name is not None])
         if near is not None:
             return context_type, near, "the only supplier of the type with a near name"
         only = flow.only_supplier(index, context_type)

@@ -26,8 +26,8 @@ def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> d
     what they are called, so neither new names nor another order of the steps change anything;
     a stored context counts by its type and key. The objective counts, apart from case and
     spacing, for a step without parameters, because nothing else says what it is to do; with
-    parameters it is a comment. Doing something twice is not doing it once: equal steps of one
-    plan are told apart, in the order of their keys.
+    parameters it is a comment. Doing something twice is not doing it once: for equal steps of
+    one plan, and only for them, the key counts too.
 
     The value therefore survives retries, restarts and replays, and differs as soon as the step
     really does something else: it is the part of an idempotency key that names the step.
@@ -54,15 +54,14 @@ def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> d
         inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in links_of(step))
         found[key] = _digest([*_content(step, objective), inputs], step)
         contents.setdefault(found[key], []).append(key)
-    if len(contents) == len(steps):
+    twins = {key for keys in contents.values() if len(keys) > 1 for key in keys}
+    if not twins:
         return found
-    # Twins: only the few steps that have one, and their readers, need a second look.
-    place = {key: number for twins in contents.values() for number, key in enumerate(sorted(twins))}
     final: dict[str, str] = {}
     for key, step in steps.items():
         inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in links_of(step))
-        twin = [place[key]] if place[key] else []
-        final[key] = _digest([*_content(step, objective), inputs, *twin], step)
+        own_name = [key] if key in twins else []
+        final[key] = _digest([*_content(step, objective), inputs, *own_name], step)
     return final
 
 

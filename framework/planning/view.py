@@ -28,8 +28,8 @@ class PlanView:
         keys: Each step's context key, or ``None`` when it has none that is text.
         places: The positions of the steps of each key.
         contracts: Each step's capability, or ``None`` when it has no known one.
-        supplies: The context types of each step's result; ``None`` when they cannot be known,
-            which fits every type.
+        supplies: The context types of each step's result; ``None`` when the capability is not
+            known, which fits every type: one fault is not reported again as another.
     """
 
     def __init__(
@@ -73,9 +73,6 @@ class PlanView:
                 supplied = contract.provides
             elif name in CLOSING or name in self.catalog.infrastructure:
                 supplied = frozenset()
-        if supplied is None:
-            expected = step.get("expected_output")
-            supplied = frozenset({expected}) if isinstance(expected, str) else None
         self.contracts.append(contract)
         self.supplies.append(supplied)
 
