@@ -40,7 +40,9 @@ class ClassifierNode(BaseInfrastructureNode):
             CapabilitiesSelected(
                 capabilities=active,
                 reason=selection.reason,
-                scores={name: selection.scores[name] for name in active if name in selection.scores},
+                scores={
+                    name: selection.scores[name] for name in active if name in selection.scores
+                },
             )
         )
         update: dict[str, Any] = {

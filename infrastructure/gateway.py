@@ -96,7 +96,7 @@ async def prepare(
     message, commands, switches = parse_commands(text)
     pending = await pending_questions(graph, config)
     if pending and message:
-        answer = Command(resume={interrupt_id: message for interrupt_id in pending})
+        answer: Command[Any] = Command(resume=dict.fromkeys(pending, message))
         return Prepared(answer, commands, resumes=True, switched=switches)
     if not message and not switches:
         return Prepared(None, commands)

@@ -85,7 +85,7 @@ async def _plan(
                 break
             continue
         return checked, repairs, attempt
-    assert problem is not None  # noqa: S101 - the loop ran at least once
+    assert problem is not None
     raise problem
 
 
@@ -152,7 +152,9 @@ def _accepted(
         "execution_step_results": Overwrite(
             {**{k: r for k, r in results.items() if k not in again}, **kept}
         ),
-        "capability_context_data": carried.context_updates(state.get("capability_context_data") or {}),
+        "capability_context_data": carried.context_updates(
+            state.get("capability_context_data") or {}
+        ),
         "control_attempts": {
             key: 0 for key in again if (state.get("control_attempts") or {}).get(key)
         },

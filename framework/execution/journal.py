@@ -51,7 +51,9 @@ class Journal:
         if self._saver is None or self._thread_id is None:
             return {}
         found = await self._saver.aget_tuple(self._config(key))
-        record: dict[str, Any] = found.checkpoint["channel_values"].get(_CHANNEL, {}) if found else {}
+        record: dict[str, Any] = (
+            found.checkpoint["channel_values"].get(_CHANNEL, {}) if found else {}
+        )
         return record
 
     async def write(self, key: str, record: dict[str, Any]) -> None:

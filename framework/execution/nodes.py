@@ -22,8 +22,14 @@ from framework.base.errors import (
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.execution.services import Services
-from framework.execution.step import Attempt, _accepted, _raw_errors_wanted, _runtime, attempt_step
-from framework.execution.step import step_key
+from framework.execution.step import (
+    Attempt,
+    _accepted,
+    _raw_errors_wanted,
+    _runtime,
+    attempt_step,
+    step_key,
+)
 from framework.state import STATE_KEYS
 
 
@@ -84,7 +90,10 @@ async def run_capability_node(
 
 
 async def run_infrastructure_node(
-    spec: InfrastructureSpec, state: Mapping[str, Any], services: Services | None = None, **extra: Any
+    spec: InfrastructureSpec,
+    state: Mapping[str, Any],
+    services: Services | None = None,
+    **extra: Any,
 ) -> Any:
     """Run one infrastructure node: timing, streaming, classification, bookkeeping.
 

@@ -84,7 +84,7 @@ class _Without:
 
 def _outputs(plan: ExecutionPlan | None) -> list[str]:
     steps = (plan or {}).get("steps") or []
-    return [step["expected_output"] for step in steps if step.get("expected_output")]
+    return [output for step in steps if (output := step.get("expected_output"))]
 
 
 class SummaryAnswerer:

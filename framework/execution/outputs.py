@@ -90,9 +90,7 @@ def _values(result: Any, spec: CapabilitySpec) -> list[Any]:
     return values
 
 
-def _home(
-    rest: dict[str, Any], spec: CapabilitySpec, step: PlannedStep, contexts: Contexts
-) -> str:
+def _home(rest: dict[str, Any], spec: CapabilitySpec, step: PlannedStep, contexts: Contexts) -> str:
     expected = step.get("expected_output")
     if expected and expected in spec.provides and expected not in contexts:
         return expected

@@ -79,7 +79,9 @@ def _current_index(view: Mapping[str, Any]) -> int:
     results = view.get("execution_step_results") or {}
     steps = view["planning_execution_plan"].get("steps") or []
     for index, step in enumerate(steps):
-        if step["capability"] in CLOSING or not (results.get(step["context_key"]) or {}).get("success"):
+        if step["capability"] in CLOSING or not (results.get(step["context_key"]) or {}).get(
+            "success"
+        ):
             return index
     return len(steps)
 

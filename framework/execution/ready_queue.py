@@ -66,9 +66,10 @@ class PlanRun:
         self._plan = state["planning_execution_plan"]
         self._steps: list[PlannedStep] = self._plan.get("steps") or []
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
-        self._view = {**state, "capability_context_data": merge_context(
-            state.get("capability_context_data"), {}
-        )}
+        self._view = {
+            **state,
+            "capability_context_data": merge_context(state.get("capability_context_data"), {}),
+        }
         self._attempts: Mapping[str, int] = state.get("control_attempts") or {}
         results = state.get("execution_step_results") or {}
         self._done = {key for key, record in results.items() if record.get("success")}
@@ -178,7 +179,11 @@ class PlanRun:
         key = step["context_key"]
         spec = self._services.registry.capabilities[step["capability"]]
         attempt = Attempt(
-            spec, step, index, len(self._steps), key,
+            spec,
+            step,
+            index,
+            len(self._steps),
+            key,
             idempotency_key=self._guard.key(step, self._plan),
             turn_task=self._view.get("task_current_task") or "",
         )
@@ -186,9 +191,7 @@ class PlanRun:
         failures = max(failures, self._attempts.get(key, 0))
         while True:
             if wait_until is not None:
-                await self._services.clock.sleep(
-                    max(0.0, wait_until - self._services.clock.now())
-                )
+                await self._services.clock.sleep(max(0.0, wait_until - self._services.clock.now()))
             attempt.number = failures + 1
             attempt.run_seconds_left = self._seconds_left()
             outcome = await self._guarded(attempt)

@@ -39,9 +39,7 @@ class RetryPolicy:
             factor = float(given.get("backoff_factor", 1.0))
         except (TypeError, ValueError):
             return cls(1, 0.0, 1.0)
-        return cls(
-            max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor)
-        )
+        return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
 
     def delay(self, failures: int) -> float:
         """Return the wait in seconds after this many failures, before cap and jitter."""
@@ -64,7 +62,8 @@ def wait_seconds(
     >>> wait_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
     2.0
     """
-    spread = 1.0 + JITTER * (rng or random).random()  # type: ignore[union-attr]
+    source = rng.random if rng is not None else random.random
+    spread = 1.0 + JITTER * source()  # noqa: S311 - spreads load, protects nothing
     delay = policy.delay(failures) * spread
     if retry_after is not None:
         delay = max(delay, retry_after)

@@ -57,9 +57,7 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     return _next_steps(state, registry)
 
 
-def _after_failure(
-    state: Mapping[str, Any], info: Mapping[str, Any], limits: Limits
-) -> Route:
+def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Limits) -> Route:
     classification = info.get("classification") or {}
     try:
         severity = ErrorSeverity(classification.get("severity"))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.limits import Limits
-from configs.settings import Settings
 from framework.execution.clock import Clock, SystemClock
 from framework.execution.journal import Journal
 from framework.execution.strategies import Answerer, Planner, TaskExtractor
 from framework.registry import Registry
 from framework.selection import Selector
+
+if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
+    from configs.settings import Settings
 
 
 @dataclass(slots=True)

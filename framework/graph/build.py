@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.execution.clock import Clock
 
-ModelChoice = "str | BaseChatModel | Mapping[str, str | BaseChatModel] | None"
 _NEXT = {
     "begin_turn": "task_extraction",
     "task_extraction": "classifier",
@@ -199,7 +198,8 @@ def _step_task(name: str) -> Any:
         return await run_step_task(payload)
 
     run.__name__ = run.__qualname__ = name
-    return task(name=name)(run)
+    decorate: Any = task(name=name)
+    return decorate(run)
 
 
 def _journal(checkpointer: BaseCheckpointSaver[Any] | None) -> Journal:

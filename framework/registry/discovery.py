@@ -39,8 +39,10 @@ def walk(package: str, failures: list[ImportFailure]) -> Iterator[ModuleType]:
     if root is None:
         return
     yield root
-    for info in sorted(pkgutil.iter_modules(getattr(root, "__path__", []), prefix=f"{package}."),
-                       key=lambda item: item.name):
+    for info in sorted(
+        pkgutil.iter_modules(getattr(root, "__path__", []), prefix=f"{package}."),
+        key=lambda item: item.name,
+    ):
         if info.name.rsplit(".", 1)[-1].startswith("_"):
             continue
         yield from walk(info.name, failures)

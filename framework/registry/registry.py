@@ -319,9 +319,10 @@ def _belongs(value: Any, module: str) -> bool:
         return False
     if issubclass(value, CapabilityContext):
         return True
-    return any(
-        name in value.__dict__ for name in ("capability_spec", "infrastructure_spec")
-    ) and value is not BaseCapability
+    return (
+        any(name in value.__dict__ for name in ("capability_spec", "infrastructure_spec"))
+        and value is not BaseCapability
+    )
 
 
 def _name_of(item: Any) -> str:

@@ -1,0 +1,208 @@
+"""What is measured, each against the same work on bare LangGraph in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from tests.benchmarks import programs
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median with quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": middle, "low": low, "high": high}
+
+
+async def _timed(work: Any) -> float:
+    gc.collect()
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+async def per_step(steps: int = 200, rounds: int = 7) -> dict[str, Any]:
+    """Seconds per step of a chain and of independent no-op steps, against the loop by hand."""
+    settings = programs.load_settings()
+    noop = programs.build_graph(programs.noop_registry(), settings=settings)
+    link = programs.build_graph(programs.chain_registry(), settings=settings)
+    hand = programs.by_hand()
+    given = {"messages": [("user", "work")]}
+    wide = {**given, "planning_execution_plan": programs.independent_plan(steps)}
+    chain = {**given, "planning_execution_plan": programs.chain_plan(steps)}
+    times: dict[str, list[float]] = {"by hand": [], "capgraph": [], "capgraph, chain": []}
+    for number in range(rounds + 1):
+        found = {
+            "by hand": await _timed(programs.run_by_hand(hand, steps)),
+            "capgraph": await _timed(noop.ainvoke(wide)),
+            "capgraph, chain": await _timed(link.ainvoke(chain)),
+        }
+        if number:  # the first round warms up
+            for name, seconds in found.items():
+                times[name].append(seconds / steps)
+    return _against(times, "by hand")
+
+
+async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
+    """The same with the SQLite saver, every step durable before the run ends."""
+    times: dict[str, list[float]] = {"by hand": [], "capgraph": []}
+    sizes: dict[str, float] = {}
+    payload = "x" * 1000
+    for _ in range(rounds):
+        for name in times:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "threads.sqlite"
+                async with AsyncSqliteSaver.from_conn_string(str(file)) as saver:
+                    if name == "by hand":
+                        run = programs.run_by_hand(programs.by_hand(payload, saver), steps, saver)
+                    else:
+                        registry = programs.chain_registry(payload)
+                        run = programs.run_capgraph(registry, programs.chain_plan(steps), saver)
+                    times[name].append(await _timed(run) / steps)
+                sizes[name] = sum(f.stat().st_size for f in Path(folder).iterdir()) / steps
+    return {**_against(times, "by hand"), "bytes_per_step": sizes}
+
+
+def _against(times: dict[str, list[float]], base: str) -> dict[str, Any]:
+    middle = statistics.median(times[base])
+    return {
+        name: {**spread(values), "ratio": statistics.median(values) / middle}
+        for name, values in times.items()
+    }
+
+
+async def flatness(payload_bytes: int, steps: int = 1000) -> dict[str, Any]:
+    """Time and bytes of a step at the end of a long chain against one near its beginning."""
+    payload = "x" * payload_bytes
+    sizes, marks = {}, {}
+    for count in (steps // 4, steps):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "threads.sqlite"
+            async with AsyncSqliteSaver.from_conn_string(str(file)) as saver:
+                graph = programs.build_graph(
+                    programs.chain_registry(payload),
+                    checkpointer=saver,
+                    settings=programs.load_settings(limits={"max_steps": steps + 1}),
+                )
+                ends: list[float] = []
+                async for event in graph.astream(
+                    {
+                        "messages": [("user", "work")],
+                        "planning_execution_plan": programs.chain_plan(count),
+                    },
+                    {"configurable": {"thread_id": "1"}},
+                    stream_mode="custom",
+                    durability="sync",
+                ):
+                    if event["event_type"] == "step_finished":
+                        ends.append(time.perf_counter())
+            sizes[count] = sum(f.stat().st_size for f in Path(folder).iterdir()) / count
+            marks[count] = ends
+    ends = marks[steps]
+    gaps = [b - a for a, b in itertools.pairwise(ends)]
+    early = statistics.median(gaps[5:55])
+    late = statistics.median(gaps[-50:])
+    return {
+        "seconds_near_10": early,
+        "seconds_near_end": late,
+        "time_ratio": late / early,
+        "bytes_per_step": sizes,
+        "bytes_ratio": sizes[steps] / sizes[steps // 4],
+    }
+
+
+async def makespan(plans: int = 20, mean: float = 0.05, seed: int = 7) -> dict[str, Any]:
+    """Time of random plans of uneven steps over the length of their critical path."""
+    rng = random.Random(seed)
+    graph = programs.build_graph(
+        programs.wait_registry(), settings=programs.load_settings(limits={"max_parallel": 64})
+    )
+    ratios = []
+    for _ in range(plans):
+        plan, critical = programs.random_plan(rng, rng.randint(4, 30), mean)
+        first, last = await _span(graph, plan)
+        ratios.append((last - first) / critical)
+    return {**spread(ratios), "worst": max(ratios)}
+
+
+async def _span(graph: Any, plan: Any) -> tuple[float, float]:
+    first = last = 0.0
+    async for event in graph.astream(
+        {"messages": [("user", "work")], "planning_execution_plan": plan}, stream_mode="custom"
+    ):
+        if event["event_type"] == "plan_made":
+            first = time.perf_counter()
+        elif event["event_type"] == "step_finished":
+            last = time.perf_counter()
+    return first, last
+
+
+def cold_import(rounds: int = 10) -> dict[str, Any]:
+    """Seconds to import in fresh processes, interleaved."""
+    times: dict[str, list[float]] = {"langgraph.graph": [], "framework": []}
+    for number in range(rounds + 1):
+        for name in times:
+            code = (
+                f"import time; t=time.perf_counter(); import {name}; print(time.perf_counter()-t)"
+            )
+            out = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            )
+            if number:
+                times[name].append(float(out.stdout))
+    return _against(times, "langgraph.graph")
+
+
+def build_seconds(capabilities: int = 1000) -> dict[str, float]:
+    """Seconds to build a graph of many capabilities."""
+    registry = programs.noop_registry(capabilities)
+    started = time.perf_counter()
+    programs.build_graph(registry)
+    return {"capabilities": capabilities, "seconds": time.perf_counter() - started}
+
+
+async def many_threads(threads: int = 1000, steps: int = 5) -> dict[str, float]:
+    """Turns per second and bytes per thread of many threads at once in one process."""
+    saver = InMemorySaver()
+    graph = programs.build_graph(programs.chain_registry("v"), checkpointer=saver)
+    plan = programs.chain_plan(steps)
+    given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+
+    async def all_at_once(label: str) -> int:
+        configs = [{"configurable": {"thread_id": f"{label}{n}"}} for n in range(threads)]
+        outs = await asyncio.gather(*(graph.ainvoke(given, config) for config in configs))
+        return sum(
+            sorted(out["execution_step_results"]) == sorted(f"s{n}" for n in range(steps))
+            and out["execution_outcome"]["status"] == "completed"
+            for out in outs
+        )
+
+    await graph.ainvoke(given, {"configurable": {"thread_id": "warm"}})
+    started = time.perf_counter()
+    complete = await all_at_once("timed")
+    seconds = time.perf_counter() - started
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    complete += await all_at_once("traced")
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return {
+        "threads": threads,
+        "complete": complete / 2,
+        "turns_per_second": threads / seconds,
+        "bytes_per_thread": (after - before) / threads,
+    }
