@@ -1,0 +1,170 @@
+"""Hostile defaults for every test: no network, no blocking call in async code, no real model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from blockbuster import BlockBuster
+
+from framework import Registry, build_graph
+from framework.execution.strategies import PlanRequest
+from framework.selection import Candidate, Selection
+from framework.testing import FakeClock, plugin
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Installed, the plugin comes by its entry point; from a bare checkout it comes from here.
+    if not config.pluginmanager.is_registered(plugin):
+        config.pluginmanager.register(plugin, "capgraph")
+    config.addinivalue_line("markers", "may_block: blocking calls of this test are wanted")
+
+
+@pytest.fixture(autouse=True)
+def _only_this_machine(no_network: None) -> None:
+    """Apply the kit's fixture to every test."""
+
+
+@pytest.fixture(autouse=True)
+def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's keys and settings must not change what a test sees."""
+    for name in list(os.environ):
+        if name.startswith("CAPGRAPH_") or name.endswith(("_API_KEY", "_API_TOKEN")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+    monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail when code of the project blocks the event loop; mark ``may_block`` where a test must."""
+    if request.node.get_closest_marker("may_block"):
+        yield
+        return
+    guard = BlockBuster(["framework", "infrastructure", "capabilities", "configs"])
+    guard.activate()
+    try:
+        yield
+    finally:
+        guard.deactivate()
+
+
+@dataclass
+class EverySelector:
+    """Chooses every capability that is not excluded, and remembers what it was asked."""
+
+    faults: list[BaseException | None] = field(default_factory=list)
+    calls: list[Mapping[str, str]] = field(default_factory=list)
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] | None = None,
+    ) -> Selection:
+        self.calls.append(dict(excluded or {}))
+        _fail(self.faults, len(self.calls))
+        return Selection(tuple(c.name for c in candidates if c.name not in (excluded or {})))
+
+
+@dataclass
+class ListedPlanner:
+    """Gives the plans of a list, the last one for ever, and remembers what it was asked."""
+
+    plans: list[Any]
+    can_correct: bool = False
+    faults: list[BaseException | None] = field(default_factory=list)
+    calls: list[PlanRequest] = field(default_factory=list)
+
+    async def plan(self, request: PlanRequest) -> Any:
+        self.calls.append(request)
+        _fail(self.faults, len(self.calls))
+        plan = self.plans[min(len(self.calls), len(self.plans)) - 1]
+        return {"steps": [dict(step) for step in plan]} if isinstance(plan, list) else plan
+
+
+def _fail(faults: list[BaseException | None], call: int) -> None:
+    fault = faults[min(call, len(faults)) - 1] if faults else None
+    if fault is not None:
+        raise fault
+
+
+@dataclass
+class Agent:
+    """A graph with scripted selection and planning, and what one asks of it in tests."""
+
+    graph: Any
+    selector: EverySelector
+    planner: ListedPlanner
+    clock: FakeClock
+
+    async def ask(self, text: str = "Do it", thread: str = "1", **given: Any) -> dict[str, Any]:
+        result: dict[str, Any] = await self.graph.ainvoke(
+            {"messages": [("user", text)], **given}, self.config(thread)
+        )
+        return result
+
+    @staticmethod
+    def config(thread: str = "1", **configurable: Any) -> dict[str, Any]:
+        return {"configurable": {"thread_id": thread, **configurable}}
+
+
+@pytest.fixture
+def agent() -> Callable[..., Agent]:
+    """Build an agent from capabilities, context types and the plans it will make."""
+
+    def build(
+        *items: Any,
+        plans: Sequence[Any] = ((),),
+        limits: Mapping[str, Any] | None = None,
+        can_correct: bool = False,
+        selector_faults: Sequence[BaseException | None] = (),
+        planner_faults: Sequence[BaseException | None] = (),
+        given: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Agent:
+        from configs.settings import load_settings
+
+        registry = Registry(given=given)
+        for item in items:
+            registry.register(item)
+        clock = FakeClock()
+        selector = EverySelector(list(selector_faults))
+        planner = ListedPlanner(list(plans), can_correct, list(planner_faults))
+        options = {"clock": clock, "selector": selector, "planner": planner, **options}
+        chosen = load_settings(limits=dict(limits or {}), **(settings or {}))
+        return Agent(build_graph(registry, settings=chosen, **options), selector, planner, clock)
+
+    return build
+
+
+@pytest.fixture
+def step() -> Callable[..., dict[str, Any]]:
+    """Write a planned step in one line: ``step("b", "sum", DATA="a")``."""
+
+    def write(
+        key: str,
+        capability: str,
+        parameters: Mapping[str, Any] | None = None,
+        **inputs: str | list[str],
+    ) -> dict[str, Any]:
+        links = [
+            {kind: name}
+            for kind, names in inputs.items()
+            for name in ([names] if isinstance(names, str) else names)
+        ]
+        planned: dict[str, Any] = {
+            "context_key": key,
+            "capability": capability,
+            "task_objective": f"Do {key}",
+            "inputs": links,
+        }
+        return {**planned, "parameters": dict(parameters)} if parameters else planned
+
+    return write
