@@ -161,7 +161,8 @@ def make_problem(
     remedy: str,
 ) -> Problem:
     """Build a problem whose value is safe to print and to store."""
-    return Problem(code, step, context_key, path, _plain(value), cause, remedy)
+    key = context_key if context_key is None or len(context_key) <= 200 else preview(context_key)
+    return Problem(code, step, key, path, _plain(value), cause, remedy)
 
 
 def format_problems(problems: list[Problem], limit: int | None = None) -> str:

@@ -27,13 +27,20 @@ def is_key(value: object) -> bool:
     )
 
 
-def make_key(text: object, taken: Collection[str], fallback: str = "step") -> str:
+def as_text(value: object) -> str | None:
+    """Return text as it is and a number as the text it was meant to be."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64:
+        return str(value)
+    return value if isinstance(value, str) else None
+
+
+def make_key(text: str, taken: Collection[str], fallback: str = "step") -> str:
     """Turn any text into a well-formed key that is not taken.
 
     >>> make_key("Daily highs!", {"daily_highs"})
     'daily_highs_2'
     """
-    base = _NOT_KEY.sub("_", str(text).strip())[: MAX_KEY_LENGTH - 8].strip("_.:-").lower()
+    base = _NOT_KEY.sub("_", text.strip())[: MAX_KEY_LENGTH - 8].strip("_.:-").lower()
     base = base or fallback
     key, number = base, 2
     while key in taken:

@@ -14,7 +14,7 @@ from framework.planning.draft import Draft, RepairedPlan
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults, replace_at
 from framework.planning.problems import Problem
-from framework.planning.reading import capability_of, is_too_deep, links_of, make_key
+from framework.planning.reading import as_text, capability_of, is_too_deep, links_of, make_key
 from framework.planning.repair_links import insert_producer, mend_links, mend_order
 
 _MAX_ROUNDS = 100
@@ -110,13 +110,12 @@ def _normal_inputs(inputs: object) -> Iterator[Any]:
             continue
         for context_type, value in entry.items():
             for key in value if isinstance(value, list) else [value]:
-                if isinstance(key, int) and not isinstance(key, bool):
-                    key = str(key)
-                if not isinstance(key, str) or not isinstance(context_type, str):
+                name = as_text(key)
+                if name is None or not isinstance(context_type, str):
                     yield {context_type: key}
-                elif (context_type, key) not in seen:
-                    seen.add((context_type, key))
-                    yield {context_type: key}
+                elif (context_type, name) not in seen:
+                    seen.add((context_type, name))
+                    yield {context_type: name}
 
 
 def _mend_parameters(draft: Draft, problems: list[Problem]) -> bool:
@@ -168,9 +167,9 @@ def _mend_copies(draft: Draft, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
     dropped = []
     places = draft.view().places
-    for index, problem in _of(problems, codes.DUPLICATE_KEY):
+    for index, _ in _of(problems, codes.DUPLICATE_KEY):
         step = draft.steps[index]
-        before = [place for place in places[str(problem.context_key)] if place < index]
+        before = [place for place in places[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
             draft.note(
                 codes.DUPLICATE_KEY, index, (), step, "nothing", "an exact copy of a step before"
@@ -193,7 +192,7 @@ def _mend_keys(draft: Draft, problems: list[Problem]) -> bool:
     for index, problem in _of(problems, codes.MISSING_KEY, codes.MALFORMED_KEY):
         old = draft.steps[index].get("context_key")
         name = _natural_name(draft, index)
-        new = make_key(old if old and isinstance(old, (str, int)) else name, taken, name)
+        new = make_key(as_text(old) or name, taken, name)
         taken.add(new)
         if isinstance(old, str) and old:
             if len(view.places[old]) > 1:
