@@ -1,0 +1,28 @@
+"""Sphinx configuration: MyST pages and a reference made from docstrings."""
+
+project = "capgraph"
+author = "The capgraph maintainers"
+copyright = "2026, the capgraph maintainers"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "capgraph"
+html_static_path = ["_static"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_attr_annotations = True
+suppress_warnings = ["autodoc.import_object", "ref.python"]
