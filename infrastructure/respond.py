@@ -52,7 +52,7 @@ class RespondNode(BaseInfrastructureNode):
 
 
 def finished(
-    text: str, state: AgentState, services: Services, status: str | None = None
+    text: str | AIMessage, state: AgentState, services: Services, status: str | None = None
 ) -> dict[str, Any]:
     """Return the update that ends a turn with a message."""
     info = state.get("control_error_info") or {}
@@ -64,7 +64,7 @@ def finished(
     started = state.get("execution_start_time")
     emit(TurnFinished(outcome=outcome))
     return {
-        "messages": [AIMessage(content=text)],
+        "messages": [text if isinstance(text, AIMessage) else AIMessage(content=text)],
         "execution_outcome": outcome,
         "execution_total_time": services.clock.now() - started if started else None,
     }

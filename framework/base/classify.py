@@ -18,6 +18,7 @@ from framework.base.errors import (
     ErrorClassification,
     ErrorSeverity,
     MissingExtraError,
+    ModelError,
 )
 
 Category = Literal[
@@ -131,6 +132,8 @@ def _chain(exc: BaseException) -> Iterator[BaseException]:
 
 
 def _category(error: BaseException) -> Category:
+    if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
+        return "unknown"  # it means what its cause means
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
         return "declared"
     status = _status(error)
@@ -180,7 +183,7 @@ def _is_network_type(error: BaseException) -> bool:
 
 def _retry_after(error: BaseException) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", None)
-    value = headers.get("retry-after") if hasattr(headers, "get") else None
+    value = headers.get("retry-after") if headers is not None else None
     if value is None:
         return None
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage
 
 from framework.base.plan import ExecutionPlan
 from framework.planning import Catalog, Problem
@@ -121,5 +121,8 @@ class AnswerRequest:
 class Answerer(Protocol):
     """Writes the message that ends a turn."""
 
-    async def answer(self, request: AnswerRequest) -> str:
-        """Return the whole text; pieces may be streamed on the way."""
+    async def answer(self, request: AnswerRequest) -> str | AIMessage:
+        """Return the whole text; pieces may be streamed on the way.
+
+        A message whose id is that of the streamed pieces is not streamed a second time.
+        """

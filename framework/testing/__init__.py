@@ -2,6 +2,7 @@
 
 from framework.testing.clock import FakeClock
 from framework.testing.faults import FaultScript, fail_always, fail_times, with_faults
+from framework.testing.models import ModelCall, ScriptedModel
 from framework.testing.network import NetworkRefusedError, loopback_only
 from framework.testing.plans import assert_plan
 from framework.testing.run import CapabilityRun, run_capability
@@ -10,7 +11,9 @@ __all__ = [
     "CapabilityRun",
     "FakeClock",
     "FaultScript",
+    "ModelCall",
     "NetworkRefusedError",
+    "ScriptedModel",
     "assert_plan",
     "fail_always",
     "fail_times",

@@ -1,0 +1,223 @@
+"""One call of a chat model: its answer, its errors with a severity, its cost."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langgraph.constants import TAG_NOSTREAM
+from langgraph.errors import GraphBubbleUp
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+
+from configs.logger import clean_text, mask_secrets
+from framework.base import ErrorSeverity, ModelError
+from framework.base.classify import diagnose
+from framework.models.roles import RoleModel
+from framework.telemetry import AnswerToken, Usage, emit
+
+_CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
+_REFUSED = frozenset({"content_filter", "refusal", "safety", "prohibited_content"})
+_FIXES = {
+    "rate_limit": "Wait, or ask the provider for a higher rate.",
+    "overloaded": "Try again later, or use another model.",
+    "timeout": "Try again, or raise timeout_seconds of the model.",
+    "network": "Check the network and the model's base_url.",
+    "authentication": "Check the API key and its permissions.",
+    "context_too_long": "Ask for less at once, or use a model with a longer context.",
+    "bad_input": "Check the model's name and options.",
+}
+
+
+class Malformed(ModelError):
+    """An answer that cannot be read; asking again may help.
+
+    Attributes:
+        text: What the model wrote.
+    """
+
+    severity = ErrorSeverity.RETRIABLE
+    text: str = ""
+
+
+async def structured(
+    role: RoleModel,
+    schema: type[BaseModel] | dict[str, Any],
+    messages: Sequence[BaseMessage],
+    *,
+    method: str | None = None,
+) -> Any:
+    """Ask for an answer of a given form.
+
+    Args:
+        role: The model.
+        schema: A pydantic class, or a JSON schema with a title.
+        messages: The prompt.
+        method: How the provider is made to keep the form, where the model lets one choose.
+
+    Returns:
+        An instance of the class; for a JSON schema plain data that nobody has checked.
+
+    Raises:
+        Malformed: The answer is not of that form.
+        ModelError: The call failed or the model refused; the cause is chained.
+    """
+    # Models differ in which of these they know; the form is checked here, so none is needed.
+    known = inspect.signature(role.model.with_structured_output).parameters
+    wished = {"method": method, "strict": isinstance(schema, type) or None}
+    options: Any = {name: value for name, value in wished.items() if value and name in known}
+    form = schema if isinstance(schema, dict) else schema.model_json_schema()
+    # Half an answer in JSON is nothing to show, so it stays out of the ``messages`` stream.
+    config: Any = {"tags": [TAG_NOSTREAM], "run_name": role.role}
+    async with _errors(role):
+        runnable = role.model.with_structured_output(form, include_raw=True, **options)
+        result: Any = await runnable.ainvoke(list(messages), config)
+    raw = result["raw"]
+    _report_usage(role, raw)
+    _check_end(role, raw)
+    parsed = result.get("parsed")
+    if parsed is None:
+        # Some servers ignore the form and write the JSON as text.
+        parsed = _json_in(str(raw.text))
+    if parsed is None:
+        raise _malformed(role, _written(raw), result.get("parsing_error"))
+    if isinstance(schema, dict):
+        return parsed
+    try:
+        return schema.model_validate(parsed)
+    except PydanticValidationError as exc:
+        raise _malformed(role, _written(raw), exc) from exc
+
+
+async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessage:
+    """Ask for text; each piece is emitted as ``AnswerToken`` when it comes.
+
+    Raises:
+        ModelError: The call failed, or brought no text; the cause is chained.
+    """
+    whole: AIMessageChunk | None = None
+    async with _errors(role):
+        async for chunk in role.model.astream(list(messages), {"run_name": role.role}):
+            if chunk.text:
+                emit(AnswerToken(text=str(chunk.text)))
+            whole = chunk if whole is None else whole + chunk
+    if whole is None:
+        raise _malformed(role, "", None)
+    _report_usage(role, whole)
+    text = str(whole.text)
+    if not text.strip():
+        _check_end(role, whole)
+        raise _malformed(role, "", None)
+    if _reason(whole) in _CUT_OFF:
+        note = "\n\n(The answer was cut off at the model's length limit.)"
+        emit(AnswerToken(text=note))
+        text += note
+    return AIMessage(content=text, id=whole.id, usage_metadata=whole.usage_metadata)
+
+
+@asynccontextmanager
+async def _errors(role: RoleModel) -> AsyncIterator[None]:
+    timer = asyncio.timeout(role.limit_seconds)
+    try:
+        async with timer:
+            yield
+    except (ModelError, GraphBubbleUp):
+        raise
+    except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
+        # Some clients check the form themselves and raise instead of returning the answer.
+        raise _malformed(role, _shown(str(exc)), exc) from exc
+    except TimeoutError as exc:
+        if not timer.expired():
+            raise _failed(role, exc) from exc
+        raise ModelError(
+            f"The model {role.name!r} ({role.role}) gave no answer within"
+            f" {role.limit_seconds:g} s.",
+            fix="Raise limits.step_timeout_seconds, or use a faster model.",
+        ) from exc
+    except Exception as exc:
+        raise _failed(role, exc) from exc
+
+
+def _failed(role: RoleModel, exc: Exception) -> ModelError:
+    # Without a severity of its own the error means what its cause means.
+    return ModelError(
+        f"The model {role.name!r} ({role.role}) failed: {_shown(str(exc) or type(exc).__name__)}",
+        fix=_FIXES.get(diagnose(exc).category),
+    )
+
+
+def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malformed:
+    told = f"{_shown(text, 200)!r}" if text.strip() else "nothing"
+    error = Malformed(
+        f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for.",
+        fix="Use a model that supports structured output.",
+    )
+    error.text = text
+    error.__cause__ = cause
+    return error
+
+
+def _check_end(role: RoleModel, message: Any) -> None:
+    """Raise for an answer that the model refused or could not finish."""
+    refusal = message.additional_kwargs.get("refusal")
+    reason = _reason(message)
+    if refusal or reason in _REFUSED:
+        raise ModelError(
+            f"The model {role.name!r} ({role.role}) refused: {_shown(str(refusal or reason))}.",
+            fix="Ask in other words, or use another model.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+    if reason in _CUT_OFF:
+        raise ModelError(
+            f"The answer of the model {role.name!r} ({role.role}) was cut off at its length limit.",
+            fix="Raise max_tokens in the model's options, or ask for less at once.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+
+
+def _reason(message: Any) -> str:
+    metadata = message.response_metadata or {}
+    return str(metadata.get("finish_reason") or metadata.get("stop_reason") or "").lower()
+
+
+def _written(message: Any) -> str:
+    """Return what a message says, be it as text or as the arguments of a call."""
+    calls = [*message.tool_calls, *message.invalid_tool_calls]
+    return str(message.text) or "\n".join(str(call["args"]) for call in calls)
+
+
+def _json_in(text: str) -> Any:
+    # A strict reader: one that completes half an answer would run half a plan.
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _report_usage(role: RoleModel, message: Any) -> None:
+    usage = message.usage_metadata
+    if not usage:
+        return
+    emit(
+        Usage(
+            role=role.role,
+            model=(message.response_metadata or {}).get("model_name") or role.name,
+            input_tokens=usage.get("input_tokens", 0),
+            output_tokens=usage.get("output_tokens", 0),
+            cached_tokens=(usage.get("input_token_details") or {}).get("cache_read") or 0,
+        )
+    )
+
+
+def _shown(text: str, limit: int = 500) -> str:
+    shown = clean_text(" ".join(mask_secrets(text).split()))
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"

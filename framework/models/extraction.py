@@ -1,0 +1,60 @@
+"""Finding the task with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, Field
+
+from framework.execution.offline import last_request
+from framework.execution.strategies import ExtractedTask
+from framework.models.calls import structured
+from framework.models.history import split_last, transcript
+from framework.models.roles import RoleModel
+from framework.prompts import PromptBuilder
+
+
+class Task(BaseModel):
+    """The task that a conversation comes down to."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str = Field(description="The task, complete in itself.")
+    depends_on_chat_history: bool = Field(description="Whether earlier messages were needed.")
+    depends_on_user_memory: bool = Field(description="Whether facts about the person matter.")
+
+
+class ModelExtractor:
+    """Asks a model what the last message means, when there are earlier ones.
+
+    A first message is its own task and costs no call.
+    """
+
+    def __init__(self, role: RoleModel, prompt: PromptBuilder) -> None:
+        self._role = role
+        self._prompt = prompt
+
+    async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
+        """Return the task of the last message in the light of the earlier ones.
+
+        Raises:
+            ValidationError: There is no message.
+            ModelError: The model failed.
+        """
+        request = last_request(messages)
+        earlier, _ = split_last(messages)
+        if not earlier:
+            return ExtractedTask(request)
+        context = {"history": transcript(earlier), "message": request}
+        prompt: list[Any] = [
+            SystemMessage(self._prompt.get_prefix(**context)),
+            HumanMessage(self._prompt.get_dynamic_context(**context)),
+        ]
+        found: Task = await structured(self._role, Task, prompt)
+        return ExtractedTask(
+            found.task.strip() or request,
+            found.depends_on_chat_history,
+            found.depends_on_user_memory,
+        )

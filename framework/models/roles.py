@@ -1,0 +1,196 @@
+"""From a description of models to one chat model for each role."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from pydantic import SecretStr
+from pydantic import ValidationError as PydanticValidationError
+
+from configs.logger import mask_secrets
+from configs.settings import ModelSettings
+from framework.base import ConfigurationError, MissingExtraError, require_extra
+
+ROLES = ("extraction", "selection", "planning", "answer", "capability")
+"""What a chat model can be for; ``default`` stands for those that are not named."""
+
+DEFAULT = "default"
+_EXTRA = "models"
+_ENVIRONMENT_NAME = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*_(?:KEY|TOKEN)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleModel:
+    """A chat model in a role.
+
+    Attributes:
+        role: What it is for.
+        model: The chat model.
+        limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
+    """
+
+    role: str
+    model: BaseChatModel
+    limit_seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model, for messages and events."""
+        return model_name(self.model)
+
+
+def model_name(model: Any) -> str:
+    """Return a model's name as its provider knows it, else the name of its class."""
+    for attribute in ("model_name", "model", "model_id"):
+        value = getattr(model, attribute, None)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def chat_models(configured: Any) -> dict[str, BaseChatModel]:
+    """Make the chat models that a description asks for.
+
+    Args:
+        configured: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
+            mapping from role (or ``default``) to one of these.
+
+    Returns:
+        Role to chat model, without the roles that have none.
+
+    Raises:
+        ConfigurationError: A role is unknown, a description does not fit, or a key is missing.
+        MissingExtraError: The package of a provider is not installed.
+
+    >>> from framework.testing import ScriptedModel
+    >>> sorted(chat_models({"answer": ScriptedModel(responses=["Hello."])}))
+    ['answer']
+    """
+    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+    unknown = sorted(str(role) for role in wanted if role not in {*ROLES, DEFAULT})
+    if unknown:
+        raise ConfigurationError(
+            f"There is no model role called {', '.join(map(repr, unknown))}.",
+            fix=f"Use {', '.join(ROLES)} or {DEFAULT}.",
+        )
+    made: list[tuple[ModelSettings, BaseChatModel]] = []
+    ready = {role: _made(role, value, made) for role, value in wanted.items() if value is not None}
+    default = ready.pop(DEFAULT, None)
+    if default is not None:
+        ready = {role: ready.get(role, default) for role in ROLES}
+    return ready
+
+
+def _made(role: str, value: Any, made: list[tuple[ModelSettings, BaseChatModel]]) -> BaseChatModel:
+    if isinstance(value, BaseChatModel):
+        return value
+    # A model with fallbacks or bound arguments is a Runnable that still has these two.
+    if hasattr(value, "with_structured_output") and hasattr(value, "astream"):
+        model: BaseChatModel = value
+        return model
+    settings = _settings(role, value)
+    for known, model in made:
+        if known == settings:
+            return model
+    model = _initialised(role, settings)
+    made.append((settings, model))
+    return model
+
+
+def _settings(role: str, value: Any) -> ModelSettings:
+    if isinstance(value, ModelSettings):
+        return value
+    if isinstance(value, str) and value.strip():
+        return ModelSettings(model=value)
+    if isinstance(value, Mapping):
+        try:
+            return ModelSettings.model_validate(dict(value))
+        except PydanticValidationError as exc:
+            problems = exc.errors(include_url=False, include_input=False)
+            told = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
+            raise ConfigurationError(
+                f"The model of the role {role!r} cannot be used: {told}.",
+                fix="Use the fields of ModelSettings.",
+            ) from exc
+    raise ConfigurationError(
+        f"The model of the role {role!r} is {type(value).__name__}.",
+        fix="Give 'provider:name', a LangChain chat model or ModelSettings.",
+    )
+
+
+def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
+    init_chat_model = require_extra("langchain.chat_models", _EXTRA).init_chat_model
+    arguments: dict[str, Any] = {
+        # The router owns retries; a client that retries as well would multiply them.
+        "max_retries": 0,
+        "timeout": settings.timeout_seconds,
+        "temperature": settings.temperature,
+        "base_url": settings.base_url,
+        "api_key": settings.api_key.get_secret_value() if settings.api_key else None,
+    }
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    try:
+        model: BaseChatModel = init_chat_model(settings.model, **{**arguments, **settings.options})
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"The model {settings.model!r} of the role {role!r} needs a package that is not"
+            f" installed: {exc}.",
+            fix=_install_command(str(exc)),
+        ) from exc
+    except Exception as exc:
+        raise _unusable(role, settings, exc) from exc
+    missing = _missing_key(model)
+    if missing:
+        raise ConfigurationError(
+            f"The model {settings.model!r} of the role {role!r} has no API key.",
+            fix=_key_fix(missing, role),
+        )
+    return model
+
+
+def _unusable(role: str, settings: ModelSettings, exc: Exception) -> ConfigurationError:
+    told = " ".join(mask_secrets(str(exc)).split())
+    name = f"The model {settings.model!r} of the role {role!r}"
+    lowered = told.lower()
+    if "api_key" in lowered or "api key" in lowered or "credentials" in lowered:
+        variables = _ENVIRONMENT_NAME.findall(told)
+        return ConfigurationError(
+            f"{name} has no API key.", fix=_key_fix(variables[0] if variables else "", role)
+        )
+    return ConfigurationError(
+        f"{name} cannot be made: {told[:500]}.", fix="Write 'provider:name', and check the options."
+    )
+
+
+def _missing_key(model: BaseChatModel) -> str:
+    """Return the environment variable of a key that is not there; ``""`` when none is missing.
+
+    Some providers make a client without its key and fail at the first call.
+    """
+    keys = {a: env for a, env in model.lc_secrets.items() if a.endswith("api_key")}
+    for attribute in keys:
+        value: Any = getattr(model, attribute, None)
+        if isinstance(value, SecretStr):
+            value = value.get_secret_value()
+        if value:
+            return ""
+    return next(iter(keys.values()), "")
+
+
+def _key_fix(variable: str, role: str) -> str:
+    setting = f"models.{role}.api_key"
+    return (
+        f"Set the environment variable {variable}, or {setting}." if variable else f"Set {setting}."
+    )
+
+
+def _install_command(message: str) -> str:
+    found = re.search(r"pip install (?:-U )?([\w\[\]-]+)", message)
+    package = found.group(1) if found else ""
+    if not package or package in {"langchain-openai", "langchain"}:
+        return f"pip install 'capgraph[{_EXTRA}]'"
+    return f"pip install {package}"

@@ -1,0 +1,209 @@
+"""Choosing capabilities with a model: one call for all, or one question for each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from configs.logger import get_logger
+from framework.base import CapabilityMatch
+from framework.models.calls import Malformed, structured
+from framework.models.roles import RoleModel
+from framework.prompts import PromptBuilder
+from framework.selection import Candidate, Selection, Selector
+
+_SHOWN_EXAMPLES = 6
+_NONE: Mapping[str, str] = {}
+
+
+class _Choice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str
+    capabilities: list[str]
+
+
+def choice_schema(names: Sequence[str]) -> type[_Choice]:
+    """Return the form of a choice among names.
+
+    The schema lists the names, so that a provider can hold the model to them; validation does
+    not, so that an invented name can be dropped and reported instead of spoiling the answer.
+
+    >>> choice_schema(["weather"]).model_json_schema()["properties"]["capabilities"]["items"]
+    {'enum': ['weather'], 'type': 'string'}
+    """
+    listed = Field(
+        description="Names of the capabilities that the request needs; empty when none fits.",
+        json_schema_extra={"items": {"type": "string", "enum": list(names)}},
+    )
+    return create_model(
+        "Choice",
+        __base__=_Choice,
+        __doc__="Which capabilities a request needs.",
+        reason=(str, Field(description="Why, in one sentence.")),
+        capabilities=(list[str], listed),
+    )
+
+
+def describe_candidates(candidates: Sequence[Candidate]) -> str:
+    """Write the capabilities down for a prompt, in alphabetical order.
+
+    >>> print(describe_candidates([Candidate("rain", "Tells about rain.", positives=("Wet?",))]))
+    - rain: Tells about rain.
+      needed for: "Wet?"
+    """
+    lines = []
+    for candidate in sorted(candidates, key=lambda item: item.name):
+        lines.append(f"- {candidate.name}: {' '.join(candidate.description.split())}")
+        if candidate.instructions:
+            lines.append(f"  when: {' '.join(candidate.instructions.split())}")
+        for title, queries in (
+            ("needed for", candidate.positives),
+            ("not needed for", candidate.negatives),
+        ):
+            shown = [json.dumps(query, ensure_ascii=False) for query in queries[:_SHOWN_EXAMPLES]]
+            if shown:
+                lines.append(f"  {title}: {'; '.join(shown)}")
+    return "\n".join(lines)
+
+
+class ModelSelector:
+    """Asks a model once for the whole registry.
+
+    Args:
+        role: The model.
+        prompt: Builder of the prompt.
+        offline: Finds the nearest capabilities when there are more than ``shortlist``.
+        shortlist: The most capabilities that the model sees.
+    """
+
+    def __init__(
+        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, shortlist: int
+    ) -> None:
+        self._role = role
+        self._prompt = prompt
+        self._offline = offline
+        self._shortlist = shortlist
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] = _NONE,
+    ) -> Selection:
+        """Choose the capabilities that the task needs.
+
+        Raises:
+            ModelError: The model failed, refused, or named only capabilities that do not exist.
+        """
+        shown = await self._nearest(task, [c for c in candidates if c.name not in excluded])
+        if not shown:
+            text = "Every capability was excluded." if candidates else "There are no capabilities."
+            return Selection((), reason=text)
+        return await self._choose(task, shown, limit, excluded)
+
+    async def _choose(
+        self,
+        task: str,
+        shown: Sequence[Candidate],
+        limit: int | None,
+        excluded: Mapping[str, str],
+    ) -> Selection:
+        names = sorted(candidate.name for candidate in shown)
+        found: _Choice = await structured(
+            self._role, choice_schema(names), self._messages(task, shown, excluded)
+        )
+        chosen = list(dict.fromkeys(name for name in found.capabilities if name in names))
+        invented = list(dict.fromkeys(n for n in found.capabilities if n not in names))
+        reason = " ".join(found.reason.split())
+        if invented:
+            told = f"The model named what does not exist: {', '.join(map(repr, invented))}."
+            if not chosen:
+                raise Malformed(
+                    f"{told} Nothing else was chosen.",
+                    fix=f"The capabilities are {', '.join(names)}.",
+                )
+            get_logger("framework", "classifier").warning("%s", told)
+            reason = f"{reason} {told}".strip()
+        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)
+
+    def _messages(
+        self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]
+    ) -> list[BaseMessage]:
+        context = {
+            "capabilities": describe_candidates(shown),
+            "task": task,
+            "excluded": excluded,
+        }
+        return [
+            SystemMessage(self._prompt.get_prefix(**context)),
+            HumanMessage(self._prompt.get_dynamic_context(**context)),
+        ]
+
+    async def _nearest(self, task: str, candidates: list[Candidate]) -> list[Candidate]:
+        if len(candidates) <= self._shortlist:
+            return candidates
+        score: Any = getattr(self._offline, "score", None)
+        if score is None:
+            found = await self._offline.select(task, candidates, limit=self._shortlist)
+            nearest = set(found.names)
+        else:
+            scores: dict[str, float] = await score(task, candidates)
+            ranked = sorted(scores, key=lambda name: -scores[name])
+            nearest = set(ranked[: self._shortlist])
+        return [candidate for candidate in candidates if candidate.name in nearest]
+
+
+class PerCapabilitySelector(ModelSelector):
+    """Asks a model one yes/no question for each capability, a few at once.
+
+    Args:
+        role: The model.
+        prompt: Builder of the prompt.
+        offline: Finds the nearest capabilities when there are more than ``shortlist``.
+        shortlist: The most capabilities that are asked about.
+        max_concurrency: Questions under way at once.
+    """
+
+    def __init__(
+        self,
+        role: RoleModel,
+        prompt: PromptBuilder,
+        offline: Selector,
+        shortlist: int,
+        max_concurrency: int,
+    ) -> None:
+        super().__init__(role, prompt, offline, shortlist)
+        self._max_concurrency = max_concurrency
+
+    async def _choose(
+        self,
+        task: str,
+        shown: Sequence[Candidate],
+        limit: int | None,
+        excluded: Mapping[str, str],
+    ) -> Selection:
+        gate = asyncio.Semaphore(self._max_concurrency)
+
+        async def ask(candidate: Candidate) -> bool:
+            messages = self._messages(task, [candidate], _NONE)
+            async with gate:
+                match: CapabilityMatch = await structured(self._role, CapabilityMatch, messages)
+            return match.is_match
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                answers = [group.create_task(ask(candidate)) for candidate in shown]
+        except ExceptionGroup as failed:
+            # The first failure speaks for all; the questions still under way were cancelled.
+            raise failed.exceptions[0] from failed.exceptions[0].__cause__
+        chosen = [c.name for c, answer in zip(shown, answers, strict=True) if answer.result()]
+        reason = f"The model said yes to {len(chosen)} of {len(shown)} capabilities."
+        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)

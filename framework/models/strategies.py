@@ -1,0 +1,88 @@
+"""The strategies that use chat models, for the roles that have one."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from configs.settings import Settings
+from framework.base import require_extra
+from framework.models.answering import ModelAnswerer
+from framework.models.extraction import ModelExtractor
+from framework.models.planning import ModelPlanner
+from framework.models.roles import DEFAULT, RoleModel, chat_models
+from framework.models.selection import ModelSelector, PerCapabilitySelector
+from framework.prompts import PromptProvider, get_framework_prompts
+from framework.registry import Registry
+from framework.selection import Selector
+
+
+def model_strategies(
+    configured: Any,
+    registry: Registry,
+    settings: Settings,
+    offline_selector: Selector,
+) -> dict[str, Any]:
+    """Return strategies for the roles that have a model.
+
+    Args:
+        configured: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
+            mapping from role (or ``default``) to one of these.
+        registry: What the agent is made of.
+        settings: All settings.
+        offline_selector: Narrows the choice where there are many capabilities.
+
+    Returns:
+        ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
+        ``planner`` and ``answerer``.
+
+    Raises:
+        ConfigurationError: A model cannot be made.
+        MissingExtraError: A package is not installed.
+    """
+    if isinstance(configured, str) and configured == settings.model and settings.models:
+        configured = {DEFAULT: configured, **settings.models}
+    models = chat_models(configured)
+    prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
+    limit = settings.limits.step_timeout_seconds
+    roles = {role: RoleModel(role, model, limit) for role, model in models.items()}
+    chosen: dict[str, Any] = {"chat_model": _chooser(models)}
+    if "extraction" in roles:
+        builder = prompts.get_task_extraction_prompt_builder()
+        chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
+    if "selection" in roles and settings.selection.strategy != "lexical":
+        chosen["selector"] = _selector(
+            roles["selection"], prompts, registry, settings, offline_selector
+        )
+    if "planning" in roles:
+        builder = prompts.get_orchestrator_prompt_builder()
+        chosen["planner"] = ModelPlanner(roles["planning"], builder)
+    if "answer" in roles:
+        chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
+    return chosen
+
+
+def _selector(
+    role: RoleModel,
+    prompts: PromptProvider,
+    registry: Registry,
+    settings: Settings,
+    offline: Selector,
+) -> ModelSelector:
+    builder = prompts.get_classification_prompt_builder()
+    wanted = settings.selection
+    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("sklearn"):
+        require_extra("sklearn", "offline")  # now, not at the first request
+    if wanted.strategy == "per_capability":
+        return PerCapabilitySelector(
+            role, builder, offline, wanted.shortlist, wanted.max_concurrency
+        )
+    return ModelSelector(role, builder, offline, wanted.shortlist)
+
+
+def _chooser(models: Mapping[str, Any]) -> Any:
+    def chat_model(role: str = "capability") -> Any:
+        return models.get(role)
+
+    return chat_model

@@ -1,0 +1,306 @@
+"""The prompts of the infrastructure nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from framework.base import BaseExample, ErrorClassification
+from framework.prompts.builder import PromptBuilder
+from framework.prompts.data import DATA_RULE, as_data, as_request, plain_text
+
+_MAX_ABILITIES = 8_000
+_MAX_KEYS = 20
+_MAX_PROBLEMS = 30
+
+
+@dataclass(frozen=True)
+class TextExample(BaseExample):
+    """An example that is written down as it is shown.
+
+    Attributes:
+        text: The example.
+    """
+
+    text: str
+
+    def format_for_prompt(self) -> str:
+        """Return the text as a list entry."""
+        return f"- {self.text}"
+
+
+class TaskExtractionPrompt(PromptBuilder):
+    """Reduces a conversation to one task. Context: ``history``, ``message``."""
+
+    role = "You read a conversation and state the one task that its last message asks for."
+    instructions = (
+        "Rules:\n"
+        "- State the task so that it can be understood without the conversation: put in the"
+        " places, times, names and numbers that earlier messages give.\n"
+        "- Keep every detail of the last message. Add nothing that was not said.\n"
+        "- A last message that changes the subject is a new task; carry nothing over.\n"
+        "- depends_on_chat_history is true when earlier messages were needed.\n"
+        "- depends_on_user_memory is true when stored facts about the person matter, such as"
+        " 'my usual station'.\n"
+        f"- {DATA_RULE}"
+    )
+    examples: ClassVar[Sequence[BaseExample]] = (
+        TextExample(
+            "After 'How warm was Oslo in May?' the message 'And in June?' means"
+            " 'How warm was Oslo in June?'; it depends on the history."
+        ),
+        TextExample(
+            "After 'How warm was Oslo in May?' the message 'Plot the sales of 2020' means just"
+            " that; it does not depend on the history."
+        ),
+    )
+
+    def get_dynamic_context(self, *, history: str = "", message: str = "", **_: Any) -> str:
+        """Show the earlier messages and the last one."""
+        return (
+            f"{as_data('earlier messages', history)}\n\n{as_data('last message', message, 200_000)}"
+        )
+
+
+class ClassificationPrompt(PromptBuilder):
+    """Chooses capabilities. Context: ``capabilities``, ``task``, ``excluded``."""
+
+    role = "You decide which capabilities of an agent a request needs."
+    instructions = (
+        "Rules:\n"
+        "- Choose what the request itself asks for. What a chosen capability needs in turn is"
+        " added without you; adding it does no harm.\n"
+        "- A request may need several capabilities. Choose none when none can serve it, as for"
+        " small talk or a subject that no capability covers.\n"
+        "- Use the names exactly as they are listed. There are no others.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_reference(self, *, capabilities: str = "", **_: Any) -> str:
+        """List the capabilities."""
+        return f"CAPABILITIES:\n{capabilities}" if capabilities else ""
+
+    def get_dynamic_context(
+        self, *, task: str = "", excluded: Mapping[str, str] | None = None, **_: Any
+    ) -> str:
+        """Show the request, and what was tried for it in vain."""
+        text = as_request(task)
+        if excluded:
+            tried = "\n".join(f"{name}: {reason}" for name, reason in excluded.items())
+            text += (
+                "\n\nThese were tried for this request and did not fit; do not choose them:\n"
+                + as_data("tried", tried)
+            )
+        return text
+
+
+class OrchestratorPrompt(PromptBuilder):
+    """Writes execution plans.
+
+    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``finished``,
+    ``previous``, ``failure``, ``failed_capability``, ``problems`` of the planning request.
+    """
+
+    role = "You plan how an agent answers a request with its capabilities."
+    task = "Write a plan: a list of steps, each of which runs one capability."
+    instructions = (
+        "Rules:\n"
+        "- capability: a name from the list of capabilities, spelled exactly so, or 'respond'"
+        " (answers from the results) or 'clarify' (asks the person; task_objective is the"
+        " question). Exactly one of these two is the last step.\n"
+        "- context_key: a name for the step's result; unique, lower case with underscores.\n"
+        "- task_objective: what this step is for, complete in itself, with the dates, names and"
+        " numbers of the request.\n"
+        "- success_criteria: how one can tell that it worked.\n"
+        "- expected_output: the context type of the result, one that the capability gives; null"
+        " for the last step.\n"
+        '- inputs: one {"TYPE": "context_key"} for each input. The key is that of an earlier'
+        " step which gives TYPE, or of a stored result of that type. Every type that the"
+        " capability needs is supplied, unless it is optional.\n"
+        "- parameters: an object that fits the capability's parameters; only plain values where"
+        " it declares none. Leave out what has a default that fits.\n"
+        "- Use as few steps as the request needs. Do not plan the same work twice.\n"
+        "- Plan a capability that acts on the world only when the request asks for that act.\n"
+        "- Do not compute or guess results yourself.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_reference(self, *, capabilities: str = "", guides: str = "", **_: Any) -> str:
+        """List the capabilities that were chosen, with their planning advice."""
+        parts = [f"CAPABILITIES:\n{capabilities}"] if capabilities else []
+        return "\n\n".join([*parts, guides] if guides else parts)
+
+    def get_dynamic_context(
+        self,
+        *,
+        task: str = "",
+        available: Mapping[str, Mapping[str, Any]] | None = None,
+        finished: Mapping[str, Mapping[str, Any]] | None = None,
+        previous: Mapping[str, Any] | None = None,
+        failure: Mapping[str, Any] | None = None,
+        failed_capability: str | None = None,
+        problems: Sequence[Any] = (),
+        **_: Any,
+    ) -> str:
+        """Show the request, what is there already, and what went wrong before."""
+        parts = [as_request(task)]
+        stored = _stored(available or {})
+        if stored:
+            parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
+        if failure:
+            told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
+            who = f" in {failed_capability!r}" if failed_capability else ""
+            parts.append(
+                f"The last plan failed{who}. Plan another way, or the same way if the failure"
+                f" says how to mend it:\n{as_data('failure', told)}"
+            )
+        if failure and previous:
+            steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
+            parts.append(f"The plan that failed:\n{as_data('failed plan', steps)}")
+        if finished:
+            done = "\n".join(_done(key, record) for key, record in finished.items())
+            parts.append(
+                "Steps that are done. Keep one exactly as it was (key, capability, inputs,"
+                " parameters) when its result is still needed; it will not run again:\n"
+                + as_data("finished steps", done)
+            )
+        if problems:
+            shown = "\n".join(f"- {problem}" for problem in problems[:_MAX_PROBLEMS])
+            rest = len(problems) - _MAX_PROBLEMS
+            more = f"\n- and {rest} more" if rest > 0 else ""
+            parts.append(
+                "The plan that you proposed just now was refused. Write it again without these"
+                f" problems:\n{as_data('problems', shown + more)}"
+            )
+        return "\n\n".join(parts)
+
+
+def _stored(available: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = []
+    for kind in sorted(available):
+        keys = list(available[kind])[-_MAX_KEYS:]
+        for key in keys:
+            content = json.dumps(available[kind][key], ensure_ascii=False, default=str)
+            lines.append(f"{kind} {key}: {plain_text(content, 200)}")
+        hidden = len(available[kind]) - len(keys)
+        if hidden > 0:
+            lines.append(f"{kind}: {hidden} older ones")
+    return "\n".join(lines)
+
+
+def _done(key: str, record: Mapping[str, Any]) -> str:
+    outputs = ", ".join(f"{kind}: {name}" for kind, name in (record.get("outputs") or {}).items())
+    return (
+        f"{key} ({record.get('capability', '')}): {record.get('task_objective', '')}"
+        f" -> {outputs or 'no output'}"
+    )
+
+
+class ResponseGenerationPrompt(PromptBuilder):
+    """Writes the answer.
+
+    Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a
+    title and a text), ``missing``, ``abilities``.
+    """
+
+    role = "You are the voice of an agent: you write the message that answers a person."
+    instructions = (
+        "Rules:\n"
+        "- Answer the request from the results you are given and from nothing else. Every"
+        " number, date, name and path is taken from them as it stands, with its unit.\n"
+        "- Say plainly what could not be done and why. Never present part of the work as all of"
+        " it, and never invent a result.\n"
+        "- When no capability fits the request, say so in a sentence or two, be helpful in a"
+        " friendly way, and say what the agent can do instead.\n"
+        "- Write in the language of the request. Be short; begin with the answer itself.\n"
+        "- Do not mention plans, steps, context keys or these rules.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(
+        self,
+        *,
+        task: str = "",
+        purpose: str = "results",
+        results: Sequence[tuple[str, str]] = (),
+        missing: Sequence[str] = (),
+        abilities: str = "",
+        **_: Any,
+    ) -> str:
+        """Show the request and the results, or what the agent can do."""
+        parts = [as_request(task)]
+        if purpose == "conversation":
+            parts.append("No capability fits this request.")
+        else:
+            parts += [as_data(title, text) for title, text in results]
+            if not results:
+                parts.append("There are no results.")
+        if missing:
+            parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
+        if purpose == "conversation":
+            parts.append(f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}")
+        return "\n\n".join(parts)
+
+
+class ClarificationPrompt(PromptBuilder):
+    """Asks the person for what is missing.
+
+    Context: ``task``, ``question``, ``results``, ``missing``, ``abilities``.
+    """
+
+    role = "You ask a person for what an agent needs to know to do a task."
+    instructions = (
+        "Rules:\n"
+        "- Ask one short, concrete question in the language of the request; offer choices where"
+        " there are few.\n"
+        "- Do not answer the request and do not apologise.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(
+        self,
+        *,
+        task: str = "",
+        question: str = "",
+        results: Sequence[tuple[str, str]] = (),
+        missing: Sequence[str] = (),
+        **_: Any,
+    ) -> str:
+        """Show the request and what is unclear about it."""
+        parts = [as_request(task)]
+        if question:
+            parts.append(f"What is unclear:\n{as_data('unclear', question)}")
+        parts += [as_data(title, text) for title, text in results]
+        if missing:
+            parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
+        return "\n\n".join(parts)
+
+
+class ErrorAnalysisPrompt(PromptBuilder):
+    """Explains a failure to the person. Context: ``task``, ``failure``, ``finished``."""
+
+    role = "You explain to a person why an agent could not do what they asked."
+    instructions = (
+        "Rules:\n"
+        "- Two or three sentences: what failed, why, and what the person can do about it.\n"
+        "- Say what was finished before the failure. Do not guess at causes.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(
+        self,
+        *,
+        task: str = "",
+        failure: Mapping[str, Any] | None = None,
+        finished: Sequence[tuple[str, str]] = (),
+        **_: Any,
+    ) -> str:
+        """Show the request, the failure and what was done."""
+        parts = [as_request(task)]
+        if failure:
+            told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
+            parts.append(as_data("failure", told))
+        parts += [as_data(title, text) for title, text in finished]
+        return "\n\n".join(parts)

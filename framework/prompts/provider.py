@@ -1,0 +1,192 @@
+"""Which builders an application uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import metadata
+from typing import Any
+
+from framework.base import ConfigurationError
+from framework.base.errors import RegistryError
+from framework.prompts.builder import PromptBuilder
+from framework.prompts.capabilities import (
+    MemoryExtractionPrompt,
+    PythonPrompt,
+    TimeRangeParsingPrompt,
+)
+from framework.prompts.nodes import (
+    ClarificationPrompt,
+    ClassificationPrompt,
+    ErrorAnalysisPrompt,
+    OrchestratorPrompt,
+    ResponseGenerationPrompt,
+    TaskExtractionPrompt,
+)
+from framework.registry.discovery import import_object
+
+ENTRY_POINT_GROUP = "capgraph.prompts"
+
+_DEFAULTS: dict[str, type[PromptBuilder]] = {
+    "orchestrator": OrchestratorPrompt,
+    "task_extraction": TaskExtractionPrompt,
+    "response_generation": ResponseGenerationPrompt,
+    "classification": ClassificationPrompt,
+    "error_analysis": ErrorAnalysisPrompt,
+    "clarification": ClarificationPrompt,
+    "memory_extraction": MemoryExtractionPrompt,
+    "time_range_parsing": TimeRangeParsingPrompt,
+    "python": PythonPrompt,
+}
+
+
+class PromptProvider:
+    """Hands out prompt builders; an application replaces single ones.
+
+    Args:
+        **builders: Name to builder, for those that replace a default or come on top. Each is
+            returned by ``get_<name>_prompt_builder()``. Overriding that method in a subclass
+            does the same.
+
+    >>> class Terse(ResponseGenerationPrompt):
+    ...     role = "You answer in five words."
+    >>> prompts = PromptProvider(response_generation=Terse())
+    >>> prompts.get_response_generation_prompt_builder().get_role()
+    'You answer in five words.'
+    """
+
+    def __init__(self, **builders: PromptBuilder) -> None:
+        for name, builder in builders.items():
+            if not isinstance(builder, PromptBuilder):
+                raise ConfigurationError(
+                    f"The prompt builder {name!r} is {type(builder).__name__}.",
+                    fix="Give an instance of a PromptBuilder subclass.",
+                )
+        self._builders = {name: cls() for name, cls in _DEFAULTS.items()} | builders
+
+    def get_orchestrator_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of planning prompts."""
+        return self._builders["orchestrator"]
+
+    def get_task_extraction_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that reduce a conversation to one task."""
+        return self._builders["task_extraction"]
+
+    def get_response_generation_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of answering prompts."""
+        return self._builders["response_generation"]
+
+    def get_classification_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that choose capabilities."""
+        return self._builders["classification"]
+
+    def get_error_analysis_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that explain a failure."""
+        return self._builders["error_analysis"]
+
+    def get_clarification_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that ask the person back."""
+        return self._builders["clarification"]
+
+    def get_memory_extraction_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that find facts worth keeping."""
+        return self._builders["memory_extraction"]
+
+    def get_time_range_parsing_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that read time ranges."""
+        return self._builders["time_range_parsing"]
+
+    def get_python_prompt_builder(self) -> PromptBuilder:
+        """Return the builder of prompts that write analysis code."""
+        return self._builders["python"]
+
+    def __getattr__(self, attribute: str) -> Callable[[], PromptBuilder]:
+        name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
+        builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})
+        if attribute == f"get_{name}_prompt_builder" and name in builders:
+            return lambda: builders[name]
+        raise AttributeError(
+            f"{type(self).__name__} has no {attribute!r}."
+            f" Fix: use a builder it has ({', '.join(sorted(builders))}), or pass one to it."
+        )
+
+
+_in_use: ContextVar[PromptProvider | None] = ContextVar("capgraph_prompts", default=None)
+
+
+@contextmanager
+def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
+    """Make a provider the default of ``get_framework_prompts`` inside a ``with`` block.
+
+    >>> with use_prompts(PromptProvider()) as mine:
+    ...     get_framework_prompts() is mine
+    True
+    """
+    token = _in_use.set(provider)
+    try:
+        yield provider
+    finally:
+        _in_use.reset(token)
+
+
+def get_framework_prompts(application: str | None = None) -> PromptProvider:
+    """Return the prompts of an application.
+
+    Args:
+        application: Name of an entry point in the group ``capgraph.prompts``, or
+            ``"package.module:provider"``. Without it: the provider of :func:`use_prompts`, else
+            the one that is installed as an entry point, else the built-in prompts.
+
+    Raises:
+        ConfigurationError: The application is unknown, or several are installed and none is
+            named. It is a ``ValueError``.
+
+    >>> builder = get_framework_prompts().get_orchestrator_prompt_builder()
+    >>> builder.get_role().startswith("You plan")
+    True
+    """
+    if application is None:
+        provider = _in_use.get()
+        if provider is not None:
+            return provider
+    elif ":" in application:
+        try:
+            return _as_provider(import_object(application), application)
+        except RegistryError as exc:
+            raise ConfigurationError(f"No prompts: {exc.message}", fix=exc.fix) from exc
+    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    if application is None:
+        if not points:
+            return PromptProvider()
+        if len(points) > 1:
+            raise ConfigurationError(
+                f"Several applications bring prompts: {', '.join(sorted(points))}.",
+                fix="Name one: get_framework_prompts('name').",
+            )
+        application = next(iter(points))
+    if application not in points:
+        raise ConfigurationError(
+            f"No application called {application!r} brings prompts;"
+            f" installed: {', '.join(sorted(points)) or 'none'}.",
+            fix="Use one of them, or 'package.module:provider'.",
+        )
+    try:
+        found = points[application].load()
+    except Exception as exc:
+        raise ConfigurationError(
+            f"The prompts of {application!r} ({points[application].value}) cannot be loaded:"
+            f" {type(exc).__name__}: {exc}.",
+            fix="Correct or uninstall that distribution.",
+        ) from exc
+    return _as_provider(found, application)
+
+
+def _as_provider(value: Any, origin: str) -> PromptProvider:
+    made = value() if callable(value) and not isinstance(value, PromptProvider) else value
+    if isinstance(made, PromptProvider):
+        return made
+    raise ConfigurationError(
+        f"{origin!r} is {type(made).__name__}, not a PromptProvider.",
+        fix="Point it at a PromptProvider, a subclass, or a function that returns one.",
+    )
