@@ -5,5 +5,6 @@ from sybil.parsers.myst import PythonCodeBlockParser, SkipParser
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/**/*.md"],
+    pattern="*.md",
+    excludes=["CHANGELOG.md"],
 ).pytest()
