@@ -74,7 +74,7 @@ def _named_values(
         if spots:
             found[value] = spots
     if not found and len(column.values) <= 100:
-        found = _partly_named(question, column, measured)
+        found = _partly_named(question, column, measured, profile)
     for value, spots in _coded(question, column).items():
         found.setdefault(value, spots)
     # A longer name wins over a shorter one inside it ("North Dakota" over "Dakota").
@@ -122,15 +122,18 @@ def _means_days(question: QuestionWords, position: int) -> bool:
 
 
 def _partly_named(
-    question: QuestionWords, column: Column, measured: set[str]
+    question: QuestionWords, column: Column, measured: set[str], profile: TableProfile
 ) -> dict[str, set[int]]:
     """Match "fossil" with "Fossil Fuels", when only one value has that word."""
     owners: dict[str, list[str]] = {}
+    names = {word for other in profile.columns for word in name_words(other.name)}
     for value in column.values:
         for word in {w.stem for w in words_of(value)}:
             owners.setdefault(word, []).append(value)
     found: dict[str, set[int]] = {}
     for index, word in enumerate(question.words):
+        if word.stem in names:
+            continue
         for part, values in owners.items():
             fits = word.stem == part or (
                 min(len(part), len(word.stem)) >= 5

@@ -11,7 +11,7 @@ from capabilities.data.files import DEFAULT_MAX_BYTES, Session, list_tables, ope
 from capabilities.data.profile import TableProfile, profile_table
 from capabilities.data.relation import dataset_sql
 from capabilities.data.selection import Wish, build_dataset, choose_match, match_table
-from capabilities.data.wording import date_range, date_text
+from capabilities.data.wording import date_range, date_text, listed
 from capabilities.periods.items import floor, shift
 from capabilities.periods.reading import read_times, to_time_range
 from framework.base import ValidationError
@@ -122,11 +122,10 @@ def _count(session: Session, dataset: Dataset, profiles: list[TableProfile]) -> 
     dataset.rows, dataset.first, dataset.last, dataset.covered = rows, first, last, covered
     dataset.preview = _preview(session, dataset, sql)
     dataset.notes += _coverage_notes(dataset)
-    for measure in dataset.measures:
-        if measure.unit_inferred:
-            dataset.notes.append(
-                f"The unit {measure.unit} of {measure.label} is inferred from its values"
-            )
+    guessed = [measure for measure in dataset.measures if measure.unit_inferred]
+    if guessed:
+        names = listed([measure.label for measure in guessed])
+        dataset.notes.append(f"The unit {guessed[0].unit} of {names} is inferred from the values")
     return dataset
 
 

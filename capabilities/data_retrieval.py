@@ -1,0 +1,131 @@
+"""The capability that finds the files, columns and rows a question is about."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from capabilities.contexts import Dataset, DataSource, TimeRange
+from capabilities.data.retrieve import retrieve
+from capabilities.data.selection import Wish
+from framework.base import (
+    BaseCapability,
+    ClassifierExample,
+    OrchestratorExample,
+    OrchestratorGuide,
+    PlannedStep,
+    TaskClassifierGuide,
+    capability_node,
+)
+
+
+class DataRetrievalParameters(BaseModel):
+    """Parameters of ``data_retrieval``; what is given wins over the words of the task.
+
+    Attributes:
+        columns: Columns to measure, by their names in the file.
+        series: Values of a category to keep, such as ticker symbols.
+        group_by: A column to group by.
+        table: The file or table to use, when there are several.
+        unit: Unit of the values, when the file does not name it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    columns: list[str] = Field(default_factory=list, description="Columns to measure.")
+    series: list[str] = Field(
+        default_factory=list, description="Values of a category to keep, such as ['AAPL']."
+    )
+    group_by: str | None = Field(default=None, description="Column to group by.")
+    table: str | None = Field(default=None, description="File or table to use.")
+    unit: str | None = Field(default=None, description="Unit of the values, such as '°C'.")
+
+
+@capability_node
+class DataRetrieval(BaseCapability):
+    """Finds columns and rows in CSV, TSV, Parquet, JSON and SQLite files with DuckDB.
+
+    The data set that it gives is a description, from which later steps compute over the files
+    themselves; rows never enter the state but for a short preview.
+
+    Settings: ``timezone``, ``day_first``, ``max_file_bytes``, ``memory_limit``, ``threads``.
+    """
+
+    name = "data_retrieval"
+    description = (
+        "Selects measurements from the user's data files (CSV, TSV, Parquet, SQLite): finds the"
+        " time column, the columns and the series that the request means."
+    )
+    provides = ["DATASET"]
+    requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]
+    Parameters = DataRetrievalParameters
+
+    async def execute(self) -> Dataset:
+        """Describe the data set that the task means."""
+        source: DataSource = self.inputs["DATA_SOURCE"]
+        times: TimeRange | None = self.inputs.get("TIME_RANGE")
+        stated: DataRetrievalParameters = self.parameters
+        wish = Wish(
+            columns=tuple(stated.columns),
+            series=tuple(stated.series),
+            group_by=stated.group_by,
+            table=stated.table,
+            unit=stated.unit,
+        )
+        return await asyncio.to_thread(
+            retrieve, source.files, self.task, times, wish, dict(self.config), self.progress
+        )
+
+    def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        return OrchestratorGuide(
+            instructions=(
+                "Plan this before statistics and plotting. Keep the words for the quantity, the"
+                " place and the grouping in the task objective. State columns or series as"
+                " parameters only when their names in the file are known."
+            ),
+            examples=[
+                OrchestratorExample(
+                    step=PlannedStep(
+                        context_key="daily_highs",
+                        capability="data_retrieval",
+                        task_objective="Get the daily high temperatures of the period",
+                        success_criteria="The column of daily highs is selected",
+                        expected_output="DATASET",
+                        parameters={},
+                        inputs=[{"DATA_SOURCE": "files"}, {"TIME_RANGE": "summer_2015"}],
+                    ),
+                    scenario_description="A question about measurements in the user's files",
+                    context_requirements={"DATA_SOURCE": "the files, given by the caller"},
+                )
+            ],
+            priority=20,
+        )
+
+    def _create_classifier_guide(self) -> TaskClassifierGuide:
+        positive = [
+            ("What was the hottest day in Seattle?", "needs temperatures from the files"),
+            ("Show me the price of Amazon in 2005", "needs prices from the files"),
+            ("How many workers were in manufacturing?", "needs employment figures"),
+            ("Get the hourly power readings of last week", "asks for data"),
+            ("Which source generated the most electricity?", "needs generation by source"),
+            ("Compare rainfall in 2012 and 2013", "needs rainfall"),
+            ("Plot the wind speed over the year", "a plot needs data"),
+            ("What data do you have in this file?", "asks about the data"),
+            ("List the readings on 4 July 2012", "asks for values"),
+            ("When did the CO2 concentration first exceed 400 ppm?", "needs measurements"),
+            ("How many customers are in Texas?", "needs rows of the files"),
+        ]
+        negative = [
+            ("Remember that my favourite city is Oslo", "a fact to keep, no data"),
+            ("Tell me a joke", "no data is needed"),
+            ("Translate this sentence into French", "no data is needed"),
+            ("Book a table for two", "an action, no data"),
+        ]
+        return TaskClassifierGuide(
+            instructions="Activate when the answer must come from the user's data files.",
+            examples=[
+                *(ClassifierExample(query, True, reason) for query, reason in positive),
+                *(ClassifierExample(query, False, reason) for query, reason in negative),
+            ],
+        )
