@@ -43,6 +43,15 @@ class RespondNode(BaseInfrastructureNode):
             messages=state.get("messages") or [],
         )
         text = await services.answerer.answer(request)
+        if purpose == "conversation" and services.chat_model("answer") is None:
+            # Saying what one can do instead is not doing what was asked.
+            reason = (state.get("planning_selection") or {}).get("reason")
+            return finished(
+                text,
+                state,
+                services,
+                {"status": "failed", "reason": reason, "code": "no_capability"},
+            )
         return finished(text, state, services)
 
     @staticmethod
@@ -52,15 +61,25 @@ class RespondNode(BaseInfrastructureNode):
 
 
 def finished(
-    text: str | AIMessage, state: AgentState, services: Services, status: str | None = None
+    text: str | AIMessage,
+    state: AgentState,
+    services: Services,
+    known: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the update that ends a turn with a message."""
+    """Return the update that ends a turn with a message.
+
+    Args:
+        text: The message.
+        state: The state at the end of the turn.
+        services: Shared dependencies.
+        known: What the node knows of the outcome beyond the records.
+    """
     info = state.get("control_error_info") or {}
     # An answer that succeeds after its own failure ends the turn without that error.
     view: Any = state
     if info.get("node_name") in {"respond", "clarify"}:
         view = {**state, "control_has_error": False}
-    outcome = outcome_of(view, status)  # type: ignore[arg-type]
+    outcome = {**outcome_of(view), **(known or {})}
     started = state.get("execution_start_time")
     emit(TurnFinished(outcome=outcome))
     return {
