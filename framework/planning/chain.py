@@ -67,7 +67,7 @@ def chain_plan(
     usable, chosen = _choose(names, catalog, stored)
     missing_type = _missing(chosen, catalog, usable)
     if missing_type is not None:
-        raise _unsupplied(*missing_type, catalog)
+        raise _unsupplied(*_root(*missing_type, catalog, names, usable), catalog)
     chosen = _prune(chosen, names, catalog, usable)
     return _write(task, _ordered(chosen, catalog, usable), catalog, stored, usable, previous)
 
@@ -114,6 +114,30 @@ def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
                 fix=f"Select from: {listing(list(catalog.capabilities))}.",
             )
     return names
+
+
+def _root(
+    reader: str,
+    context_type: str,
+    catalog: Catalog,
+    names: Collection[str],
+    stored: Mapping[str, list[str]],
+) -> tuple[str, str]:
+    """Follow what is missing to where it starts: the first type that is out of reach for itself."""
+    within_reach = {*stored, *_cheapest(names, catalog, stored)}
+    seen = {context_type}
+    while context_type not in catalog.given:
+        further = [
+            (name, kind)
+            for name, spec in catalog.capabilities.items()
+            if context_type in spec.provides and may_pull_in(spec)
+            for kind in sorted(_needs(spec) - within_reach - seen)
+        ]
+        if not further:
+            break
+        reader, context_type = further[0]
+        seen.add(context_type)
+    return reader, context_type
 
 
 def _unsupplied(reader: str, context_type: str, catalog: Catalog) -> PlanError:

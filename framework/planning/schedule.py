@@ -153,7 +153,7 @@ def critical_path(
         finish[key] = durations.get(key, 0.0) + (finish[before] if before is not None else 0.0)
     if not finish:
         return 0.0, ()
-    end: str | None = max(finish, key=lambda key: finish[key])
+    end: str | None = max(finish, key=lambda key: (finish[key], rank[key]))
     length = finish[end] if end is not None else 0.0
     path = []
     while end is not None:

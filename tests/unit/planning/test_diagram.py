@@ -1,0 +1,88 @@
+"""Pictures of plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.planning import carry_over, next_version, plan_mermaid, versions_mermaid
+from framework.planning.diagram import escape_label
+
+PLAN: Any = {
+    "steps": [
+        {"context_key": "place", "capability": "locate"},
+        {
+            "context_key": "data",
+            "capability": "fetch",
+            "inputs": [{"PLACE": "place"}, {"T": "old"}],
+        },
+        {"context_key": "note", "capability": "remember"},
+        {"context_key": "answer", "capability": "respond", "inputs": [{"DATA": "data"}]},
+    ]
+}
+
+
+def test_steps_data_flow_and_status() -> None:
+    status = {"place": "done", "data": "running", "note": "exploded"}
+    assert plan_mermaid(PLAN, status).splitlines() == [
+        "flowchart TD",
+        '    c0[("old")]',
+        '    s0["✓ place<br/>locate"]',
+        "    class s0 done",
+        '    s1["▶ data<br/>fetch"]',
+        "    class s1 running",
+        '    s2["note<br/>remember"]',
+        "    class s2 pending",
+        '    s3(["answer<br/>respond"])',
+        "    class s3 pending",
+        '    s0 -->|"PLACE"| s1',
+        '    c0 -->|"T"| s1',
+        '    s1 -->|"DATA"| s3',
+        "    s2 -.-> s3",
+        "    classDef pending fill:#f4f4f4,stroke:#8a8a8a,color:#222",
+        "    classDef running fill:#fff4cc,stroke:#b58900,color:#222",
+        "    classDef done fill:#dff2e1,stroke:#2e7d32,color:#222",
+    ]
+
+
+def test_versions_show_what_each_came_to_and_what_was_kept() -> None:
+    new: Any = {"steps": [PLAN["steps"][0], {"context_key": "b", "capability": "other"}]}
+    first = next_version([], PLAN)
+    carried = carry_over(PLAN, new, {"place": {"success": True}})
+    second = next_version([first], new, reason='no "data"', failed="data", carried=carried)
+    drawn = versions_mermaid([first, second], {"place": "done", "b": "failed"})
+    for line in (
+        '    subgraph v1["version 1, orchestrator: the request"]',
+        "        class v1s0 done",
+        "        class v1s1 failed",
+        "        class v1s2 pending",
+        '    subgraph v2["version 2, orchestrator: no #34;data#34;"]',
+        "        class v2s1 failed",
+        '    v1s0 -. "kept" .-> v2s0',
+    ):
+        assert line in drawn.splitlines()
+    assert drawn.count("classDef failed") == 1
+    assert versions_mermaid([]) == "flowchart TD"
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ('"]; click s0 "javascript:x"', "#34;#93;; click s0 #34;javascript:x#34;"),
+        ("<script>`x`#35;", "#60;script#62;#96;x#96;#35;35;"),
+        ("two\nlines", "two lines"),
+        ("naïve 20 °C", "naïve 20 °C"),
+        ("x" * 80, "x" * 59 + "#8230;"),
+        ("\ud800", "?"),
+    ],
+)
+def test_labels_are_escaped(text: str, label: str) -> None:
+    assert escape_label(text) == label
+
+
+def test_odd_plans_are_drawn_as_far_as_they_can_be_read() -> None:
+    assert plan_mermaid({}) == "flowchart TD"
+    drawn = plan_mermaid({"steps": [None, {"context_key": 'a"b', "inputs": [{"T": "a"}, 3]}]})  # type: ignore[list-item,typeddict-item]
+    assert "#34;" in drawn
+    assert drawn.count("class s") == 2

@@ -1,0 +1,106 @@
+"""Who waits for whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.base import PlanError
+from framework.planning import (
+    blocked_steps,
+    critical_path,
+    dependencies,
+    is_chain,
+    makespan,
+    ready_steps,
+)
+
+
+def plan(*steps: str) -> Any:
+    """Build a plan from ``"key: input input"``; ``respond`` closes."""
+    made = []
+    for text in steps:
+        key, _, inputs = text.partition(":")
+        name = "respond" if key == "respond" else "work"
+        made.append(
+            {"context_key": key, "capability": name, "inputs": [{"T": k} for k in inputs.split()]}
+        )
+    return {"steps": made}
+
+
+DIAMOND = plan("a", "b: a", "c: a", "d: b c", "respond")
+
+
+def test_dependencies_of_a_diamond() -> None:
+    assert dependencies(DIAMOND) == {
+        "a": set(),
+        "b": {"a"},
+        "c": {"a"},
+        "d": {"b", "c"},
+        "respond": {"a", "b", "c", "d"},
+    }
+
+
+def test_a_stored_context_is_no_dependency() -> None:
+    assert dependencies(plan("a: stored")) == {"a": set()}
+
+
+def test_a_step_waits_for_the_readers_of_what_it_replaces() -> None:
+    assert dependencies(plan("first: x", "x", "second: x")) == {
+        "first": set(),
+        "x": {"first"},
+        "second": {"x"},
+    }
+
+
+def test_steps_without_a_key_are_named_by_their_place() -> None:
+    assert list(dependencies({"steps": [{"capability": "fetch"}]})) == ["0_fetch"]
+
+
+def test_shared_keys_are_refused() -> None:
+    with pytest.raises(PlanError, match="context_key 'a'"):
+        dependencies(plan("a", "a"))
+
+
+def test_ready_steps_start_as_soon_as_their_own_inputs_exist() -> None:
+    assert ready_steps(DIAMOND, []) == ["a"]
+    assert ready_steps(DIAMOND, ["a"]) == ["b", "c"]
+    assert ready_steps(DIAMOND, ["a", "b"], started=["c"]) == []
+    assert ready_steps(DIAMOND, ["a", "b", "c", "d"]) == ["respond"]
+    needs = dependencies(DIAMOND)
+    assert ready_steps(DIAMOND, {"a": 1}, depends=needs) == ["b", "c"]
+
+
+def test_a_failure_blocks_what_reads_it_but_not_the_answer() -> None:
+    assert blocked_steps(DIAMOND, ["b"]) == ["d"]
+    assert blocked_steps(DIAMOND, ["a"]) == ["b", "c", "d"]
+    assert blocked_steps(DIAMOND, []) == []
+
+
+def test_chains() -> None:
+    assert is_chain(plan("a", "b: a", "c: b a", "respond"))
+    assert is_chain(plan("a"))
+    assert is_chain(plan())
+    assert not is_chain(DIAMOND)
+    assert not is_chain(plan("a", "b", "respond"))
+
+
+def test_lengths() -> None:
+    times = {"a": 1.0, "b": 5.0, "c": 2.0, "d": 1.0}
+    assert critical_path(DIAMOND, times) == (7.0, ("a", "b", "d", "respond"))
+    assert makespan(DIAMOND, times) == 7.0
+    assert makespan(DIAMOND, times, 1) == 9.0
+    assert critical_path(plan(), {}) == (0.0, ())
+    assert makespan(plan(), {}) == 0.0
+
+
+def test_no_waves() -> None:
+    """A dependent of a short step does not wait for a long neighbour."""
+    uneven = plan("short", "long", "after_short: short")
+    assert makespan(uneven, {"short": 1, "long": 4, "after_short": 3}) == 4
+
+
+def test_concurrency_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="positive, not 0"):
+        makespan(DIAMOND, {}, 0)
