@@ -38,6 +38,16 @@ def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
 
 
+# Setting up reads files by nature; what runs after it must not.
+_SET_UP = (
+    ("<frozen importlib._bootstrap>", "_find_and_load"),
+    ("framework/registry/discovery.py", "walk"),
+    ("framework/registry/discovery.py", "load_entry_points"),
+    ("configs/settings.py", "load_settings"),
+    ("configs/settings.py", "_packaged"),
+)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail when code of the project blocks the event loop; mark ``may_block`` where a test must."""
@@ -45,6 +55,9 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     guard = BlockBuster(["framework", "infrastructure", "capabilities", "configs"])
+    for function in guard.functions.values():
+        for file, name in _SET_UP:
+            function.can_block_in(file, name)
     guard.activate()
     try:
         yield

@@ -162,6 +162,9 @@ class ErrorClassification:
         user_message: What to tell the person who asked; ``None`` for nothing special.
         metadata: Details for developers and for the next planning prompt.
 
+    Raises:
+        ValidationError: The severity is none of ``ErrorSeverity``, nor the value of one.
+
     >>> print(ErrorClassification(
     ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
     ... ).format_for_llm())
@@ -173,6 +176,15 @@ class ErrorClassification:
     severity: ErrorSeverity
     user_message: str | None = None
     metadata: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.severity = ErrorSeverity(self.severity)
+        except ValueError:
+            raise ValidationError(
+                f"{self.severity!r} is no severity.",
+                fix=f"Use one of: {', '.join(level.value for level in ErrorSeverity)}.",
+            ) from None
 
     def format_for_llm(self) -> str:
         """Render the classification as a section of a planning prompt."""

@@ -21,6 +21,7 @@ from framework.base.errors import (
 )
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from framework.execution.retry import declared_policy
 from framework.execution.services import Services
 from framework.execution.step import (
     Attempt,
@@ -110,7 +111,7 @@ async def run_infrastructure_node(
     try:
         result = await spec.cls.execute(state, **_arguments(spec, state, services, logger, extra))
         update = _checked(spec, result)
-    except GraphBubbleUp:
+    except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
         if _raw_errors_wanted():
@@ -193,7 +194,7 @@ def _failure(
         "control_error_info": {
             "node_name": spec.name,
             "classification": classification.to_dict(),
-            "retry_policy": dict(spec.cls.get_retry_policy()),
+            "retry_policy": declared_policy(spec.cls),
             "original_error": mask_secrets(f"{type(exc).__name__}: {exc}"),
             "user_message": message,
             "execution_time": duration,

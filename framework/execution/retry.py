@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from configs.limits import Limits
+from configs.logger import get_logger
+from framework.base.errors import to_plain
 
 JITTER = 0.1
 
@@ -43,7 +46,25 @@ class RetryPolicy:
 
     def delay(self, failures: int) -> float:
         """Return the wait in seconds after this many failures, before cap and jitter."""
-        return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
+        try:
+            return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
+        except OverflowError:
+            return math.inf
+
+
+def declared_policy(cls: type[Any]) -> dict[str, Any]:
+    """Return what a class says about its retries, as plain data; ``{}`` when it says nonsense.
+
+    The failure that is being reported must not be hidden by a second one, in the policy.
+    """
+    try:
+        policy = cls.get_retry_policy()
+    except Exception as exc:
+        get_logger("framework", "retry").error(
+            "get_retry_policy of %s raised %r; it is not tried again", cls.__name__, exc
+        )
+        return {}
+    return {str(k): to_plain(v) for k, v in policy.items()} if isinstance(policy, Mapping) else {}
 
 
 def wait_seconds(

@@ -75,12 +75,15 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
         return Route(node or RUN, message, failures=failures, steps=_key_of(info))
     if severity is ErrorSeverity.REPLANNING:
         made = state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0)
-        target = "orchestrator" if made < limits.max_planning_attempts else "error"
-        return Route(target, message)
+        # Without a choice of capabilities (it failed, or the caller brought the plan) there is
+        # nothing to plan from.
+        possible = state.get("planning_active_capabilities") is not None
+        again = possible and made < limits.max_planning_attempts
+        return Route("orchestrator" if again else "error", message)
     if severity is ErrorSeverity.RECLASSIFICATION:
         chosen = state.get("control_reclassification_count", 0) + attempts.get("classifier", 0)
-        target = "classifier" if chosen < limits.max_reclassifications else "error"
-        return Route(target, message)
+        again = bool(state.get("task_current_task")) and chosen < limits.max_reclassifications
+        return Route("classifier" if again else "error", message)
     return Route("error", message)
 
 

@@ -27,6 +27,7 @@ from framework.base.spec import CapabilitySpec
 from framework.base.step_context import StepContext
 from framework.execution.inputs import resolve_inputs, resolve_parameters
 from framework.execution.outputs import sort_output
+from framework.execution.retry import declared_policy
 from framework.execution.services import Services
 from framework.telemetry import Status, StepFailed, StepFinished, StepProgress, StepStarted, emit
 
@@ -232,7 +233,7 @@ def failed_outcome(
         "capability_name": spec.name,
         "context_key": attempt.key,
         "classification": classification.to_dict(),
-        "retry_policy": dict(spec.cls.get_retry_policy()),
+        "retry_policy": declared_policy(spec.cls),
         "original_error": mask_secrets(f"{type(exc).__name__}: {exc}"),
         "user_message": message,
         "execution_time": duration,

@@ -56,6 +56,8 @@ def _summary(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
         return summarize(kind, key, entry, types)
     except ValidationError as exc:
         return str(exc)
+    except Exception as exc:  # get_summary is foreign code, and the turn must end with a message
+        return f"{kind}.{key} is there but cannot be put into words: {type(exc).__name__}: {exc}"
 
 
 def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
