@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Overwrite
 
 from framework.base.errors import CapabilityError
@@ -78,6 +79,8 @@ class PlanRun:
         self._settled: dict[str, asyncio.Event] = {}
         self._succeeded: set[str] = set(self._done)
         self._stopping = False
+        self._signals: list[GraphBubbleUp] = []
+        self._running: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(services.limits.max_parallel)
         self._own_slots = {
             name: asyncio.Semaphore(spec.max_parallel)
@@ -105,6 +108,7 @@ class PlanRun:
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
+            GraphBubbleUp: A step interrupted itself; all that did not need it has run.
         """
         pending = self.pending(waiting)
         self._settled = {step["context_key"]: asyncio.Event() for _, step in pending}
@@ -116,12 +120,14 @@ class PlanRun:
             ]
             found = await asyncio.gather(
                 *(
-                    self._collect(step["context_key"], call)
+                    self._watched(step["context_key"], call)
                     for (_, step), call in zip(pending, calls, strict=True)
                 )
             )
         finally:
             _RUN.reset(token)
+        if self._signals:
+            raise _combined(self._signals)
         result = RunResult()
         for envelope in found:
             if not envelope:
@@ -144,8 +150,24 @@ class PlanRun:
                 self._merge(envelope)
         if envelope and envelope.get("control_error_info"):
             self._stopping = True
-        self._settled[key].set()
         return envelope
+
+    async def _watched(self, key: str, call: Any) -> dict[str, Any] | None:
+        try:
+            return await self._collect(key, call)
+        except GraphBubbleUp as signal:
+            # Steps that do not need this one go on; the signal is raised when they are through.
+            self._signals.append(signal)
+            return None
+        except BaseException:
+            # The run is over: what runs is stopped and nothing else starts.
+            self._stopping = True
+            for running in self._running:
+                running.cancel()
+            raise
+        finally:
+            # Whatever happened, nobody may wait for this step for ever.
+            self._settled[key].set()
 
     def _merge(self, envelope: Mapping[str, Any]) -> None:
         for name, value in envelope.items():
@@ -166,12 +188,21 @@ class PlanRun:
                 await self._settled[needed].wait()
         if not self._needs[key] <= self._succeeded:
             return None
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - LangGraph runs every step in a task of its own
+        self._running.add(task)
+        try:
+            return await self._in_slot(payload["step_index"], step)
+        finally:
+            self._running.discard(task)
+
+    async def _in_slot(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
         own = self._own_slots.get(step["capability"])
         if own is None:
             async with self._slots:
-                return await self._tries(payload["step_index"], step)
+                return await self._tries(index, step)
         async with own, self._slots:
-            return await self._tries(payload["step_index"], step)
+            return await self._tries(index, step)
 
     async def _tries(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
         if self._stopping:
@@ -255,6 +286,15 @@ class PlanRun:
             )
         )
         return until
+
+
+def _combined(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
+    """Return one signal for those of several steps: all their questions at once."""
+    interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
+    others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
+    if others:
+        return others[0]
+    return GraphInterrupt(tuple(item for signal in interrupts for item in signal.args[0]))
 
 
 class _LazyMerge(dict[str, Any]):
