@@ -10,7 +10,7 @@ from framework.execution.strategies import AnswerRequest
 from framework.execution.summaries import missing_steps, step_summaries
 from framework.planning import CLARIFY
 from framework.state import AgentState
-from infrastructure.respond import finished
+from infrastructure.respond import finished, without_own_failure
 
 
 @infrastructure_node
@@ -34,7 +34,8 @@ class ClarifyNode(BaseInfrastructureNode):
             messages=state.get("messages") or [],
             question=asked[-1].get("task_objective", "") if asked else "",
         )
-        return finished(await services.answerer.answer(request), state, services)
+        text = await services.answerer.answer(request)
+        return finished(text, without_own_failure(state), services)
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:

@@ -29,10 +29,12 @@ class RespondNode(BaseInfrastructureNode):
         """Write the final message and say how the turn ended."""
         custom = state.get("task_custom_message")
         if custom:
-            return finished(custom, state, services)
+            return finished(custom, without_own_failure(state), services)
         results = step_summaries(state, services.registry.context_types)
         active = state.get("planning_active_capabilities")
-        purpose = "conversation" if not results and not active else "results"
+        # A plan that the caller brought has steps, though nothing was selected.
+        worked = results or active or state.get("execution_step_results")
+        purpose = "results" if worked else "conversation"
         streamer.status("Writing the answer")
         request = AnswerRequest(
             task=state.get("task_current_task") or "",
@@ -52,12 +54,20 @@ class RespondNode(BaseInfrastructureNode):
                 services,
                 {"status": "failed", "reason": reason, "code": "no_capability"},
             )
-        return finished(text, state, services)
+        return finished(text, without_own_failure(state), services)
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
         """Allow for the passing faults of a model service."""
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
+
+
+def without_own_failure(state: AgentState) -> AgentState:
+    """Return the state as it counts when an answer succeeds after its own failure."""
+    info = state.get("control_error_info") or {}
+    if info.get("node_name") in {"respond", "clarify"}:
+        return {**state, "control_has_error": False}
+    return state
 
 
 def finished(
@@ -74,12 +84,7 @@ def finished(
         services: Shared dependencies.
         known: What the node knows of the outcome beyond the records.
     """
-    info = state.get("control_error_info") or {}
-    # An answer that succeeds after its own failure ends the turn without that error.
-    view: Any = state
-    if info.get("node_name") in {"respond", "clarify"}:
-        view = {**state, "control_has_error": False}
-    outcome = {**outcome_of(view), **(known or {})}
+    outcome = {**outcome_of(state), **(known or {})}
     started = state.get("execution_start_time")
     emit(TurnFinished(outcome=outcome))
     return {
