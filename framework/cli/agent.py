@@ -1,0 +1,241 @@
+"""From the command line's options to an agent: settings, registry, database, graph."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.store.base import BaseStore
+
+    from configs.settings import Settings
+    from framework.registry import Registry
+
+LOCAL_CONFIG = "capgraph.yml"
+PACKAGED_CONFIG = "data_agent.yml"
+MEMORY = "memory"
+"""``--db memory``: threads end with the process."""
+
+_DATA_TYPE = "DATA_SOURCE"
+_LONGEST_THREAD_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """All that a command works with.
+
+    Attributes:
+        settings: What the configuration says.
+        registry: What the agent is made of.
+        graph: The compiled graph.
+        saver: Where its threads are.
+        store: Where what outlives a thread is.
+        url: Address of the database, as it was given.
+    """
+
+    settings: Settings
+    registry: Registry
+    graph: CompiledStateGraph[Any, Any, Any, Any]
+    saver: BaseCheckpointSaver[Any]
+    store: BaseStore
+    url: str
+
+
+def config_files(config: Path | None) -> list[Path]:
+    """Return the configuration files to read.
+
+    Args:
+        config: The file of ``--config``. Without it: what ``CAPGRAPH_CONFIG`` names, else
+            ``capgraph.yml`` of the current folder, else the packaged data agent.
+    """
+    if config is not None:
+        return [config]
+    if os.environ.get("CAPGRAPH_CONFIG"):
+        return []  # load_settings reads that file itself
+    local = Path(LOCAL_CONFIG)
+    return [local if local.is_file() else packaged_config(PACKAGED_CONFIG)]
+
+
+def packaged_config(name: str) -> Path:
+    """Return the path of a configuration file that comes with the package."""
+    import configs
+
+    return Path(configs.__file__).parent / name
+
+
+def read_settings(config: Path | None, data: Sequence[str] = ()) -> Settings:
+    """Read the settings; modules beside the configuration file become importable.
+
+    Args:
+        config: The file of ``--config``, if any.
+        data: Files of ``--data``; they take the place of the ones that the configuration names.
+    """
+    from configs.settings import load_settings
+
+    files = config_files(config)
+    named = os.environ.get("CAPGRAPH_CONFIG")
+    for file in [*files, *([Path(named)] if named else [])]:
+        _make_importable(file.resolve().parent)
+    settings = load_settings(*files)
+    if data:
+        settings.context.pop(_DATA_TYPE, None)
+    return settings
+
+
+def without_models(settings: Settings) -> Settings:
+    """Return settings for commands that only look at an agent and never ask a model."""
+    return settings.model_copy(update={"model": None, "models": {}})
+
+
+def _make_importable(folder: Path) -> None:
+    # At the end: nothing beside a configuration file may take the place of an installed module.
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
+    """Return the context data that ``--data`` stands for.
+
+    Args:
+        files: Paths, or ``scheme:name`` for what a capability finds by itself.
+        registry: What the agent is made of.
+
+    Raises:
+        ConfigurationError: A file is missing, or nothing here reads data files.
+    """
+    if _DATA_TYPE not in registry.context_types:
+        raise ConfigurationError(
+            "--data is given, but the agent has no context type DATA_SOURCE.",
+            fix="Add capabilities.contexts and capabilities.data_retrieval to 'modules'.",
+        )
+    found = []
+    for file in files:
+        path = Path(file).expanduser()
+        if path.exists():
+            # The thread may be resumed from another folder.
+            found.append(str(path.resolve()))
+        elif ":" in file and "/" not in file.split(":", 1)[0]:
+            found.append(file)
+        else:
+            raise ConfigurationError(
+                f"The data file {file!r} does not exist.", fix="Check the path of --data."
+            )
+    return {_DATA_TYPE: {"data": {"files": found}}}
+
+
+def data_folder() -> Path:
+    """Return the folder of the user's own data of this program."""
+    import typer
+
+    if sys.platform.startswith(("win", "darwin")):
+        return Path(typer.get_app_dir("capgraph"))
+    home = os.environ.get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "capgraph"
+
+
+def database_url(db: str | None, settings: Settings) -> str:
+    """Return the address of the database: ``--db``, else the settings', else the user's own file.
+
+    Args:
+        db: A URL, ``memory``, or the path of an SQLite file.
+        settings: All settings.
+    """
+    given = db or settings.persistence.url
+    if given:
+        if given == MEMORY or "://" in given:
+            return given
+        return _sqlite_url(Path(given).expanduser().resolve())
+    folder = data_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"The folder {str(folder)!r} for threads cannot be made: {exc.strerror}.",
+            fix="Give another place with --db FILE, or --db memory to keep nothing.",
+        ) from exc
+    return _sqlite_url(folder / "threads.sqlite")
+
+
+def _sqlite_url(path: Path) -> str:
+    from urllib.parse import quote
+
+    return f"sqlite:///{quote(str(path))}"
+
+
+@contextlib.asynccontextmanager
+async def open_database(
+    url: str, settings: Settings
+) -> AsyncIterator[tuple[BaseCheckpointSaver[Any], BaseStore]]:
+    """Open saver and store of an address; one that cannot be reached is an error.
+
+    Args:
+        url: What :func:`database_url` returned.
+        settings: All settings; they may hold a key for encryption.
+    """
+    from framework.stores import open_saver, open_store
+
+    key = settings.persistence.encryption_key
+    secret = key.get_secret_value() if key else None
+    named = None if url == MEMORY else url
+    async with open_saver(named, encryption_key=secret) as saver, open_store(named) as store:
+        if saver is None:
+            from langgraph.checkpoint.memory import InMemorySaver
+
+            saver = InMemorySaver()
+        yield saver, store
+
+
+@contextlib.asynccontextmanager
+async def open_agent(
+    settings: Settings, *, model: str | None = None, db: str | None = None
+) -> AsyncIterator[Agent]:
+    """Build the agent that the settings describe, over its database.
+
+    Args:
+        settings: All settings.
+        model: ``"provider:name"`` that takes the place of the settings' models.
+        db: What ``--db`` says.
+    """
+    from framework.graph import build_graph
+    from framework.registry import Registry
+
+    registry = Registry.from_settings(settings)
+    url = database_url(db, settings)
+    async with open_database(url, settings) as (saver, store):
+        graph = build_graph(
+            registry, model=model, checkpointer=saver, store=store, settings=settings
+        )
+        yield Agent(settings, registry, graph, saver, store, url)
+
+
+def check_thread_id(thread_id: str) -> str:
+    """Return a thread id that can be stored and printed.
+
+    Raises:
+        ConfigurationError: It is empty, too long, or holds control characters.
+
+    >>> check_thread_id("trip-2")
+    'trip-2'
+    """
+    if not thread_id.strip() or len(thread_id) > _LONGEST_THREAD_ID or not thread_id.isprintable():
+        raise ConfigurationError(
+            f"The thread id {thread_id[:80]!r} cannot be used.",
+            fix=f"Use 1 to {_LONGEST_THREAD_ID} printable characters.",
+        )
+    return thread_id
+
+
+def new_thread_id() -> str:
+    """Return a fresh thread id, short enough to type."""
+    import uuid
+
+    return uuid.uuid4().hex[:12]

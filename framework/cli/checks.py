@@ -1,0 +1,263 @@
+"""What ``capgraph check`` looks at: each finding says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from configs.errors import CapgraphError
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+    from framework.registry import Registry
+
+MODEL_SECONDS = 20.0
+"""How long a model has to answer."""
+
+DISTRIBUTION = "capgraph"
+_NEEDED_BY_URL = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        area: What it belongs to.
+        level: ``ok``, ``warning`` (works, but …) or ``error``.
+        text: What was found.
+        fix: How to mend it.
+    """
+
+    area: str
+    level: Literal["ok", "warning", "error"]
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def of_error(cls, area: str, error: Exception) -> Finding:
+        """Return the finding that an error makes."""
+        if isinstance(error, CapgraphError):
+            return cls(area, "error", error.message, error.fix or "")
+        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
+
+
+def check_registry(settings: Settings) -> tuple[Registry | None, list[Finding]]:
+    """Load every module by itself, so that one that is broken does not hide the next."""
+    from framework.base import RegistryError
+    from framework.graph.validate import problems_of
+    from framework.registry import Registry
+
+    findings: list[Finding] = []
+    try:
+        registry = Registry(infrastructure=settings.infrastructure, given=settings.given)
+    except RegistryError as exc:
+        return None, [Finding.of_error("registry", exc)]
+    for module in settings.modules:
+        try:
+            registry.discover(module)
+        except CapgraphError as exc:
+            findings.append(Finding.of_error("registry", exc))
+    try:
+        registry.configure(
+            include=settings.include, exclude=settings.exclude, override=settings.override
+        )
+    except RegistryError as exc:
+        findings.append(Finding.of_error("registry", exc))
+    for problem in problems_of(registry):
+        text, _, fix = problem.partition(" Fix: ")
+        findings.append(Finding("registry", "error", text, fix))
+    for name in registry.capabilities:
+        findings += _guides(registry, name)
+    if not registry.capabilities:
+        findings.append(
+            Finding(
+                "registry",
+                "warning",
+                "No capability is registered, so every question ends in 'Nothing here can do that'.",
+                "Name modules that hold capabilities under 'modules'.",
+            )
+        )
+    elif not findings:
+        text = f"{len(registry.capabilities)} capabilities: {', '.join(registry.capabilities)}"
+        findings.append(Finding("registry", "ok", text))
+    return registry, findings
+
+
+def _guides(registry: Registry, name: str) -> Iterator[Finding]:
+    try:
+        held = registry.capability(name)
+        examples = held.classifier_guide
+        _ = held.orchestrator_guide
+    except Exception as exc:
+        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
+        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
+        return
+    if examples is None and not registry.capabilities[name].always_active:
+        yield Finding(
+            "registry",
+            "warning",
+            f"The capability {name!r} has no examples, so it is chosen by its description alone.",
+            "Give it examples of requests that need it.",
+        )
+
+
+def check_settings(settings: Settings, registry: Registry) -> list[Finding]:
+    """Find sections that name nothing, and context data that does not fit."""
+    from framework.base import ValidationError
+    from framework.state import load_context
+
+    findings = [
+        Finding(
+            "configuration",
+            "warning",
+            f"capabilities.{name} configures a capability that is not registered.",
+            f"Use one of: {', '.join(registry.capabilities) or 'none is registered'}.",
+        )
+        for name in settings.capabilities
+        if name not in registry.capabilities
+    ]
+    for kind, entries in settings.context.items():
+        if kind not in registry.context_types:
+            text = f"context.{kind} is of a type that is not registered."
+            findings.append(Finding("configuration", "warning", text, "Check the spelling."))
+            continue
+        for key, data in entries.items():
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                findings.append(Finding("configuration", "error", exc.message, "Correct it."))
+    return findings
+
+
+def check_extras(settings: Settings, url: str) -> list[Finding]:
+    """Find optional packages that the configuration needs and that are not installed."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    try:
+        listed = [Requirement(text) for text in requires(DISTRIBUTION) or []]
+    except PackageNotFoundError:
+        fix = "Install it: pip install --editable . in its folder."
+        text = "capgraph runs from source and is not installed, so extras cannot be looked up."
+        return [Finding("extras", "warning", text, fix)]
+    needed = needed_extras(settings, url)
+    findings = []
+    for extra, reason in needed.items():
+        missing = []
+        for requirement in listed:
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}):
+                continue
+            if not marker.evaluate({"extra": extra}) or requirement.name == DISTRIBUTION:
+                continue
+            try:
+                installed = version(requirement.name)
+            except PackageNotFoundError:
+                missing.append(str(requirement.name))
+                continue
+            if not requirement.specifier.contains(installed, prereleases=True):
+                missing.append(f"{requirement.name}{requirement.specifier} (not {installed})")
+        if missing:
+            text = f"The extra {extra!r} lacks {', '.join(missing)}; needed for {reason}."
+            fix = f"pip install 'capgraph[{extra}]'"
+            findings.append(Finding("extras", "error", text, fix))
+        else:
+            findings.append(Finding("extras", "ok", f"{extra}: installed, for {reason}"))
+    return findings
+
+
+def needed_extras(settings: Settings, url: str) -> dict[str, str]:
+    """Return the extras that a configuration needs: name to what for."""
+    needed: dict[str, str] = {}
+    if settings.model or settings.models:
+        needed["models"] = "the configured chat models"
+    else:
+        needed["offline"] = "choosing capabilities without a model"
+    if any(module.split(".")[0] == "capabilities" for module in settings.modules):
+        needed["data"] = "the packaged data capabilities"
+    extra = _NEEDED_BY_URL.get(url.split("://", 1)[0])
+    if extra:
+        needed[extra] = f"threads in {extra}"
+    if settings.persistence.encryption_key:
+        needed["encryption"] = "persistence.encryption_key"
+    return needed
+
+
+async def check_database(url: str, settings: Settings) -> Finding:
+    """Open the database and read from it."""
+    from configs.logger import mask_secrets
+    from framework.cli.agent import MEMORY, open_database
+
+    if url == MEMORY:
+        return Finding("database", "ok", "in memory; threads end with the process")
+    try:
+        async with open_database(url, settings) as (saver, store):
+            await saver.aget_tuple({"configurable": {"thread_id": "capgraph-check"}})
+            await store.aget(("capgraph",), "check")
+    except Exception as exc:
+        return Finding.of_error("database", exc)
+    return Finding("database", "ok", f"{mask_secrets(url)} can be read and written")
+
+
+async def check_models(settings: Settings, model: str | None, *, ask: bool) -> list[Finding]:
+    """Make every configured model, and ask each one for a word.
+
+    Args:
+        settings: All settings.
+        model: What ``--model`` says.
+        ask: Whether to ask; that costs a few tokens.
+    """
+    configured: Any = model or settings.model or dict(settings.models)
+    if not configured:
+        return [Finding("models", "ok", "none configured; the agent runs without one")]
+    from framework.models import chat_models
+
+    try:
+        made = chat_models(configured)
+    except Exception as exc:
+        return [Finding.of_error("models", exc)]
+    roles: dict[int, list[str]] = {}
+    for role, chat_model in made.items():
+        roles.setdefault(id(chat_model), []).append(role)
+    models = {id(chat_model): chat_model for chat_model in made.values()}
+    names = {number: ", ".join(found) for number, found in roles.items()}
+    if not ask:
+        return [
+            Finding("models", "ok", f"{_model_name(models[n])} for {text}: made, not asked")
+            for n, text in names.items()
+        ]
+    return list(await asyncio.gather(*(_ask(models[n], text) for n, text in names.items())))
+
+
+async def _ask(model: Any, roles: str) -> Finding:
+    from configs.logger import mask_secrets
+
+    name = f"{_model_name(model)} for {roles}"
+    try:
+        async with asyncio.timeout(MODEL_SECONDS):
+            await model.ainvoke("Answer with the one word: ready")
+    except TimeoutError:
+        text = f"{name}: no answer within {MODEL_SECONDS:g} s"
+        return Finding("models", "error", text, "Check base_url and the network.")
+    except Exception as exc:
+        text = f"{name}: {type(exc).__name__}: {mask_secrets(str(exc))}"
+        return Finding("models", "error", text, "Check the model's name, its key and base_url.")
+    return Finding("models", "ok", f"{name}: answered")
+
+
+def _model_name(model: Any) -> str:
+    for attribute in ("model_name", "model", "model_id"):
+        value = getattr(model, attribute, None)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def named_files(files: list[Path]) -> str:
+    """Return the configuration files in words."""
+    return ", ".join(str(file) for file in files) or "what CAPGRAPH_CONFIG names"

@@ -1,0 +1,142 @@
+"""``capgraph approvals``: standing rules, by which a capability runs without a question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.commands.options import Config, Database, Json
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
+
+    from framework.stores import Rule
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="approvals", help="List, make and revoke standing rules.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_(config: Config = None, db: Database = None, as_json: Json = False) -> None:
+    """List the standing rules, the oldest first."""
+    from framework.cli.terminal import make_console, one_line
+
+    async def read(store: BaseStore) -> list[Rule]:
+        from framework.stores import list_rules
+
+        return await list_rules(store)
+
+    rules = _with_store(config, db, read)
+    if as_json:
+        typer.echo(json.dumps([rule.model_dump(mode="json") for rule in rules], indent=2))
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (
+            rule.id,
+            rule.capability,
+            f"thread {rule.thread_id}" if rule.thread_id else "everywhere",
+            _until(rule, now),
+            rule.reason,
+        )
+        for rule in rules
+    ]
+    console = make_console()
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo("\t".join(one_line(cell, 300) for cell in row))
+        return
+    if not rows:
+        typer.echo("There are no standing rules.")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("rule", "capability", "holds in", "until", "reason")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell, 300)) for cell in row))
+    console.print(table)
+
+
+@app.command("allow")
+def allow(
+    capability: Annotated[str, typer.Argument(help="What may run without a question.")],
+    thread: Annotated[
+        str | None, typer.Option("--thread", "-t", help="Only in this thread (default: in all).")
+    ] = None,
+    lasting: Annotated[
+        str | None, typer.Option("--for", help="How long, such as 7d (default: until revoked).")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    config: Config = None,
+    db: Database = None,
+) -> None:
+    """Make a standing rule."""
+    from framework.cli.agent import read_settings
+    from framework.cli.durations import read_duration
+    from framework.registry import Registry
+    from framework.stores import Rule, add_rule
+
+    Registry.from_settings(read_settings(config)).capability(capability)
+    until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
+    rule = Rule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
+
+    async def change(store: BaseStore) -> None:
+        await add_rule(store, rule)
+
+    _with_store(config, db, change)
+    typer.echo(rule.id)
+
+
+@app.command("revoke")
+def revoke(
+    rule: Annotated[str, typer.Argument(help="Id of the rule, or its first letters.")],
+    config: Config = None,
+    db: Database = None,
+) -> None:
+    """Take a standing rule back."""
+
+    async def change(store: BaseStore) -> str:
+        from framework.stores import list_rules, revoke_rule
+
+        meant = [known.id for known in await list_rules(store) if known.id.startswith(rule)]
+        if rule and len(meant) > 1:
+            raise ConfigurationError(
+                f"{len(meant)} standing rules begin with {rule[:80]!r}.",
+                fix="Write more of the id.",
+            )
+        # An id that nothing begins with is for the store to refuse.
+        chosen = meant[0] if rule and meant else rule
+        await revoke_rule(store, chosen)
+        return chosen
+
+    typer.echo(_with_store(config, db, change))
+
+
+def _until(rule: Rule, now: datetime) -> str:
+    if rule.expires_at is None:
+        return "revoked"
+    over = not rule.holds(rule.capability, rule.thread_id, now)
+    moment = rule.expires_at.astimezone().strftime("%Y-%m-%d %H:%M")
+    return f"{moment} (over)" if over else moment
+
+
+def _with_store(config: Any, db: str | None, work: Callable[[BaseStore], Awaitable[T]]) -> T:
+    from framework.cli.agent import database_url, open_database, read_settings
+
+    settings = read_settings(config)
+
+    async def run() -> T:
+        async with open_database(database_url(db, settings), settings) as (_, store):
+            return await work(store)
+
+    return asyncio.run(run())

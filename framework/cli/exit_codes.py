@@ -1,0 +1,44 @@
+"""What the exit code of the command says."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command.
+
+    >>> int(ExitCode.of_status("partial"))
+    3
+    """
+
+    ANSWERED = 0
+    FAILED = 1
+    USAGE = 2
+    PARTIAL = 3
+    WAITING = 4
+    STOPPED = 5
+    INTERRUPTED = 130
+    DRAINED = 143
+
+    @classmethod
+    def of_status(cls, status: str) -> ExitCode:
+        """Return the code of a turn's outcome; an unknown status counts as failed."""
+        return _OF_STATUS.get(status, cls.FAILED)
+
+
+_OF_STATUS = {
+    "completed": ExitCode.ANSWERED,
+    "partial": ExitCode.PARTIAL,
+    "failed": ExitCode.FAILED,
+    "stopped": ExitCode.STOPPED,
+    "waiting": ExitCode.WAITING,
+    "cancelled": ExitCode.INTERRUPTED,
+    "drained": ExitCode.DRAINED,
+}
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 answered, 1 failed, 2 usage or configuration, 3 partial answer,"
+    " 4 waiting for a person, 5 stopped by a limit, 130 interrupted (Ctrl-C),"
+    " 143 drained (SIGTERM)."
+)

@@ -1,0 +1,79 @@
+"""The ``capgraph`` command: what can be typed, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from configs.errors import CapgraphError
+from framework.cli.commands import approvals, check, look, new, talk, threads
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+
+app = typer.Typer(
+    name="capgraph",
+    help="Ask an agent made of capabilities, and look at what it does.",
+    epilog=EXIT_CODES_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ask", epilog=EXIT_CODES_HELP)(talk.ask)
+app.command("chat", epilog=EXIT_CODES_HELP)(talk.chat)
+app.command("capabilities")(look.capabilities)
+app.command("graph")(look.graph)
+app.command("check")(check.check)
+# One line for each group of commands.
+app.add_typer(new.app, name="new")
+app.add_typer(threads.app, name="threads")
+app.add_typer(approvals.app, name="approvals")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"capgraph {version('capgraph')}")
+        except PackageNotFoundError:
+            typer.echo("capgraph (from source, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Log everything, and show tracebacks.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Ask an agent made of capabilities, and look at what it does."""
+    from configs.logger import configure_logging
+
+    # The views show what fails; the log would say it twice.
+    configure_logging(logging.DEBUG if debug else logging.CRITICAL)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the process with its exit code.
+
+    Args:
+        arguments: What was typed after ``capgraph``; the process's own when not given.
+    """
+    try:
+        app(args=list(arguments) if arguments is not None else None, prog_name="capgraph")
+    except CapgraphError as exc:
+        if logging.getLogger("capgraph").isEnabledFor(logging.DEBUG):
+            raise
+        from framework.cli.terminal import print_error
+
+        print_error(exc)
+        sys.exit(ExitCode.USAGE)
+    sys.exit(ExitCode.ANSWERED)

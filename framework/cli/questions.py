@@ -1,0 +1,169 @@
+"""Questions of a waiting run, asked in the terminal or answered by an option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from framework.cli.terminal import one_line, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WORDS = {
+    "a": "approve",
+    "y": "approve",
+    "yes": "approve",
+    "e": "edit",
+    "r": "reject",
+    "n": "reject",
+    "no": "reject",
+    "s": "respond",
+    "k": "skip",
+    "again": "rerun",
+}
+_HINTS = {
+    "approve": "[a]pprove",
+    "edit": "[e]dit parameters",
+    "reject": "[r]eject",
+    "respond": "re[s]pond instead",
+    "rerun": "run it [again]",
+    "skip": "s[k]ip it",
+}
+
+
+def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any] | None:
+    """Answer every open question alike, for ``--yes`` and ``--no``.
+
+    A step whose effect may have happened is never run again by ``--yes``.
+
+    Args:
+        questions: Open questions, by interrupt id.
+        approve: Whether to agree.
+
+    Returns:
+        What to resume with, or ``None`` when a question needs a person.
+
+    >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
+    >>> answer_all({"1": {"steps": steps}}, approve=True)
+    {'1': {'a': {'decision': 'approve'}}}
+    """
+    word = "approve" if approve else "reject"
+    answers: dict[str, Any] = {}
+    for interrupt_id, question in questions.items():
+        steps = question.get("steps") if isinstance(question, Mapping) else None
+        if not steps or any(word not in step.get("decisions", ()) for step in steps):
+            return None
+        reason = {} if approve else {"reason": "rejected with --no"}
+        answers[interrupt_id] = {
+            step["context_key"]: {"decision": word, **reason} for step in steps
+        }
+    return answers
+
+
+def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    """Ask a person; returns what to resume with.
+
+    Args:
+        questions: Open questions, by interrupt id.
+        console: A terminal.
+
+    Raises:
+        KeyboardInterrupt: The person pressed Ctrl-C; the question stays open.
+        EOFError: There is nobody to answer.
+    """
+    return {key: _ask_one(question, console) for key, question in questions.items()}
+
+
+def question_lines(question: Any) -> list[str]:
+    """Say in lines what a person is asked."""
+    if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
+        return [safe(question)]
+    lines = [f"problem: {one_line(problem, 1000)}" for problem in question.get("problems") or []]
+    for step in question["steps"]:
+        lines += step_lines(step)
+    return lines
+
+
+def step_lines(step: Mapping[str, Any]) -> list[str]:
+    """Say in lines what one step would do."""
+    name = f"{step.get('context_key')} ({step.get('capability')})"
+    lines = [one_line(f"May step {name} run? {step.get('description') or ''}", 1000)]
+    if step.get("kind") == "unknown_outcome":
+        lines = [one_line(f"Step {name}: {step.get('reason') or 'its outcome is unknown.'}", 1000)]
+    if step.get("task_objective"):
+        lines.append("  " + one_line(f"objective: {step['task_objective']}", 1000))
+    if step.get("effect") not in {None, "none"}:
+        lines.append("  " + one_line(f"effect: {step['effect']}"))
+    if step.get("inputs"):
+        sources = [f"{kind} from {key}" for entry in step["inputs"] for kind, key in entry.items()]
+        lines.append("  " + one_line(f"inputs: {', '.join(sources)}", 1000))
+    if step.get("parameters"):
+        shown = json.dumps(step["parameters"], indent=2, ensure_ascii=False, default=str)
+        lines += ["  parameters:", *(f"    {safe(line)}" for line in shown.split("\n"))]
+    return lines
+
+
+def _ask_one(question: Any, console: Console) -> Any:
+    if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
+        console.print(safe(question))
+        return _read("answer> ")
+    for problem in question.get("problems") or []:
+        console.print(f"problem: {one_line(problem, 1000)}", style="red")
+    return {step["context_key"]: _ask_step(step, console) for step in question["steps"]}
+
+
+def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    console.print()
+    head, *rest = step_lines(step)
+    console.print(head, style="bold magenta")
+    for line in rest:
+        console.print(line)
+    allowed = list(step.get("decisions") or ["approve", "reject"])
+    console.print("  " + ", ".join(_HINTS.get(word, word) for word in allowed))
+    while True:
+        typed = _read("decision> ").strip().lower()
+        word = _WORDS.get(typed, typed)
+        if word not in allowed:
+            console.print(f"Use one of: {', '.join(allowed)}.", style="red")
+            continue
+        if word == "edit":
+            return {"decision": word, "parameters": _ask_parameters(step, console)}
+        if word == "reject":
+            return {"decision": word, "reason": _read("reason> ").strip()}
+        if word == "respond":
+            return {"decision": word, "message": _ask_text(console, "message> ")}
+        return {"decision": word}
+
+
+def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    current = step.get("parameters") or {}
+    console.print(
+        "  New values as JSON; what you leave out stays as it is, null takes a value away."
+    )
+    while True:
+        text = _read("parameters> ")
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            console.print(f"This is not JSON: {one_line(exc)}.", style="red")
+            continue
+        if not isinstance(given, dict):
+            console.print('Write an object, such as {"amount": 3}.', style="red")
+            continue
+        merged = {**current, **given}
+        return {key: value for key, value in merged.items() if value is not None}
+
+
+def _ask_text(console: Console, prompt: str) -> str:
+    while True:
+        text = _read(prompt).strip()
+        if text:
+            return text
+        console.print("Write at least one word.", style="red")
+
+
+def _read(prompt: str) -> str:
+    # Not the console's own input: line editing has to know how long the prompt is.
+    return input(prompt)

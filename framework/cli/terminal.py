@@ -1,0 +1,60 @@
+"""Text that is safe to print, and where it is printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from configs.logger import clean_text, mask_secrets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def safe(text: object) -> str:
+    r"""Make text of any origin safe for a terminal; its line breaks stay.
+
+    >>> safe("one\r\ntwo\x1b[2J")
+    'one\ntwo\\x1b[2J'
+    """
+    lines = str(text).replace("\r\n", "\n").split("\n")
+    # A lone surrogate cannot be encoded, so it would end the program at print.
+    cleaned = "\n".join(clean_text(line) for line in lines)
+    return cleaned.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def one_line(text: object, limit: int = 200) -> str:
+    r"""Return text as one safe line, shortened with an ellipsis.
+
+    >>> one_line("a\nb   c", limit=4)
+    'a b…'
+    """
+    flat = " ".join(str(text).split())
+    return safe(flat if len(flat) <= limit else f"{flat[: limit - 1].rstrip()}…")
+
+
+def make_console(file: TextIO | None = None) -> Console:
+    """Return a console that prints text as it is: no markup, no emoji codes, no highlighting."""
+    from rich.console import Console
+
+    return Console(
+        file=file, markup=False, emoji=False, highlight=False, soft_wrap=False, legacy_windows=False
+    )
+
+
+def is_interactive() -> bool:
+    """Whether a person sits at both ends."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def shows_live(console: Console) -> bool:
+    """Whether output may be redrawn in place."""
+    return console.is_terminal and os.environ.get("TERM") != "dumb"
+
+
+def print_error(error: BaseException) -> None:
+    """Print one clean message to standard error."""
+    text = safe(mask_secrets(str(error) or type(error).__name__))
+    console = make_console(sys.stderr)
+    console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
