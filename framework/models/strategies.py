@@ -11,7 +11,7 @@ from framework.base import require_extra
 from framework.models.answering import ModelAnswerer
 from framework.models.extraction import ModelExtractor
 from framework.models.planning import ModelPlanner
-from framework.models.roles import DEFAULT, RoleModel, chat_models
+from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
@@ -46,7 +46,10 @@ def model_strategies(
     models = chat_models(configured)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
-    roles = {role: RoleModel(role, model, limit) for role, model in models.items()}
+    roles = {
+        role: RoleModel(role, model if role == "answer" else unstreamed(model), limit)
+        for role, model in models.items()
+    }
     chosen: dict[str, Any] = {"chat_model": _chooser(models)}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()

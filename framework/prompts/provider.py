@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import metadata
 from typing import Any
 
 from framework.base import ConfigurationError
@@ -24,7 +23,7 @@ from framework.prompts.nodes import (
     ResponseGenerationPrompt,
     TaskExtractionPrompt,
 )
-from framework.registry.discovery import import_object
+from framework.registry.discovery import import_object, load_entry_points
 
 ENTRY_POINT_GROUP = "capgraph.prompts"
 
@@ -146,40 +145,30 @@ def get_framework_prompts(application: str | None = None) -> PromptProvider:
     >>> builder.get_role().startswith("You plan")
     True
     """
-    if application is None:
-        provider = _in_use.get()
-        if provider is not None:
-            return provider
-    elif ":" in application:
-        try:
+    try:
+        if application is not None and ":" in application:
             return _as_provider(import_object(application), application)
-        except RegistryError as exc:
-            raise ConfigurationError(f"No prompts: {exc.message}", fix=exc.fix) from exc
-    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINT_GROUP)}
+        if application is None and (provider := _in_use.get()) is not None:
+            return provider
+        installed = dict(load_entry_points(ENTRY_POINT_GROUP))
+    except RegistryError as exc:
+        raise ConfigurationError(f"No prompts: {exc.message}", fix=exc.fix) from exc
     if application is None:
-        if not points:
+        if not installed:
             return PromptProvider()
-        if len(points) > 1:
+        if len(installed) > 1:
             raise ConfigurationError(
-                f"Several applications bring prompts: {', '.join(sorted(points))}.",
+                f"Several applications bring prompts: {', '.join(installed)}.",
                 fix="Name one: get_framework_prompts('name').",
             )
-        application = next(iter(points))
-    if application not in points:
+        application = next(iter(installed))
+    if application not in installed:
         raise ConfigurationError(
             f"No application called {application!r} brings prompts;"
-            f" installed: {', '.join(sorted(points)) or 'none'}.",
+            f" installed: {', '.join(installed) or 'none'}.",
             fix="Use one of them, or 'package.module:provider'.",
         )
-    try:
-        found = points[application].load()
-    except Exception as exc:
-        raise ConfigurationError(
-            f"The prompts of {application!r} ({points[application].value}) cannot be loaded:"
-            f" {type(exc).__name__}: {exc}.",
-            fix="Correct or uninstall that distribution.",
-        ) from exc
-    return _as_provider(found, application)
+    return _as_provider(installed[application], application)
 
 
 def _as_provider(value: Any, origin: str) -> PromptProvider:

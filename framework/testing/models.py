@@ -15,7 +15,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, Field
 
 from framework.base import ModelError
 from framework.base.errors import to_plain
@@ -69,8 +69,6 @@ class ScriptedModel(BaseChatModel):
     responses: Sequence[Any] | Callable[[ModelCall], Any]
     calls: list[ModelCall] = Field(default_factory=list)
     model_name: str = "scripted"
-
-    _used: int = PrivateAttr(default=0)
 
     @property
     def _llm_type(self) -> str:
@@ -168,9 +166,9 @@ class ScriptedModel(BaseChatModel):
         self.calls.append(call)
         if callable(self.responses):
             answer = self.responses(call)
-        elif self._used < len(self.responses):
-            answer = self.responses[self._used]
-            self._used += 1
+        elif len(self.calls) <= len(self.responses):
+            # Counted by the calls, which copies of the model share.
+            answer = self.responses[len(self.calls) - 1]
             if callable(answer) and not isinstance(answer, type):
                 answer = answer(call)
         else:

@@ -28,6 +28,7 @@ class Reply:
     delay: float = 0.0
     finish: str = "stop"
     hang_up_after: int | None = None
+    as_text: bool = False
 
     @property
     def content(self) -> str:
@@ -147,15 +148,21 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, body: dict[str, Any], reply: Reply) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
         self.send_header("connection", "close")
         self.end_headers()
         self.close_connection = True
         for count, chunk in enumerate(_chunks(body, reply)):
             if reply.hang_up_after is not None and count >= reply.hang_up_after:
                 return
-            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
-            self.wfile.flush()
-        self.wfile.write(b"data: [DONE]\n\n")
+            self._event(json.dumps(chunk))
+        self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, data: str) -> None:
+        piece = f"data: {data}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.flush()
 
 
 def _usage(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _usage(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def _is_tool_call(body: dict[str, Any], reply: Reply) -> bool:
-    return bool(body.get("tools")) and reply.refusal is None
+    return bool(body.get("tools")) and reply.refusal is None and not reply.as_text
 
 
 def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:

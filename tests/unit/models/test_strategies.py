@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel
+
+from configs.settings import load_settings
+from framework.base import ErrorSeverity, ModelError, PlannedStep
+from framework.base.classify import classify_exception
+from framework.execution.strategies import AnswerRequest, PlanRequest, StepSummary
+from framework.models import model_strategies
+from framework.models.planning import PLAN_SCHEMA, describe_capability
+from framework.registry import Registry
+from framework.selection import Candidate, Selection
+from framework.testing import ModelCall, ScriptedModel
+from tests.support.readings import sensor_registry
+
+CANDIDATES = [
+    Candidate(name, f"Does {name}.", positives=(f"please {name}",))
+    for name in ("paint", "bake", "weld")
+]
+
+
+class FirstOnes:
+    """An offline selector that ranks by position."""
+
+    async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
+        return {c.name: 1.0 - n / 1000 for n, c in enumerate(candidates)}
+
+    async def select(
+        self, task: str, candidates: Sequence[Candidate], **_: Any
+    ) -> Selection:  # pragma: no cover - never asked
+        raise AssertionError("the model chooses")
+
+
+def strategies(model: Any, registry: Registry | None = None, **settings: Any) -> dict[str, Any]:
+    return model_strategies(
+        model, registry or sensor_registry(), load_settings(**settings), FirstOnes()
+    )
+
+
+def choice(*names: str) -> dict[str, Any]:
+    return {"reason": "so", "capabilities": list(names)}
+
+
+async def test_a_first_message_is_its_own_task_and_costs_nothing() -> None:
+    model = ScriptedModel(responses=[])
+    found = await strategies(model)["extractor"].extract(
+        [SystemMessage("Be kind"), HumanMessage("  Read it ")]
+    )
+    assert found.task == "Read it"
+    assert model.calls == []
+
+
+async def test_extraction_sees_only_text_and_not_all_of_it() -> None:
+    answer = {"task": "t", "depends_on_chat_history": True, "depends_on_user_memory": True}
+    model = ScriptedModel(responses=[answer])
+    said = [HumanMessage(f"question {n}") for n in range(30)]
+    said.append(HumanMessage("x" * 9_000))
+    said.append(HumanMessage("And now?"))
+    found = await strategies(model)["extractor"].extract(said)
+    assert (found.task, found.depends_on_user_memory) == ("t", True)
+    (call,) = model.calls
+    assert call.schema == "Task"
+    assert "question 29" in call.prompt
+    assert "question 5\n" not in call.prompt
+    assert "(5,000 more characters)" in call.prompt
+    assert "And now?" in call.prompt
+
+
+async def test_one_call_chooses_among_all() -> None:
+    model = ScriptedModel(responses=[choice("weld", "bake", "weld")])
+    found = await strategies(model)["selector"].select("weld it", CANDIDATES)
+    assert found.names == ("weld", "bake")
+    assert found.reason == "so"
+    assert [call.schema for call in model.calls] == ["Choice"]
+    listing = model.calls[0].messages[0].text
+    assert listing.index("- bake") < listing.index("- paint") < listing.index("- weld")
+    assert 'needed for: "please bake"' in listing
+
+
+async def test_the_limit_and_exclusions_hold() -> None:
+    model = ScriptedModel(responses=[choice("paint", "bake"), choice("paint")])
+    selector = strategies(model)["selector"]
+    assert (await selector.select("x", CANDIDATES, limit=1)).names == ("paint",)
+    with pytest.raises(ModelError, match="'paint'"):
+        await selector.select("x", CANDIDATES, excluded={"paint": "it peeled"})
+    assert "it peeled" in model.calls[1].messages[1].text
+    assert "- paint" not in model.calls[1].messages[0].text
+
+
+async def test_nobody_is_asked_about_nothing() -> None:
+    model = ScriptedModel(responses=[])
+    selector = strategies(model)["selector"]
+    assert not await selector.select("x", [])
+    excluded = {c.name: "no" for c in CANDIDATES}
+    assert not await selector.select("x", CANDIDATES, excluded=excluded)
+    assert model.calls == []
+
+
+async def test_what_the_model_sees_of_a_thousand_capabilities_is_a_shortlist() -> None:
+    many = [Candidate(f"tool_{n}", "Does something.") for n in range(1000)]
+    few = ScriptedModel(responses=[choice("tool_3")])
+    lots = ScriptedModel(responses=[choice("tool_3")])
+    await strategies(few)["selector"].select("x", many[:20])
+    found = await strategies(lots)["selector"].select("x", many)
+    assert found.names == ("tool_3",)
+    assert len(lots.calls[0].prompt) <= 1.5 * len(few.calls[0].prompt)
+
+
+async def test_one_question_for_each_runs_a_few_at_once_and_no_more() -> None:
+    under_way, most = 0, 0
+
+    class Counting(ScriptedModel):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.01)
+            under_way -= 1
+            return await super()._agenerate(*args, **kwargs)
+
+    model = Counting(responses=lambda call: {"is_match": "tool_7." in call.prompt})
+    many = [Candidate(f"tool_{n}", f"Does tool_{n}.") for n in range(15)]
+    selection = {"strategy": "per_capability", "max_concurrency": 4}
+    found = await strategies(model, selection=selection)["selector"].select("x", many)
+    assert found.names == ("tool_7",)
+    assert [call.schema for call in model.calls] == ["CapabilityMatch"] * 15
+    assert most == 4
+
+
+async def test_a_failing_question_is_an_error_and_never_a_no() -> None:
+    def answer(call: ModelCall) -> Any:
+        return ConnectionError("gone") if "tool_2" in call.prompt else {"is_match": False}
+
+    model = ScriptedModel(responses=answer)
+    many = [Candidate(f"tool_{n}", f"Does tool_{n}.") for n in range(5)]
+    selector = strategies(model, selection={"strategy": "per_capability"})["selector"]
+    with pytest.raises(ModelError, match="gone") as caught:
+        await selector.select("x", many)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert classify_exception(caught.value, "x").severity is ErrorSeverity.RETRIABLE
+
+
+@pytest.mark.parametrize("answer", [{"is_match": "yes"}, {"is_match": 1}, {}, "no idea"])
+async def test_a_yes_or_no_is_a_yes_or_a_no(answer: Any) -> None:
+    selector = strategies(
+        ScriptedModel(responses=[answer]), selection={"strategy": "per_capability"}
+    )["selector"]
+    with pytest.raises(ModelError, match="not the form asked for"):
+        await selector.select("x", CANDIDATES[:1])
+
+
+def request(**fields: Any) -> PlanRequest:
+    given = {"task": "t", "active": ("read_sensor",), "catalog": sensor_registry(), "available": {}}
+    return PlanRequest(**{**given, **fields})
+
+
+async def test_planning_prompts_share_their_beginning() -> None:
+    model = ScriptedModel(responses=[{"steps": []}] * 3)
+    planner = strategies(model)["planner"]
+    await planner.plan(request(active=("wipe", "add_up"), guides="# GUIDE"))
+    await planner.plan(
+        request(
+            active=("add_up", "wipe"), guides="# GUIDE", task="other", available={"A": {"b": 1}}
+        )
+    )
+    first, second = model.calls
+    assert first.messages[0] == second.messages[0]
+    assert first.messages[1] != second.messages[1]
+    assert first.messages[0].text.endswith("# GUIDE")
+    assert (
+        "- wipe: Erases all readings.\n  needs: nothing; gives: nothing\n  acts on the world"
+        in (first.messages[0].text)
+    )
+    assert "needs: READING (many); gives: TOTAL" in first.messages[0].text
+
+
+def test_the_schema_of_plans_has_the_fields_of_plans() -> None:
+    item = PLAN_SCHEMA["properties"]["steps"]["items"]
+    assert set(item["properties"]) == set(PlannedStep.__annotations__)
+
+
+def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
+    class Parameters(BaseModel):
+        days: int
+        title: str = "none"
+
+    from framework.base import CapabilitySpec
+
+    text = describe_capability(CapabilitySpec("look", "Looks.", parameters=Parameters))
+    assert '"days": {"type": "integer"}' in text
+    assert '"title": {"default": "none", "type": "string"}' in text
+    assert '"required": ["days"]' in text
+
+
+async def test_what_is_no_plan_comes_back_for_the_check() -> None:
+    model = ScriptedModel(responses=["I would read it.", {"plan": []}, "[]"])
+    planner = strategies(model)["planner"]
+    assert await planner.plan(request()) == "I would read it."
+    assert await planner.plan(request()) == '{"plan": []}'
+    assert await planner.plan(request()) == []
+    assert planner.can_correct is True
+
+
+async def test_a_failing_call_is_not_a_plan() -> None:
+    planner = strategies(ScriptedModel(responses=[TimeoutError("slow")]))["planner"]
+    with pytest.raises(ModelError, match="slow") as caught:
+        await planner.plan(request())
+    assert classify_exception(caught.value, "x").severity is ErrorSeverity.RETRIABLE
+
+
+async def test_an_answer_is_one_message_with_what_it_cost() -> None:
+    model = ScriptedModel(responses=["It is 3.5."])
+    result = StepSummary("value", "read", "READING", "3.5 degrees")
+    message = await strategies(model)["answerer"].answer(
+        AnswerRequest(
+            task="How warm?",
+            purpose="results",
+            results=(result,),
+            missing=("plot: no disk",),
+            messages=[HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("How warm?")],
+        )
+    )
+    assert message.content == "It is 3.5."
+    assert message.id
+    assert message.usage_metadata["output_tokens"] == 3
+    (call,) = model.calls
+    assert [m.type for m in call.messages] == ["system", "human", "ai", "human"]
+    assert "3.5 degrees" in call.prompt
+    assert "plot: no disk" in call.prompt
+
+
+async def test_a_model_that_never_answers_is_given_up() -> None:
+    class Hanging(ScriptedModel):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(30)
+
+        async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(30)
+            yield
+
+    chosen = strategies(Hanging(responses=[]), limits={"step_timeout_seconds": 0.05})
+    for waiting in (
+        chosen["selector"].select("x", CANDIDATES),
+        chosen["answerer"].answer(AnswerRequest(task="x", purpose="results")),
+    ):
+        with pytest.raises(ModelError, match=r"no answer within 0\.05 s") as caught:
+            await waiting
+        classified = classify_exception(caught.value, "x")
+        assert classified.severity is ErrorSeverity.RETRIABLE
+        assert (classified.metadata or {})["category"] == "timeout"
+
+
+async def test_a_broken_model_class_is_a_programming_error() -> None:
+    selector = strategies(ScriptedModel(responses=[KeyError("oops")]))["selector"]
+    with pytest.raises(ModelError) as caught:
+        await selector.select("x", CANDIDATES)
+    classified = classify_exception(caught.value, "x")
+    assert classified.severity is ErrorSeverity.CRITICAL
+    assert (classified.metadata or {})["category"] == "programming_error"
+
+
+async def test_cancelling_a_call_is_not_an_error_of_the_model() -> None:
+    class Hanging(ScriptedModel):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(30)
+
+    running = asyncio.create_task(
+        strategies(Hanging(responses=[]))["selector"].select("x", CANDIDATES)
+    )
+    await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+def test_prompts_of_an_application_are_used() -> None:
+    from framework.prompts import PromptBuilder, PromptProvider, use_prompts
+
+    class Mine(PromptBuilder):
+        role = "I choose."
+
+    model = ScriptedModel(responses=[choice("bake")])
+    with use_prompts(PromptProvider(classification=Mine())):
+        selector = strategies(model)["selector"]
+    asyncio.run(selector.select("x", CANDIDATES))
+    assert model.calls[0].messages[0].text == "I choose."
