@@ -79,9 +79,10 @@ def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = 
 def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
     if component in _PREPARATION:
         return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
-    plan = (state or {}).get("planning_execution_plan") or {}
-    steps = plan.get("steps") or []
-    if not steps:
+    plan = (state or {}).get("planning_execution_plan")
+    # A caller may have brought anything as a plan; it is refused elsewhere, not here.
+    steps = plan.get("steps") if isinstance(plan, Mapping) else None
+    if not isinstance(steps, list) or not steps:
         return {"phase": "Execution"}
     index = (state or {}).get("planning_current_step_index") or 0
     return {"step": min(index + 1, len(steps)), "total_steps": len(steps), "phase": "Execution"}

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base import BaseInfrastructureNode, ValidationError, infrastructure_node
+from framework.base import (
+    BaseInfrastructureNode,
+    CapgraphError,
+    PlanError,
+    ValidationError,
+    infrastructure_node,
+)
 from framework.execution import Services
+from framework.execution.brought import is_left_over, refusal, taken_over
 from framework.execution.offline import last_request
 from framework.state import AgentState, reset_of_turn
 
@@ -22,7 +29,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         """Return the reset, and an error entry when the request cannot be used."""
         info = state.get("runtime_info") or {}
         plan = state.get("planning_execution_plan")
-        brought = plan is not None and not _is_left_over(plan, info)
+        brought = plan is not None and not is_left_over(plan, info)
         keep = frozenset({"planning_execution_plan"} if brought else ())
         update = reset_of_turn(state, keep)
         turn = int(info.get("turn", 0)) + 1
@@ -30,28 +37,19 @@ class BeginTurnNode(BaseInfrastructureNode):
         update["execution_start_time"] = services.clock.now()
         if turn == 1 and services.settings.context:
             update["capability_context_data"] = services.settings.context
-        problem = _problem(state, services, brought)
+        problem: CapgraphError | None = _problem(state, services, brought)
+        if brought:
+            try:
+                taken = taken_over(plan)
+            except PlanError as exc:
+                problem = problem or exc
+                update["planning_execution_plan"] = None
+            else:
+                update["planning_execution_plan"] = taken
+                update["runtime_info"]["plan_stamp"] = taken["stamp"]["id"]
         if problem is not None:
-            update |= {
-                "control_has_error": True,
-                "control_error_info": {
-                    "node_name": "begin_turn",
-                    "classification": {
-                        "severity": "critical",
-                        "user_message": str(problem),
-                        "metadata": {"code": problem.code},
-                    },
-                    "user_message": str(problem),
-                    "original_error": problem.message,
-                },
-            }
+            update |= refusal("begin_turn", problem)
         return update
-
-
-def _is_left_over(plan: Any, info: dict[str, Any]) -> bool:
-    """Tell last turn's plan, which bears the stamp that the thread remembers, from a brought one."""
-    stamp = plan.get("stamp") if isinstance(plan, dict) else None
-    return isinstance(stamp, dict) and stamp.get("id") == info.get("plan_stamp") is not None
 
 
 def _problem(state: AgentState, services: Services, brought: bool) -> ValidationError | None:

@@ -16,6 +16,7 @@ from framework.base import (
     infrastructure_node,
 )
 from framework.execution import Services
+from framework.execution.brought import refusal
 from framework.execution.strategies import PlanRequest
 from framework.planning import CLOSING, carry_over, fingerprints, next_version, repair_plan
 from framework.state import AgentState
@@ -37,7 +38,11 @@ class OrchestratorNode(BaseInfrastructureNode):
         streamer.status("Planning")
         brought = state.get("planning_execution_plan")
         if brought is not None and state.get("control_plans_created_count", 0) == 0:
-            plan, repairs = _checked(brought, state, services, active=None)
+            try:
+                plan, repairs = _checked(brought, state, services, active=None)
+            except PlanError as exc:
+                # What was refused must not stay where checked plans stand.
+                return {**refusal("orchestrator", exc), "planning_execution_plan": None}
             return _accepted(plan, repairs, None, state, services, author="caller")
         active = tuple(state.get("planning_active_capabilities") or ())
         if not active:

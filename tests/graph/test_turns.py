@@ -1,0 +1,347 @@
+"""Turns of one thread: what survives, what is reset, and whose plan it is."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from framework import CapabilityContext, ErrorSeverity
+from framework.base import BaseCapability, CapabilityError, capability_node
+from framework.state import SURVIVES_A_TURN, AgentState
+from framework.testing import assert_plan, fail_always, with_faults
+
+
+class Reading(CapabilityContext):
+    value: float
+
+    def get_summary(self) -> str:
+        return f"The value is {self.value:g}."
+
+
+class Total(CapabilityContext):
+    value: float
+
+
+@capability_node
+async def measure() -> Reading:
+    """Measure the value."""
+    return Reading(value=7)
+
+
+@capability_node
+async def add(readings: list[Reading]) -> Total:
+    """Add values."""
+    return Total(value=sum(reading.value for reading in readings))
+
+
+def said(out: dict[str, Any]) -> str:
+    last = out["messages"][-1]
+    assert isinstance(last, AIMessage), "the turn ended without a message"
+    return str(last.content)
+
+
+# --- what survives ----------------------------------------------------------------------------
+
+
+async def test_context_and_messages_survive_and_the_rest_begins_anew(agent: Any, step: Any) -> None:
+    plans = [
+        [step("a", "measure")],
+        [step("t", "add", READING="a")],
+    ]
+    bench = agent(Reading, Total, measure, add, plans=plans, checkpointer=InMemorySaver())
+    first = await bench.ask("Measure it")
+    second = await bench.ask("Add it up")
+    assert [type(message) for message in second["messages"]] == [HumanMessage, AIMessage] * 2
+    assert second["capability_context_data"]["READING"] == first["capability_context_data"]["READING"]
+    assert second["capability_context_data"]["TOTAL"]["t"] == {"value": 7.0}
+    assert list(second["execution_step_results"]) == ["t"]
+    assert second["task_current_task"] == "Add it up"
+    assert second["control_plans_created_count"] == 1
+    assert len(second["planning_history"]) == 1
+    assert second["runtime_info"]["turn"] == 2
+
+
+async def test_a_failed_turn_leaves_no_error_behind(agent: Any, step: Any) -> None:
+    broken = with_faults(measure, *[CapabilityError("No power", severity=ErrorSeverity.REPLANNING)] * 2)
+    bench = agent(Reading, broken, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    first = await bench.ask()
+    assert first["execution_outcome"]["status"] == "failed"
+    second = await bench.ask("Again")
+    assert second["execution_outcome"]["status"] == "completed"
+    for key in ("control_has_error", "control_error_info", "control_last_error"):
+        assert not second.get(key)
+    assert second["control_plans_created_count"] == 1
+    assert said(second) == "The value is 7."
+
+
+async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
+    """Whatever a front end or an older turn left in the state cannot leak into the next turn."""
+    left: dict[str, Any] = {
+        "task_custom_message": "old",
+        "task_depends_on_user_memory": True,
+        "planning_active_capabilities": ["ghost"],
+        "planning_history": [{"version": 1}],
+        "execution_step_results": {"x": {"success": True}},
+        "execution_pending_approvals": {"x": {}},
+        "approval_decisions": {"x": {"decision": "approve"}},
+        "approval_approved": True,
+        "control_is_killed": True,
+        "control_kill_reason": "old",
+        "control_attempts": {"measure": 9},
+        "control_reclassification_count": 9,
+        "ui_captured_figures": ["old.png"],
+        "status_updates": ["old"],
+    }
+    bench = agent(Reading, measure, plans=[[]], checkpointer=InMemorySaver())
+    await bench.ask("First")
+    await bench.graph.aupdate_state(bench.config(), left, as_node="respond")
+    out = await bench.ask("Second")
+    for key in left:
+        assert out.get(key) != left[key], key
+    assert out["execution_outcome"]["status"] != "stopped"
+
+
+def test_what_survives_is_what_the_design_says() -> None:
+    assert {"messages", "capability_context_data"} <= SURVIVES_A_TURN
+    for key in SURVIVES_A_TURN - {"messages", "capability_context_data"}:
+        assert key in {"agent_control", "runtime_info"}, "another surviving key needs a reason"
+    assert set(AgentState.__annotations__) >= SURVIVES_A_TURN
+
+
+async def test_threads_do_not_see_each_other(agent: Any, step: Any) -> None:
+    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    await bench.ask("One", thread="1")
+    out = await bench.ask("Two", thread="2")
+    assert [m.content for m in out["messages"]] == ["Two", "The value is 7."]
+    assert out["runtime_info"]["turn"] == 1
+
+
+# --- a plan of the caller ---------------------------------------------------------------------
+
+
+async def test_a_brought_plan_skips_choice_and_planning_and_runs(agent: Any, step: Any) -> None:
+    bench = agent(Reading, Total, measure, add)
+    brought = {"steps": [step("m", "measure"), step("t", "add", READING="m")]}
+    given = copy.deepcopy(brought)
+    out = await bench.ask("Run this", planning_execution_plan=brought)
+    assert bench.selector.calls == []
+    assert bench.planner.calls == []
+    assert out["capability_context_data"]["TOTAL"]["t"] == {"value": 7.0}
+    assert_plan(out, capabilities=["measure", "add"], before=[("m", "t")])
+    assert brought == given, "the caller's plan was changed"
+    assert out["execution_outcome"]["status"] == "completed"
+
+
+async def test_a_brought_plan_needs_no_message(agent: Any, step: Any) -> None:
+    bench = agent(Reading, measure)
+    out = await bench.graph.ainvoke({"planning_execution_plan": {"steps": [step("m", "measure")]}})
+    assert said(out) == "The value is 7."
+
+
+BAD_PLANS: list[Any] = [
+    "nonsense",
+    [],
+    {"steps": "none"},
+    {"steps": [1, 2]},
+    {"steps": [{"capability": "invented", "context_key": "a"}]},
+    {"steps": [{"capability": "add", "context_key": "a", "inputs": [{"READING": "nowhere"}]}]},
+    {"steps": [{"capability": 5}]},
+    {"no": "steps"},
+    {},
+]
+
+
+@pytest.mark.parametrize("plan", BAD_PLANS, ids=repr)
+async def test_a_bad_brought_plan_is_refused_and_does_not_come_back(
+    agent: Any, step: Any, plan: Any
+) -> None:
+    bench = agent(
+        Total, add, given=["READING"], plans=[[step("q", "clarify")]], checkpointer=InMemorySaver()
+    )
+    first = await bench.ask("Run this", planning_execution_plan=plan)
+    assert said(first)
+    assert not (first.get("execution_step_results") or {})
+    second = await bench.ask("Something else")
+    assert second["task_current_task"] == "Something else"
+    assert len(bench.planner.calls) >= 1, "the refused plan was taken for a new one"
+    assert said(second) == "Do q"
+
+
+async def test_the_plan_of_the_last_turn_is_not_taken_for_a_brought_one(
+    agent: Any, step: Any
+) -> None:
+    source = with_faults(measure)
+    plans = [[step("a", "measure")], [step("b", "measure")]]
+    bench = agent(Reading, source, plans=plans, checkpointer=InMemorySaver())
+    await bench.ask("One")
+    out = await bench.ask("Two")
+    assert len(bench.planner.calls) == 2
+    assert_plan(out, capabilities=["measure"])
+    assert list(out["execution_step_results"]) == ["b"]
+    assert source.faults.calls == 2
+
+
+async def test_a_brought_plan_is_not_taken_for_a_brought_one_again(agent: Any, step: Any) -> None:
+    source = with_faults(measure)
+    bench = agent(Reading, source, plans=[[step("b", "measure")]], checkpointer=InMemorySaver())
+    await bench.ask("Run this", planning_execution_plan={"steps": [step("a", "measure")]})
+    out = await bench.ask("Two")
+    assert len(bench.planner.calls) == 1
+    assert list(out["execution_step_results"]) == ["b"]
+
+
+async def test_a_brought_plan_that_was_interrupted_by_a_failure_is_not_run_again(
+    agent: Any, step: Any
+) -> None:
+    broken = with_faults(measure, CapabilityError("No", severity=ErrorSeverity.CRITICAL))
+    bench = agent(Reading, broken, plans=[[step("b", "measure")]], checkpointer=InMemorySaver())
+    await bench.ask("Run this", planning_execution_plan={"steps": [step("a", "measure")]})
+    out = await bench.ask("Two")
+    assert list(out["execution_step_results"]) == ["b"]
+
+
+async def test_a_plan_read_from_another_thread_can_be_brought(agent: Any, step: Any) -> None:
+    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    first = await bench.ask("One", thread="1")
+    out = await bench.ask("Two", thread="2", planning_execution_plan=first["planning_execution_plan"])
+    assert len(bench.planner.calls) == 1
+    assert said(out) == "The value is 7."
+
+
+async def test_the_last_plan_changed_by_the_caller_is_a_brought_one(agent: Any, step: Any) -> None:
+    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    first = await bench.ask("One")
+    changed = copy.deepcopy(first["planning_execution_plan"])
+    changed["steps"].insert(1, step("b", "measure"))
+    out = await bench.ask("Two", planning_execution_plan=changed)
+    assert len(bench.planner.calls) == 1
+    assert list(out["execution_step_results"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("level", ["replanning", "reclassification"])
+async def test_a_brought_plan_that_fails_says_so_instead_of_planning_from_nothing(
+    agent: Any, step: Any, level: str
+) -> None:
+    broken = fail_always(measure, CapabilityError("No power", severity=ErrorSeverity(level)))
+    bench = agent(Reading, broken)
+    out = await bench.ask("Run", planning_execution_plan={"steps": [step("a", "measure")]})
+    assert "No power" in said(out)
+    assert out["execution_outcome"]["status"] == "failed"
+
+
+# --- returned keys ----------------------------------------------------------------------------
+
+
+def returning(result: Any, provides: list[str]) -> type[BaseCapability]:
+    kinds = provides
+
+    class Returns(BaseCapability):
+        name = "returns"
+        description = "Returns something."
+        provides = kinds
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return result
+
+    return capability_node(Returns)
+
+
+async def test_a_returned_state_key_is_merged(agent: Any, step: Any) -> None:
+    capability = returning({"ui_captured_figures": ["a.png"]}, [])
+    out = await agent(capability, plans=[[step("a", "returns")]]).ask()
+    assert out["ui_captured_figures"] == ["a.png"]
+
+
+async def test_other_keys_become_the_output_of_the_step(agent: Any, step: Any) -> None:
+    capability = returning({"weather_current_conditions": "sun", "count": 2}, ["WEATHER"])
+    out = await agent(capability, plans=[[step("a", "returns")]]).ask()
+    assert out["capability_context_data"]["WEATHER"]["a"] == {
+        "weather_current_conditions": "sun",
+        "count": 2,
+    }
+
+
+async def test_both_kinds_of_keys_at_once(agent: Any, step: Any) -> None:
+    capability = returning({"ui_captured_figures": ["a.png"], "x": 1}, ["WEATHER"])
+    out = await agent(capability, plans=[[step("a", "returns")]]).ask()
+    assert out["ui_captured_figures"] == ["a.png"]
+    assert out["capability_context_data"]["WEATHER"]["a"] == {"x": 1}
+
+
+async def test_a_key_that_fits_nowhere_is_an_error_that_names_it_and_the_ways_out(
+    agent: Any, step: Any
+) -> None:
+    out = await agent(returning({"lost_key": 1}, []), plans=[[step("a", "returns")]]).ask()
+    assert out["execution_outcome"]["status"] == "failed"
+    for word in ("lost_key", "provides", "AgentState"):
+        assert word in said(out)
+
+
+@pytest.mark.parametrize("result", [7, "text", {1, 2}, object()])
+async def test_a_result_of_another_form_is_an_error(agent: Any, step: Any, result: Any) -> None:
+    out = await agent(returning(result, ["WEATHER"]), plans=[[step("a", "returns")]]).ask()
+    assert type(result).__name__ in said(out)
+    assert out["execution_outcome"]["status"] == "failed"
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+async def test_an_empty_message_is_a_clear_error_and_the_thread_goes_on(
+    agent: Any, step: Any, text: str
+) -> None:
+    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    out = await bench.ask(text)
+    assert "empty" in said(out)
+    assert "Write what you want" in said(out)
+    assert out["execution_outcome"]["status"] == "failed"
+    assert bench.selector.calls == []
+    assert said(await bench.ask("Now")) == "The value is 7."
+
+
+async def test_no_message_at_all_is_a_clear_error(agent: Any) -> None:
+    out = await agent(Reading, measure).graph.ainvoke({"messages": []})
+    assert "empty" in said(out)
+
+
+async def test_a_message_that_is_too_long_is_a_clear_error(agent: Any) -> None:
+    bench = agent(Reading, measure, limits={"max_message_chars": 100})
+    out = await bench.ask("x" * 101)
+    for word in ("101", "100", "max_message_chars"):
+        assert word in said(out)
+    assert bench.selector.calls == []
+
+
+async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
+    out = await agent(Reading, measure).ask("x" * 1_000_000)
+    assert "1,000,000" in said(out)
+
+
+# --- one thread, two runs at once ---------------------------------------------------------------
+
+
+async def test_two_runs_of_one_thread_never_mix(agent: Any, step: Any) -> None:
+    """Either one waits for the other, or one is told; a mixture of both is never saved."""
+    slow = with_faults(measure, forever=0.02)
+    plans = [[step("a", "measure")], [step("b", "measure")]]
+    bench = agent(Reading, slow, plans=plans, checkpointer=InMemorySaver())
+    results = await asyncio.gather(
+        bench.ask("One"), bench.ask("Two"), return_exceptions=True
+    )
+    finished = [result for result in results if isinstance(result, dict)]
+    assert finished, results
+    for result in results:
+        if isinstance(result, BaseException):
+            assert "thread" in str(result).lower()
+    state = (await bench.graph.aget_state(bench.config())).values
+    planned = [s["context_key"] for s in state["planning_execution_plan"]["steps"]]
+    assert set(state["execution_step_results"]) <= set(planned)
+    texts = [message.content for message in state["messages"]]
+    assert len(texts) == 2 * len(finished), texts
