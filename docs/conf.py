@@ -34,8 +34,7 @@ def _write_problem_pages(app):
 
     from framework.planning.problems import PROBLEM_KINDS
 
-    folder = Path(app.srcdir) / "errors" / "plan"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(app.srcdir) / "errors"
     for code, kind in PROBLEM_KINDS.items():
         repair = f"\n## Repaired by itself\n\n{kind.repair}\n" if kind.repair else ""
         text = (

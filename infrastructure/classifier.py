@@ -32,9 +32,9 @@ class ClassifierNode(BaseInfrastructureNode):
         chosen = [name for name in selection.names if name in registry.capabilities]
         active: list[str] = []
         if chosen:
-            available = state.get("capability_context_data") or {}
             wanted = list(dict.fromkeys([*chosen, *always]))
-            closure = requires_closure(wanted, registry, available)
+            # Producers of what is stored already stay in reach: a plan may want fresh data.
+            closure = requires_closure(wanted, registry)
             active = list(dict.fromkeys([*wanted, *closure]))
         emit(
             CapabilitiesSelected(

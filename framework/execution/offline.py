@@ -52,12 +52,20 @@ class ChainPlanner:
         """
         active = [name for name in request.active if name != request.failed_capability]
         if request.failed_capability is None:
-            return chain_plan(request.task, active, request.catalog, request.available)
+            return chain_plan(
+                request.task,
+                active,
+                request.catalog,
+                request.available,
+                previous=request.previous,
+            )
         # Without a model the only other way is one that avoids what failed.
         catalog = _Without(request.catalog, request.failed_capability)
         reason = (request.failure or {}).get("user_message") or "it failed"
         try:
-            plan = chain_plan(request.task, active, catalog, request.available)
+            plan = chain_plan(
+                request.task, active, catalog, request.available, previous=request.previous
+            )
         except PlanError as exc:
             raise PlanError(
                 f"{reason} There is no way around {request.failed_capability!r}: {exc.message}",
