@@ -67,6 +67,7 @@ class TimeRange(CapabilityContext):
         hours: Only these hours of the day.
         window: A part of the data's own coverage.
         timezone: The zone that relative words were read in.
+        read_from: The text that it was read from; empty when the caller gave it.
 
     >>> TimeRange().get_summary()
     'Time range: the whole data.'
@@ -84,6 +85,7 @@ class TimeRange(CapabilityContext):
     hours: list[int] = Field(default_factory=list)
     window: DataWindow | None = None
     timezone: str = "UTC"
+    read_from: str = ""
 
     @property
     def whole(self) -> bool:
@@ -193,7 +195,9 @@ class Dataset(CapabilityContext):
         covered: Earliest and latest time of the whole table.
         rows: How many rows were selected.
         preview: The first rows, for people and prompts.
-        notes: What the reader should know, such as values that were no numbers.
+        notes: What the reader should know, such as a guessed unit.
+        files: All files of the source, chosen or not.
+        read_from: The text that it was selected by.
     """
 
     CONTEXT_TYPE: ClassVar[str] = "DATASET"
@@ -212,6 +216,8 @@ class Dataset(CapabilityContext):
     rows: int = 0
     preview: list[dict[str, Any]] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+    files: list[str] = Field(default_factory=list)
+    read_from: str = ""
 
     def get_summary(self) -> str:
         """Say what was selected from which file."""

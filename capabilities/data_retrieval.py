@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from capabilities.contexts import Dataset, DataSource, TimeRange
+from capabilities.data.examples import (
+    MOVEMENTS,
+    PICTURES,
+    TIMED_QUESTIONS,
+    UNRELATED,
+    UNTIMED_QUESTIONS,
+)
+from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.retrieve import retrieve
-from capabilities.data.selection import Wish
+from capabilities.data.table_match import Wish
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -41,6 +49,14 @@ class DataRetrievalParameters(BaseModel):
     table: str | None = Field(default=None, description="File or table to use.")
     unit: str | None = Field(default=None, description="Unit of the values, such as '°C'.")
 
+    @field_validator("columns", "series", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        # A planner may write "max, trend": parameters of a plan are often plain text.
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
 
 @capability_node
 class DataRetrieval(BaseCapability):
@@ -57,14 +73,18 @@ class DataRetrieval(BaseCapability):
         "Selects measurements from the user's data files (CSV, TSV, Parquet, SQLite): finds the"
         " time column, the columns and the series that the request means."
     )
-    provides = ["DATASET"]
-    requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]
+    provides: list[str] = ["DATASET"]  # noqa: RUF012 - as every capability declares it
+    requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
     Parameters = DataRetrievalParameters
 
     async def execute(self) -> Dataset:
         """Describe the data set that the task means."""
         source: DataSource = self.inputs["DATA_SOURCE"]
         times: TimeRange | None = self.inputs.get("TIME_RANGE")
+        if times is not None and times.read_from:
+            # A time that an earlier turn spoke of is not the time of this question.
+            fresh = made_in_this_plan(self.state, self.step, "TIME_RANGE")
+            times = times if fresh else None
         stated: DataRetrievalParameters = self.parameters
         wish = Wish(
             columns=tuple(stated.columns),
@@ -103,29 +123,12 @@ class DataRetrieval(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        positive = [
-            ("What was the hottest day in Seattle?", "needs temperatures from the files"),
-            ("Show me the price of Amazon in 2005", "needs prices from the files"),
-            ("How many workers were in manufacturing?", "needs employment figures"),
-            ("Get the hourly power readings of last week", "asks for data"),
-            ("Which source generated the most electricity?", "needs generation by source"),
-            ("Compare rainfall in 2012 and 2013", "needs rainfall"),
-            ("Plot the wind speed over the year", "a plot needs data"),
-            ("What data do you have in this file?", "asks about the data"),
-            ("List the readings on 4 July 2012", "asks for values"),
-            ("When did the CO2 concentration first exceed 400 ppm?", "needs measurements"),
-            ("How many customers are in Texas?", "needs rows of the files"),
-        ]
-        negative = [
-            ("Remember that my favourite city is Oslo", "a fact to keep, no data"),
-            ("Tell me a joke", "no data is needed"),
-            ("Translate this sentence into French", "no data is needed"),
-            ("Book a table for two", "an action, no data"),
-        ]
         return TaskClassifierGuide(
             instructions="Activate when the answer must come from the user's data files.",
             examples=[
-                *(ClassifierExample(query, True, reason) for query, reason in positive),
-                *(ClassifierExample(query, False, reason) for query, reason in negative),
+                *(ClassifierExample(q, True, "asks about data") for q in TIMED_QUESTIONS),
+                *(ClassifierExample(q, True, "asks about data") for q in UNTIMED_QUESTIONS),
+                *(ClassifierExample(q, True, "needs data to show") for q in MOVEMENTS + PICTURES),
+                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
             ],
         )

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Dataset, Plot, Statistics
 from capabilities.data.chart import Wanted, draw
+from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
+from capabilities.data.fresh import dataset_for, made_in_this_plan
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -56,15 +58,19 @@ class Plotting(BaseCapability):
         "Draws a chart of measurements over time or by group as a PNG or SVG file, with labels,"
         " units and the extremes marked."
     )
-    provides = ["PLOT"]
-    requires = ["DATASET", ("STATISTICS", "optional")]
+    provides: list[str] = ["PLOT"]  # noqa: RUF012 - as every capability declares it
+    requires = ["DATASET", ("STATISTICS", "optional")]  # noqa: RUF012
     effect = "idempotent"
     Parameters = PlottingParameters
 
     async def execute(self) -> Plot:
         """Draw the data set and write the file."""
-        dataset: Dataset = self.inputs["DATASET"]
+        dataset: Dataset = await asyncio.to_thread(
+            dataset_for, self.inputs["DATASET"], self.task, self.state, self.step, dict(self.config)
+        )
         statistics: Statistics | None = self.inputs.get("STATISTICS")
+        if not made_in_this_plan(self.state, self.step, "STATISTICS"):
+            statistics = None
         stated: PlottingParameters = self.parameters
         kind = stated.kind
         if kind is None and _BARS.search(self.task):
@@ -108,32 +114,17 @@ class Plotting(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        positive = [
-            ("Plot the daily highs of July", "asks for a plot"),
-            ("Show a chart of the stock prices", "asks for a chart"),
-            ("Draw the temperature over the year", "asks for a drawing"),
-            ("Graph monthly rainfall as bars", "asks for a graph"),
-            ("How did daily highs move over those months?", "movement is best seen"),
-            ("How did the price develop between 2004 and 2008?", "movement is best seen"),
-            ("Show the trend of manufacturing jobs", "a trend is best seen"),
-            ("Visualise electricity generation by source", "asks for a picture"),
-            ("Compare the temperatures of June 2014 and June 2015 in a picture", "asks for one"),
-            ("Make an SVG of the hourly load", "asks for a file"),
-            ("What was the hottest day in the summer, and how did highs move?", "movement"),
-        ]
-        negative = [
-            ("What was the average price in 2006?", "one number needs no picture"),
-            ("How many rainy days were there?", "one number needs no picture"),
-            ("Remember my name", "a fact to keep"),
-            ("Which state has the most airports?", "one name needs no picture"),
-            ("Tell me a story", "nothing to draw"),
-        ]
         return TaskClassifierGuide(
             instructions=(
                 "Activate when the request asks for a picture, or how values moved over time."
             ),
             examples=[
-                *(ClassifierExample(query, True, reason) for query, reason in positive),
-                *(ClassifierExample(query, False, reason) for query, reason in negative),
+                *(ClassifierExample(q, True, "asks for a picture") for q in PICTURES),
+                *(ClassifierExample(q, True, "movement is best seen") for q in MOVEMENTS),
+                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
+                *(
+                    ClassifierExample(q, False, "one value needs no picture")
+                    for q in TIMED_QUESTIONS[::3]
+                ),
             ],
         )

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from capabilities.contexts import Dataset, Statistics
 from capabilities.data.analysis.request import Request, Threshold, Unit, parse_request
 from capabilities.data.analysis.run import compute
+from capabilities.data.examples import (
+    MOVEMENTS,
+    PICTURES,
+    TIMED_QUESTIONS,
+    UNRELATED,
+    UNTIMED_QUESTIONS,
+)
+from capabilities.data.fresh import dataset_for
 from capabilities.periods.reading import read_times
 from framework.base import (
     BaseCapability,
@@ -49,6 +58,14 @@ class StatisticsParameters(BaseModel):
     below: float | None = Field(default=None, description="Count values below this limit.")
     top: int | None = Field(default=None, ge=1, le=50)
 
+    @field_validator("statistics", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        # A planner may write "max, trend": parameters of a plan are often plain text.
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
 
 @capability_node
 class StatisticsCapability(BaseCapability):
@@ -65,15 +82,18 @@ class StatisticsCapability(BaseCapability):
         " their dates, averages, totals, counts, trends, changes, comparisons, breakdowns by month"
         " or category, anomalies."
     )
-    provides = ["STATISTICS"]
-    requires = ["DATASET"]
+    provides: list[str] = ["STATISTICS"]  # noqa: RUF012 - as every capability declares it
+    requires = ["DATASET"]  # noqa: RUF012
     Parameters = StatisticsParameters
 
     async def execute(self) -> Statistics:
         """Compute what the task or the parameters ask."""
-        dataset: Dataset = self.inputs["DATASET"]
         settings = dict(self.config)
-        request = await asyncio.to_thread(request_for, self.task, self.parameters, settings)
+        dataset: Dataset = await asyncio.to_thread(
+            dataset_for, self.inputs["DATASET"], self.task, self.state, self.step, settings
+        )
+        names = [measure.label for measure in dataset.measures]
+        request = await asyncio.to_thread(request_for, self.task, self.parameters, settings, names)
         return await asyncio.to_thread(
             compute, dataset, self.task, settings, request, self.progress
         )
@@ -92,7 +112,7 @@ class StatisticsCapability(BaseCapability):
                         task_objective="Find the hottest day and how the daily highs moved",
                         success_criteria="The day, its value and the trend are known",
                         expected_output="STATISTICS",
-                        parameters={"statistics": ["max", "trend"]},
+                        parameters={"statistics": "max, trend"},
                         inputs=[{"DATASET": "daily_highs"}],
                     ),
                     scenario_description="A question about extremes and movement",
@@ -103,45 +123,32 @@ class StatisticsCapability(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        positive = [
-            ("What was the hottest day of the year?", "asks for an extreme"),
-            ("How did daily highs move over the summer?", "asks for a trend"),
-            ("What was the average price of Microsoft in 2006?", "asks for a mean"),
-            ("How much rain fell in November?", "asks for a total"),
-            ("Which month was the windiest?", "asks for the extreme of a group"),
-            ("How many days were above 30 degrees?", "asks for a count"),
-            ("Compare construction and manufacturing jobs in 2010", "asks for a comparison"),
-            ("When did the load first exceed 500 kW?", "asks for a first crossing"),
-            ("Were there any unusual readings?", "asks for anomalies"),
-            ("What share of electricity came from wind?", "asks for a share"),
-            ("By how much did employment change from 2007 to 2010?", "asks for a change"),
-            ("Average consumption by weekday", "asks for a breakdown"),
-            ("Is there a correlation between wind and temperature?", "asks for a correlation"),
-        ]
-        negative = [
-            ("Remember that I live in Bergen", "a fact to keep"),
-            ("Which period does the word 'yesterday' mean?", "only about time"),
-            ("Write a letter to my landlord", "nothing to compute"),
-            ("Play some music", "nothing to compute"),
-        ]
         return TaskClassifierGuide(
             instructions="Activate when a value must be computed from data.",
             examples=[
-                *(ClassifierExample(query, True, reason) for query, reason in positive),
-                *(ClassifierExample(query, False, reason) for query, reason in negative),
+                *(ClassifierExample(q, True, "asks for a value") for q in TIMED_QUESTIONS),
+                *(ClassifierExample(q, True, "asks for a value") for q in UNTIMED_QUESTIONS),
+                *(
+                    ClassifierExample(q, True, "asks how values moved")
+                    for q in MOVEMENTS + PICTURES
+                ),
+                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
             ],
         )
 
 
 def request_for(
-    task: str, parameters: StatisticsParameters, settings: dict[str, object]
+    task: str,
+    parameters: StatisticsParameters,
+    settings: dict[str, object],
+    names: Sequence[str] = (),
 ) -> Request:
     """Combine what the task says with what the parameters state.
 
     Raises:
         ValidationError: The parameters contradict each other.
     """
-    request = parse_request(task, read_times(task, settings).spans)
+    request = parse_request(task, read_times(task, settings).spans, names)
     if parameters.above is not None and parameters.below is not None:
         raise ValidationError(
             "Both 'above' and 'below' are given.", fix="Plan one step for each limit."

@@ -7,6 +7,7 @@ import asyncio
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import TimeRange
+from capabilities.data.examples import MOVEMENTS, TIMED_QUESTIONS, UNRELATED
 from capabilities.periods.reading import time_range_of
 from framework.base import (
     BaseCapability,
@@ -47,8 +48,8 @@ class TimeRangeParsing(BaseCapability):
         "Reads the time period of a request: dates, months, years, quarters, seasons, 'last week',"
         " 'between … and …', 'since …'; several periods for a comparison."
     )
-    provides = ["TIME_RANGE"]
-    requires = []
+    provides: list[str] = ["TIME_RANGE"]  # noqa: RUF012 - as every capability declares it
+    requires = []  # noqa: RUF012
     Parameters = TimeRangeParameters
 
     async def execute(self) -> TimeRange:
@@ -82,29 +83,11 @@ class TimeRangeParsing(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        positive = [
-            ("What was the hottest day in the summer of 2015?", "names a season"),
-            ("How did the price of IBM move between 2003 and 2006?", "names a range of years"),
-            ("Average temperature in March", "names a month"),
-            ("Rainfall last week", "names a relative time"),
-            ("How many jobs were there in construction in 2009?", "names a year"),
-            ("Compare June 2014 with June 2015", "names two periods"),
-            ("Power consumption yesterday between 6 am and 9 am", "names a day and hours"),
-            ("Electricity generation since 2010", "names an open range"),
-            ("Total sales in the third quarter of 2021", "names a quarter"),
-            ("Show the load of the past 30 days", "names a relative time"),
-            ("Wind on 4 July 2012", "names a date"),
-        ]
-        negative = [
-            ("Which airport lies furthest north?", "no time is named"),
-            ("Remember that I prefer Celsius", "a preference, no time"),
-            ("Write a poem about the sea", "no time is named"),
-            ("What do you know about me?", "a question about memory"),
-        ]
         return TaskClassifierGuide(
             instructions="Activate when the request is about data at certain times.",
             examples=[
-                *(ClassifierExample(query, True, reason) for query, reason in positive),
-                *(ClassifierExample(query, False, reason) for query, reason in negative),
+                *(ClassifierExample(q, True, "names a time") for q in TIMED_QUESTIONS),
+                *(ClassifierExample(q, True, "is about data over time") for q in MOVEMENTS),
+                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
             ],
         )

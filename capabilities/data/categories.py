@@ -99,12 +99,11 @@ def _spots(question: QuestionWords, value: str, measured: set[str]) -> set[int]:
             single and len(parts[0]) > 2 and simplest(stems[0]) in (parts[0], simplest(parts[0]))
         ):
             continue
-        if len(value) <= 3 and not all(
-            word.text == part for word, part in zip(stretch, value.split(), strict=False)
-        ):
-            # "or" is no Oregon and "in" no Indiana; "rain" and "sun" are words of their own.
-            if len(value) <= 2 or value.isupper() and stems[0] in STOP_WORDS:
-                continue
+        same = all(w.text == part for w, part in zip(stretch, value.split(), strict=False))
+        # "or" is no Oregon and "in" no Indiana; "rain" and "sun" are words of their own.
+        short = len(value) <= 2 or (len(value) <= 3 and value.isupper() and stems[0] in STOP_WORDS)
+        if short and not same:
+            continue
         if single and parts[0] in STOP_WORDS and not value.isupper():
             continue
         meant = {stems[0], canonical(stems[0]), canonical(simplest(stems[0]))}
@@ -128,8 +127,8 @@ def _partly_named(
     owners: dict[str, list[str]] = {}
     names = {word for other in profile.columns for word in name_words(other.name)}
     for value in column.values:
-        for word in {w.stem for w in words_of(value)}:
-            owners.setdefault(word, []).append(value)
+        for part in {w.stem for w in words_of(value)}:
+            owners.setdefault(part, []).append(value)
     found: dict[str, set[int]] = {}
     for index, word in enumerate(question.words):
         if word.stem in names:
@@ -193,7 +192,7 @@ def _looked_up(
             if len(stretch) < length or stretch[0].stem in STOP_WORDS:
                 continue
             text = question.text[stretch[0].begin : stretch[-1].end]
-            if len(text) < 3 or not text[0].isupper() and length == 1:
+            if len(text) < 3 or (not text[0].isupper() and length == 1):
                 continue
             stretches[text.lower()] = set(range(start, start + length))
     if not stretches:
@@ -224,7 +223,9 @@ def _choose_groups(question: QuestionWords, profile: TableProfile, choice: RowCh
         if not _GROUP_BY.search(before):
             continue
         strong = bool(_STRONG_GROUP.search(before))
-        for column in profile.categories:
+        for column in profile.columns:
+            if column.kind not in ("category", "text", "flag"):
+                continue
             names = set(name_words(column.name))
             entity = set().union(*(ENTITY_WORDS.get(name, frozenset()) for name in names))
             if word.stem in names or (strong and word.stem in entity):

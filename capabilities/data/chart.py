@@ -167,7 +167,7 @@ def _draw_bars(figure: Figure, table: TableResult) -> None:
     top = max(range(len(values)), key=lambda index: values[index])
     colours = [_COLOURS[0]] * len(values)
     colours[top] = _COLOURS[1]
-    long_names = max(len(name) for name in names) > 10 and len(names) > 4 or len(names) > 13
+    long_names = (max(len(name) for name in names) > 10 and len(names) > 4) or len(names) > 13
     if table.group in ("month", "month of the year", "hour of the day"):
         names = [_short_bucket(name) for name in names]
         long_names = len(names) > 18
@@ -183,7 +183,9 @@ def _draw_bars(figure: Figure, table: TableResult) -> None:
     low, high = min(values), max(values)
     if low > 0.6 * high:
         # Bars of nearly the same height would hide the difference that was asked for.
-        axes.set_ylim(bottom=low - 0.35 * (high - low or high), top=high + 0.12 * (high - low or high))
+        axes.set_ylim(
+            bottom=low - 0.35 * (high - low or high), top=high + 0.12 * (high - low or high)
+        )
         axes.set_ylabel(axes.get_ylabel() + ", axis cut")
     if len(values) <= 16:
         for index, value in enumerate(values):
@@ -203,7 +205,13 @@ def _short_bucket(name: str) -> str:
 def _brief(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value:,.0f}"
-    return f"{value:.0f}" if value == int(value) else f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+    return (
+        f"{value:.0f}"
+        if value == int(value)
+        else f"{value:.2f}"
+        if abs(value) < 10
+        else f"{value:.1f}"
+    )
 
 
 def _draw_data(
@@ -253,7 +261,9 @@ def _curves(session: Session, dataset: Dataset, number: int) -> list[Curve]:
             first = min(period.start for period in periods if period.start)
             for index, period in enumerate(periods[:_MAX_SERIES]):
                 assert period.start is not None
-                times, values = _points(session, dataset, f"{test} AND p = {index}", measure.additive)
+                times, values = _points(
+                    session, dataset, f"{test} AND p = {index}", measure.additive
+                )
                 moved = [time - (period.start - first) for time in times]
                 text = re.sub(r"\s*\([^)]*\)", "", period.label)
                 curves.append(Curve(text if name is None else f"{name}, {text}", moved, values))
@@ -281,7 +291,7 @@ def _points(
     return [row[0] for row in rows], [row[1] for row in rows]
 
 
-def _plot_curves(axes: Axes, dataset: Dataset, curves: list[Curve], numbers: list[int]) -> None:
+def _plot_curves(axes: Any, dataset: Dataset, curves: list[Curve], numbers: list[int]) -> None:
     measure = dataset.measures[numbers[0]]
     points = max(len(curve.times) for curve in curves)
     as_bars = measure.additive and len(curves) == 1 and points <= 400
@@ -292,18 +302,22 @@ def _plot_curves(axes: Axes, dataset: Dataset, curves: list[Curve], numbers: lis
                 (b - a for a, b in zip(curve.times, curve.times[1:], strict=False)),
                 default=timedelta(days=1),
             )
-            axes.bar(curve.times, curve.values, width=step * 0.85, color=colour, label=curve.name)  # type: ignore[arg-type]
+            axes.bar(curve.times, curve.values, width=step * 0.85, color=colour, label=curve.name)
             continue
         marker = "o" if points <= 40 else None
         width = 1.9 if points <= 400 else 1.2
         axes.plot(
             curve.times, curve.values, color=colour, linewidth=width, marker=marker, markersize=4,
             label=curve.name, solid_capstyle="round",
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
     names = [readable(dataset.measures[number].label) for number in numbers]
     label = names[0] if len(names) == 1 else "" if len(curves) > 1 else names[0]
     unit = f"({measure.unit})" if measure.unit else ""
-    axes.set_ylabel(" ".join(part for part in (label or (measure.quantity or "value").capitalize(), unit) if part))
+    axes.set_ylabel(
+        " ".join(
+            part for part in (label or (measure.quantity or "value").capitalize(), unit) if part
+        )
+    )
     axes.margins(x=0.015, y=0.14)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=10, ncols=min(4, len(curves)), loc="upper left",
@@ -313,7 +327,7 @@ def _plot_curves(axes: Axes, dataset: Dataset, curves: list[Curve], numbers: lis
 
 
 def _annotate(
-    axes: Axes, curves: list[Curve], marks: list[Mark], numbers: list[int], dataset: Dataset
+    axes: Any, curves: list[Curve], marks: list[Mark], numbers: list[int], dataset: Dataset
 ) -> None:
     labels = {dataset.measures[number].label for number in numbers} | set(dataset.series)
     placed: list[tuple[datetime, float]] = []
@@ -328,9 +342,9 @@ def _annotate(
         place = (spot[0] - min(c.times[0] for c in curves)) / span
         side = "left" if place < 0.15 else "right" if place > 0.85 else "center"
         axes.plot([spot[0]], [spot[1]], marker="o", markersize=8, color=_ACCENT,
-                  markeredgecolor="white", markeredgewidth=1.4, zorder=5)  # type: ignore[arg-type,list-item]  # fmt: skip
+                  markeredgecolor="white", markeredgewidth=1.4, zorder=5)  # fmt: skip
         axes.annotate(
-            mark.text, spot, xytext=(0, 12 if up else -18), textcoords="offset points", ha=side,  # type: ignore[arg-type]
+            mark.text, spot, xytext=(0, 12 if up else -18), textcoords="offset points", ha=side,
             fontsize=10, fontweight="bold", color=_ACCENT, zorder=6,
         )  # fmt: skip
 
@@ -348,24 +362,23 @@ def _on_a_curve(curves: list[Curve], mark: Mark) -> tuple[datetime, float] | Non
 
 
 def _label_time(axes: Axes, dataset: Dataset) -> None:
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, num2date
     from matplotlib.ticker import FuncFormatter
 
-    locator = AutoDateLocator(minticks=4, maxticks=10)
+    dates: Any = require_extra("matplotlib.dates", "data")
+    locator = dates.AutoDateLocator(minticks=4, maxticks=10)
     axes.xaxis.set_major_locator(locator)
     if len(dataset.time_range.periods) > 1:
         spans = [p.end - p.start for p in dataset.time_range.periods if p.start and p.end]
         short = max(spans, default=timedelta(days=400)) <= timedelta(days=62)
 
-
         def name_day(position: float, _index: int) -> str:
-            moment = num2date(position)
+            moment = dates.num2date(position)
             return f"{moment.day} {moment:%b}" if short else f"{moment:%b}"
 
         axes.xaxis.set_major_formatter(FuncFormatter(name_day))
         axes.set_xlabel("Time in the period")
         return
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     if dataset.parts[0].time is not None:
         axes.set_xlabel(readable(" ".join(dataset.parts[0].time.columns)))
 

@@ -27,8 +27,8 @@ DEFAULT_MAX_BYTES = 2 * 1024**3
 def identifier(name: str) -> str:
     """Quote a name for SQL.
 
-    >>> identifier('wind "gust"')
-    '"wind ""gust\"""'
+    >>> print(identifier('wind "gust" speed'))
+    "wind ""gust"" speed"
     """
     return '"' + name.replace('"', '""') + '"'
 
@@ -180,8 +180,8 @@ def _dialect(path: Path, head: bytes) -> dict[str, Any]:
     with connect() as connection:
         try:
             row = connection.execute(
-                "SELECT Delimiter, Quote, HasHeader, SkipRows"
-                f" FROM sniff_csv({literal(str(path))}, encoding={literal(encoding)})"
+                "SELECT Delimiter, Quote, HasHeader, SkipRows FROM sniff_csv(?, encoding=?)",
+                [str(path), encoding],
             ).fetchone()
         except Exception as exc:
             raise _unreadable(path.name, exc) from exc

@@ -24,9 +24,14 @@ _MOVES = re.compile(
     r"|decline|develop|move|trend)\w*",
     re.IGNORECASE,
 )
+_OVER = re.compile(r"\b(?:above|over|exceed\w*|more than|at least)\s+\d", re.IGNORECASE)
+_UNDER = re.compile(
+    r"\b(?:below|under|less than|at most)\s+(?:-?\d|freezing|zero)|\bfreezing\b|\bfrost",
+    re.IGNORECASE,
+)
 _NOUN_ASPECT = re.compile(
     r"\b(?:daily\s+|daytime\s+|average\s+|mean\s+|night\s*time\s+)?(highs|lows)\b"
-    r"|\b(?:daily|day's|the)\s+(high|low)\b(?!\s*(?:est|er))|\b(high|low)\s+temp\w*",
+    r"|\b(?:daily|day's|the|average|mean|record|overnight|typical)\s+(high|low)\b(?!\s*(?:est|er))|\b(high|low)\s+temp\w*",
     re.IGNORECASE,
 )
 
@@ -62,6 +67,11 @@ def read_question(text: str) -> QuestionWords:
         question.aspects.add("high" if said.startswith("high") else "low")
         question.firm_aspects = True
     if not question.aspects:
+        if _OVER.search(text):
+            question.aspects.add("high")
+        elif _UNDER.search(text):
+            question.aspects.add("low")
+    if not question.aspects:
         for word in words:
             adjective = ADJECTIVES.get(word.text.lower())
             if word.stem in ASPECTS and ASPECTS[word.stem] != "mean":
@@ -90,7 +100,9 @@ def _same(a: str, b: str) -> bool:
     return min(len(a), len(b)) >= 6 and SequenceMatcher(None, a, b).ratio() >= 0.88
 
 
-def score_column(question: QuestionWords, column: Column, taken: frozenset[int]) -> Candidate | None:
+def score_column(
+    question: QuestionWords, column: Column, taken: frozenset[int]
+) -> Candidate | None:
     """Rate how well a column fits; ``None`` when nothing of it is in the question.
 
     Args:
@@ -255,7 +267,9 @@ def _keep_asked_aspects(question: QuestionWords, choice: ColumnChoice) -> None:
     choice.chosen = [
         c
         for c in choice.chosen
-        if c.meaning.aspect in asked or c.meaning.aspect is None or c.meaning.words not in quantities
+        if c.meaning.aspect in asked
+        or c.meaning.aspect is None
+        or c.meaning.words not in quantities
     ]
 
 
@@ -270,5 +284,7 @@ def column_by_name(profile: TableProfile, name: str) -> Column | None:
 def measurable(profile: TableProfile) -> list[Column]:
     """Columns that a question without any column word may mean."""
     return [
-        column for column in profile.numbers if not _COORDINATES.intersection(name_words(column.name))
+        column
+        for column in profile.numbers
+        if not _COORDINATES.intersection(name_words(column.name))
     ]

@@ -201,9 +201,9 @@ def _with_clock(
     """Add a column of hours or clock times that stands beside a column of dates."""
     if time is None or len(time.columns) > 1 or time.reading in ("year", "yearmonth", "quarter"):
         return time
-    if any(":" in value for value in samples[time.columns[0]][:50]):
-        if any(not value.endswith("00:00:00") for value in samples[time.columns[0]][:200]):
-            return time
+    clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
+    if any(not value.endswith("00:00:00") for value in clocks):
+        return time
     for name, kind in typed:
         words = name_words(name)
         if name == time.columns[0]:
@@ -225,7 +225,7 @@ def _column(session: Session, table: TableRef, name: str, kind: str, sample: lis
         return Column(name, "empty")
     if kind == "BOOLEAN":
         return Column(name, "flag", "flag", ("true", "false"))
-    native = kind.startswith(_NUMERIC) or kind.startswith("U") and "INT" in kind
+    native = kind.startswith(_NUMERIC) or (kind.startswith("U") and "INT" in kind)
     reading = "native" if native else number_reading(sample, table.delimiter)
     if reading is not None and not _is_code(name, sample):
         decimals = max((_decimals(value, reading) for value in sample[:500]), default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from itertools import pairwise
 
 from capabilities.contexts import ColumnRef, TimeRef
 from capabilities.data.files import identifier, literal
@@ -20,7 +21,9 @@ _COMMA = re.compile(r"[-+]?\d{1,3}(?:[.\s]\d{3})+(?:,\d+)?|[-+]?\d+(?:,\d+)?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d+(?:\.\d+)?")
 _SYMBOL = re.compile(r"[-+]?\s*[$€£¥]?\s*[-+]?\d[\d,]*(?:\.\d+)?\s*[%$€£¥]?")
 _ISO = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?)?\s*Z?")
-_ISO_ZONE = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*[+-]\d{2}:?\d{0,2}")
+_ISO_ZONE = re.compile(
+    r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*[+-]\d{2}:?\d{0,2}"
+)
 _FORMATS = [
     date + clock
     for date in (
@@ -33,8 +36,41 @@ _FORMATS = [
     )
 ] + ["%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y %B", "%m/%Y", "%Y-%m-%d %H"]  # fmt: skip
 _TIME_NAMES = frozenset(
-    "date time datetime timestamp ts day month year yr week period when datum zeit jahr tag monat"
-    " fecha data dia hora anio ano annee jour mois stamp epoch unix created dt at quarter".split()
+    [
+        "date",
+        "time",
+        "datetime",
+        "timestamp",
+        "ts",
+        "day",
+        "month",
+        "year",
+        "yr",
+        "week",
+        "period",
+        "when",
+        "datum",
+        "zeit",
+        "jahr",
+        "tag",
+        "monat",
+        "fecha",
+        "data",
+        "dia",
+        "hora",
+        "anio",
+        "ano",
+        "annee",
+        "jour",
+        "mois",
+        "stamp",
+        "epoch",
+        "unix",
+        "created",
+        "dt",
+        "at",
+        "quarter",
+    ]
 )
 
 
@@ -103,7 +139,10 @@ def time_reading(name: str, values: list[str], day_first: bool = False) -> str |
     needed = max(1, round(0.9 * len(present)))
     if sum(bool(_ISO.fullmatch(value)) for value in present) >= needed:
         return "iso"
-    if sum(bool(_ISO.fullmatch(value) or _ISO_ZONE.fullmatch(value)) for value in present) >= needed:
+    if (
+        sum(bool(_ISO.fullmatch(value) or _ISO_ZONE.fullmatch(value)) for value in present)
+        >= needed
+    ):
         return "zoned"
     if all(_NUMBER.fullmatch(value) for value in present):
         return _numeric_time(name, present)
@@ -124,7 +163,7 @@ def _prefers(fmt: str, day_first: bool) -> int:
 
 def _parse(fmt: str, value: str) -> datetime | None:
     try:
-        return datetime.strptime(value, fmt)  # noqa: DTZ007 - local times stay without zone
+        return datetime.strptime(value, fmt)
     except ValueError:
         return None
 
@@ -137,7 +176,7 @@ def _count(fmt: str, values: list[str]) -> int:
 
 def _descents(fmt: str, values: list[str]) -> int:
     moments = [moment for value in values if (moment := _parse(fmt, value))]
-    return sum(b < a for a, b in zip(moments, moments[1:], strict=False))
+    return sum(b < a for a, b in pairwise(moments))
 
 
 def _numeric_time(name: str, values: list[str]) -> str | None:
@@ -146,13 +185,13 @@ def _numeric_time(name: str, values: list[str]) -> str | None:
     whole = all(number == int(number) for number in numbers)
     named = has_time_name(name)
     words = set(name_words(name))
-    if whole and 1000 <= low and high <= 2200 and words & {"year", "yr", "jahr", "anno", "ano"}:
+    if whole and low >= 1000 and high <= 2200 and words & {"year", "yr", "jahr", "anno", "ano"}:
         return "year"
-    if whole and 1500 <= low and high <= 2200 and named and not words & {"day", "week", "month"}:
+    if whole and low >= 1500 and high <= 2200 and named and not words & {"day", "week", "month"}:
         return "year"
-    if whole and 15000101 <= low and high <= 22001231 and named:
+    if whole and low >= 15000101 and high <= 22001231 and named:
         return "format:%Y%m%d" if _count("%Y%m%d", values) >= 0.9 * len(values) else None
-    if whole and 150001 <= low and high <= 220012 and named:
+    if whole and low >= 150001 and high <= 220012 and named:
         return "yearmonth"
     if not named:
         return None
@@ -171,8 +210,7 @@ def time_sql(time: TimeRef) -> str:
     zone = literal(time.zone or "UTC")
     if reading == "parts":
         numbers = [f"TRY_CAST({name} AS BIGINT)" for name in names]
-        numbers += ["1", "1", "0"][len(numbers) - 1 :] if len(numbers) < 4 else []
-        year, month, day, hour = [*numbers[:3], numbers[3] if len(names) > 3 else "0"]
+        year, month, day, hour = [*numbers, *["1", "1", "1", "0"][len(numbers) :]]
         date = f"TRY(make_timestamp({year}, {month}, {day}, 0, 0, 0))"
         return f"({date} + to_hours({hour}))"
     if reading.startswith("format:"):

@@ -1,7 +1,8 @@
 """From the description of a data set to the rows: one query, built the same way every time.
 
 The relation has the columns ``t`` (time), ``s`` (series), ``m`` (number of the measure),
-``v`` (value), ``l`` (name of the row) and ``p`` (number of the period).
+``v`` (value), ``l`` (name of the row), ``r`` (number of the row) and ``p`` (number of the
+period).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _period_number(time_range: TimeRange) -> str:
     return f"CASE {cases} END"
 
 
-def _part_sql(session: Session, dataset: Dataset, number: int, part: DataPart) -> list[str]:
+def _part_sql(session: Session, dataset: Dataset, number: int, part: DataPart) -> str:
     relation = session.relation(part.table)
     moment = time_sql(part.time) if part.time else "CAST(NULL AS TIMESTAMP)"
     if part.series:
@@ -79,23 +80,31 @@ def _part_sql(session: Session, dataset: Dataset, number: int, part: DataPart) -
     for item in part.filters:
         values = ", ".join(literal(value) for value in item.values)
         tests.append(f"CAST({identifier(item.column)} AS VARCHAR) IN ({values})")
-    return [
-        f"SELECT {moment} AS t, {series} AS s, {index} AS m, {number_sql(column)} AS v,"  # noqa: S608
-        f" {label} AS l FROM {relation} WHERE {' AND '.join(tests)}"
-        for index, column in enumerate(part.columns)
-    ]
+    where = " AND ".join(tests)
+    if len(part.columns) == 1:
+        return (
+            f"SELECT {moment} AS t, {series} AS s, 0 AS m, {number_sql(part.columns[0])} AS v,"  # noqa: S608
+            f" {label} AS l, 0 AS r FROM {relation} WHERE {where}"
+        )
+    # One scan for all columns; the row number tells which values stood in one row.
+    numbers = ", ".join(str(index) for index in range(len(part.columns)))
+    values = ", ".join(number_sql(column) for column in part.columns)
+    return (
+        f"SELECT t, s, unnest([{numbers}]) AS m, unnest(vs) AS v, l, r FROM (SELECT {moment} AS t,"  # noqa: S608
+        f" {series} AS s, {label} AS l, row_number() OVER () AS r, [{values}] AS vs"
+        f" FROM {relation} WHERE {where})"
+    )
 
 
 def dataset_sql(session: Session, dataset: Dataset) -> str:
     """Return the query that yields the rows of a data set."""
-    selects: list[str] = []
-    for number, part in enumerate(dataset.parts):
-        selects += _part_sql(session, dataset, number, part)
-    union = " UNION ALL ".join(selects)
+    union = " UNION ALL ".join(
+        _part_sql(session, dataset, number, part) for number, part in enumerate(dataset.parts)
+    )
     where = time_condition(dataset.time_range)
     timed = " AND t IS NOT NULL" if dataset.parts[0].time is not None else ""
     return (
-        f"SELECT t, s, m, v, l, {_period_number(dataset.time_range)} AS p FROM ({union})"  # noqa: S608
+        f"SELECT t, s, m, v, l, r, {_period_number(dataset.time_range)} AS p FROM ({union})"  # noqa: S608
         f" WHERE v IS NOT NULL AND ({where}){timed}"
     )
 

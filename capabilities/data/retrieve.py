@@ -10,7 +10,8 @@ from capabilities.contexts import Dataset, Period, TimeRange
 from capabilities.data.files import DEFAULT_MAX_BYTES, Session, list_tables, open_session
 from capabilities.data.profile import TableProfile, profile_table
 from capabilities.data.relation import dataset_sql
-from capabilities.data.selection import Wish, build_dataset, choose_match, match_table
+from capabilities.data.selection import build_dataset
+from capabilities.data.table_match import Wish, choose_match, match_table
 from capabilities.data.wording import date_range, date_text, listed
 from capabilities.periods.items import floor, shift
 from capabilities.periods.reading import read_times, to_time_range
@@ -65,6 +66,7 @@ def retrieve(
         _check_time(profile, time_range)
         time_range = _resolve_window(profile, time_range)
         dataset = build_dataset(chosen, text, time_range, wish)
+        dataset.files, dataset.read_from = list(files), text
         covering = [m.profile for m in chosen]
         progress(f"Selecting {', '.join(m.label for m in dataset.measures)}")
         return _count(session, dataset, covering)

@@ -14,7 +14,7 @@ _WORDS: dict[str, str] = {
     "kpa": "kPa", "kw": "kW", "mw": "MW", "gw": "GW", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh",
     "twh": "TWh", "watt": "W", "usd": "USD", "eur": "EUR", "gbp": "GBP", "dollar": "USD",
     "euro": "EUR", "pct": "%", "percent": "%", "percentage": "%", "ppm": "ppm", "ppb": "ppb",
-    "kg": "kg", "lb": "lb", "km": "km", "ms": "ms", "litre": "L", "liter": "L", "volt": "V",
+    "kg": "kg", "lb": "lb", "lbs": "lb", "km": "km", "ms": "ms", "litre": "L", "liter": "L", "volt": "V",
     "ampere": "A", "hertz": "Hz", "hz": "Hz",
 }  # fmt: skip
 _AFTER_TEMPERATURE = {"c": "°C", "f": "°F", "k": "K"}

@@ -36,7 +36,7 @@ QUANTITIES: dict[str, Quantity] = {
         _quantity(
             "temperature",
             "temperature temp tmp temper tmax tmin tavg tmean t2m tmpf tmpc airtemp degree",
-            weak="heat weather",
+            weak="heat",
         ),
         _quantity(
             "precipitation",
@@ -53,14 +53,14 @@ QUANTITIES: dict[str, Quantity] = {
         _quantity(
             "price",
             "price cost quote closing close adjclose expensive cheap",
-            weak="stock share value worth",
+            weak="stock share value worth trade traded trading",
         ),
         _quantity("volume", "volume turnover traded", additive=True),
         _quantity("sale", "sale sold revenue turnover", additive=True),
         _quantity("profit", "profit earning margin", additive=True),
         _quantity("employment", "employment employee worker job employed staff workforce payroll"),
         _quantity("unemployment", "unemployment unemployed jobless joblessness"),
-        _quantity("power", "power kw mw watt load wattage demand"),
+        _quantity("power", "power horsepower kw mw watt load wattage demand"),
         _quantity(
             "energy",
             "energy kwh mwh gwh generation generated electricity consumption consumed produced "
@@ -81,6 +81,8 @@ QUANTITIES: dict[str, Quantity] = {
         _quantity("height", "height tall elevation altitude"),
         _quantity("age", "age aged old"),
         _quantity("yield", "yield harvest crop"),
+        _quantity("latitude", "latitude lat"),
+        _quantity("longitude", "longitude lon lng"),
     )
 }
 
@@ -134,8 +136,13 @@ _adjectives("weight", "min", "lightest")
 _adjectives("height", "max", "tallest")
 _adjectives("speed", "max", "fastest")
 _adjectives("speed", "min", "slowest")
+_adjectives("power", "max", "powerful")
 _adjectives("death", "max", "deadliest bloodiest")
 _adjectives("population", "max", "populous")
+_adjectives("latitude", "max", "northernmost")
+_adjectives("latitude", "min", "southernmost")
+_adjectives("longitude", "max", "easternmost")
+_adjectives("longitude", "min", "westernmost")
 _adjectives(
     None,
     "max",
@@ -201,17 +208,17 @@ for _entry in _STATES.split(","):
 
 # What people call the things that a column of names tells apart.
 ENTITY_WORDS: dict[str, frozenset[str]] = {
-    "symbol": frozenset("stock company ticker share symbol firm".split()),
-    "ticker": frozenset("stock company ticker share symbol firm".split()),
-    "source": frozenset("source fuel origin".split()),
-    "country": frozenset("country nation".split()),
-    "sector": frozenset("sector industry branch".split()),
-    "site": frozenset("site place location station".split()),
-    "station": frozenset("station site place location".split()),
-    "city": frozenset("city town place location".split()),
-    "product": frozenset("product item article".split()),
-    "gender": frozenset("gender sex".split()),
-    "neighborhood": frozenset("neighborhood neighbourhood area district".split()),
+    "symbol": frozenset(["stock", "company", "ticker", "share", "symbol", "firm"]),
+    "ticker": frozenset(["stock", "company", "ticker", "share", "symbol", "firm"]),
+    "source": frozenset(["source", "fuel", "origin"]),
+    "country": frozenset(["country", "nation"]),
+    "sector": frozenset(["sector", "industry", "branch"]),
+    "site": frozenset(["site", "place", "location", "station"]),
+    "station": frozenset(["station", "site", "place", "location"]),
+    "city": frozenset(["city", "town", "place", "location"]),
+    "product": frozenset(["product", "item", "article"]),
+    "gender": frozenset(["gender", "sex"]),
+    "neighborhood": frozenset(["neighborhood", "neighbourhood", "area", "district"]),
 }
 
 
@@ -233,46 +240,45 @@ a an and any are as at be been being but by can could did do does doing for from
 i if in into is it its itself just let like me might mine my no nor not of off on once one only or
 other our out over own please per same shall she he should show so some such tell than that the
 their them then there these they this those through to too under until up us use using very was we
-were what whatever when where whether which while who whom whose why will with within without would
-you your give find get list see want know need look looks looked exactly about across after again
-against all almost along also although always among around because before behind below between both
-compute calculate determine report display plot graph chart draw make figure picture visualise
-visualize describe summarise summarize explain say said happen happened happening occur occurred go
-went gone going come came move moved moving movement behave behaved develop developed evolve evolved
-vary varied fluctuate look during each every ever many much more less whole entire overall
-time times period periods day days week weeks month months quarter quarters year years hour hours
-season seasons decade decades minute minutes daily hourly weekly monthly yearly annual annually
-quarterly date dates date weekday weekdays weekend weekends spring summer autumn fall winter morning
-afternoon evening night noon midnight today yesterday tomorrow ago last next past previous current
-this since recent recently latest earliest early late mid begin began beginning start started end
-ended first second third same typical typically usual usually normally generally general reach
-reached hit value values number numbers reading readings measurement measurements measured
-measure level levels figure figures data dataset file table column columns row rows record records
-recorded observation observations entry entries point points series fact facts case cases unit units
-amount quantity total totals sum mean average averages avg median mode count counts counted standard
+were what whatever when where whether which while who whom whose why will with within without
+would you your give find get list see want know need look looks looked exactly about across after
+again against all almost along also although always among around because before behind below
+between both compute calculate determine report display plot graph chart draw make figure picture
+visualise visualize describe summarise summarize explain say said happen happened happening occur
+occurred go went gone going come came move moved moving movement behave behaved develop developed
+evolve evolved vary varied fluctuate during each every ever many much more less whole entire
+overall time times period periods day days week weeks month months quarter quarters year years
+hour hours season seasons decade decades minute minutes daily hourly weekly monthly yearly annual
+annually quarterly date dates weekday weekdays weekend weekends spring summer autumn fall winter
+morning afternoon evening night noon midnight today yesterday tomorrow ago last next past previous
+current since recent recently latest earliest early late mid begin began beginning start started
+end ended first second third typical typically usual usually normally generally general reach
+reached hit value values number numbers reading readings measurement measurements measured measure
+level levels figures data dataset file table column columns row rows record records recorded
+observation observations entry entries point points series fact facts case cases unit units amount
+quantity total totals sum mean average averages avg median mode count counts counted standard
 deviation std variance spread range ranges percentile quantile quartile minimum maximum min max
 minimal maximal highest lowest high low higher lower highs lows peak peaks peaked trough extreme
-extremes record records hottest coldest warmest coolest wettest driest windiest calmest most least
-best worst biggest smallest largest greatest fewest top bottom better worse big small large little
-above below exceed exceeds exceeded exceeding least greater fewer equal equals over under threshold
-cross crossed pass passed consecutive row streak longest shortest long short spell run
-trend trends trending slope rate change changed changes changing increase increased increases
-increasing decrease decreased decreases decreasing decline declined grow grew growth grown rise rose
-rises risen rising raise fall fell falls fallen falling drop dropped drops dropping gain gained gains
-lose lost loss climb climbed surge surged plunge plunged percent percentage percentages proportion
-share shares fraction ratio relative absolute difference differences differ differed different
-compare compared comparing comparison versus vs against relation relationship correlate correlated
-correlation anomaly anomalies anomalous outlier outliers unusual unusually abnormal abnormally spike
-spikes strange odd happen frequent frequently often rare common rarely commonly breakdown broken
-down split grouped group groups distribution histogram line bar png svg image picture pdf
-question answer thanks thank hello hi hey help maybe perhaps really actually roughly approximately
-around kind sort type thing things lot sum did't didn't don't what's which's it's let's i'd i'm
-january february march april may june july august september october november december jan feb mar apr
-jun jul aug sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday
-two three four five six seven eight nine ten hundred thousand million billion new old
-come came went take took taken do done did stand stood cost costs worth
-saw seen been became become were remain remained stay stayed keep kept available cover covers
-covered contain contains contained include includes included exist exists historical history
-term terms given based according respectively per compared respect side average averaged
-""".split()
-STOP_WORDS = frozenset(_STOP)
+extremes hottest coldest warmest coolest wettest driest windiest calmest most least best worst
+biggest smallest largest greatest fewest top bottom better worse big small large little above
+exceed exceeds exceeded exceeding greater fewer equal equals threshold cross crossed pass passed
+consecutive streak longest shortest long short spell run trend trends trending slope rate change
+changed changes changing increase increased increases increasing decrease decreased decreases
+decreasing decline declined grow grew growth grown rise rose rises risen rising raise fell falls
+fallen falling drop dropped drops dropping gain gained gains lose lost loss climb climbed surge
+surged plunge plunged percent percentage percentages proportion share shares fraction ratio
+relative absolute difference differences differ differed different compare compared comparing
+comparison versus vs relation relationship correlate correlated correlation anomaly anomalies
+anomalous outlier outliers unusual unusually abnormal abnormally spike spikes strange odd frequent
+frequently often rare common rarely commonly breakdown broken down split grouped group groups
+distribution histogram line bar png svg image pdf question answer thanks thank hello hi hey help
+maybe perhaps really actually roughly approximately kind sort type thing things lot did't didn't
+don't what's which's it's let's i'd i'm january february march april may june july august
+september october november december jan feb mar apr jun jul aug sep sept oct nov dec monday
+tuesday wednesday thursday friday saturday sunday two three four five six seven eight nine ten
+hundred thousand million billion new old take took taken done stand stood cost costs worth saw
+seen became become remain remained stay stayed keep kept available cover covers covered contain
+contains contained include includes included exist exists historical history christmas easter
+thanksgiving term terms given based according respectively respect side averaged
+"""
+STOP_WORDS = frozenset(_STOP.split())

@@ -61,9 +61,9 @@ def date_text(moment: datetime, frequency: str | None = "day") -> str:
     if frequency == "quarter" and moment.day == 1 and moment.month % 3 == 1:
         return f"Q{moment.month // 3 + 1} {moment.year}"
     month = calendar.month_name[moment.month]
-    if frequency in ("month", "quarter", "year") and moment.day in (1, 28, 29, 30, 31):
-        if (moment.hour, moment.minute) == (0, 0):
-            return f"{month} {moment.year}"
+    edge = moment.day in (1, 28, 29, 30, 31) and (moment.hour, moment.minute) == (0, 0)
+    if frequency in ("month", "quarter", "year") and edge:
+        return f"{month} {moment.year}"
     text = f"{moment.day} {month} {moment.year}"
     if frequency in ("hour", "minute") or (moment.hour, moment.minute) != (0, 0):
         text += f" at {moment:%H:%M}"

@@ -10,7 +10,9 @@ from capabilities.periods.items import Interval, Item, long_date, resolve, seaso
 from capabilities.periods.recurring import find_recurring
 from capabilities.periods.scan import Options, scan
 
-_RANGE = re.compile(r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I)
+_RANGE = re.compile(
+    r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I
+)
 _LIST = re.compile(
     r"^\s*,?\s*(?:and|or|&|vs\.?|versus|against|with|than|to|,|(?:is |was )?compared (?:to|with))"
     r"\s*(?:the\s+)?$|^,?\s*$",

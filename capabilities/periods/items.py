@@ -16,7 +16,20 @@ WEEKDAYS |= {"tues": 1, "thurs": 3, "thur": 3, "weds": 2}
 WEEKDAYS |= {name.lower(): number for number, name in enumerate(calendar.day_abbr)}
 NUMBERS = dict(
     zip(
-        "one two three four five six seven eight nine ten eleven twelve".split(),
+        [
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+        ],
         range(1, 13),
         strict=True,
     )

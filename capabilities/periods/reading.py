@@ -81,4 +81,5 @@ def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     >>> time_range_of("the first half of 2009", {}).label
     'the first half of 2009'
     """
-    return to_time_range(read_times(text, settings), settings)
+    found = to_time_range(read_times(text, settings), settings)
+    return found.model_copy(update={"read_from": text})

@@ -85,7 +85,7 @@ def _to_date(match: Match, options: Options) -> Item:
     return _named(match, start, floor(options.now, "day") + timedelta(days=1))
 
 
-def _last_name(match: Match, options: Options) -> Item:
+def _last_name(match: Match, options: Options) -> Item | None:
     """Read "last June", "this summer", "last Monday"."""
     name, which = match["name"].lower(), match["which"].lower()
     if name in WEEKDAYS:
@@ -102,14 +102,16 @@ def _last_name(match: Match, options: Options) -> Item:
         else:
             item = Item(0, 0, "season", year, name.replace("fall", "autumn"))
         candidate = resolve(item, options.southern)
-        assert candidate.start is not None and candidate.end is not None
-        limit = candidate.end if which == "last" else candidate.start
-        if which == "next" and candidate.start > options.now:
+        begins, ends = candidate.start, candidate.end
+        if begins is None or ends is None:
+            continue
+        if which == "next" and begins > options.now:
             found = candidate
             break
-        if which != "next" and limit <= options.now:
+        if which != "next" and (ends if which == "last" else begins) <= options.now:
             found = candidate
-    assert found is not None and found.start is not None and found.end is not None
+    if found is None or found.start is None or found.end is None:
+        return None
     return _named(match, found.start, found.end)
 
 
@@ -133,7 +135,7 @@ RELATIVE = [
         _past,
     ),
     _rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _ago),
-    _rule(rf"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
+    _rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
     # "The last month of 2012" and "last week in June" are parts of something else.
     _rule(
         rf"(?P<which>this|last|past|previous|current|next)\s+{_UNIT}(?!s|\s+(?:of|in)\b)"

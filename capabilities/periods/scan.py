@@ -103,10 +103,10 @@ def _iso_month(match: Match, _options: Options) -> Item | None:
 
 def _season(match: Match, _options: Options) -> Item | None:
     name = match["season"].lower().replace("fall", "autumn")
-    if match["season"].lower() in ("fall", "spring"):
+    verb = match["season"].lower() in ("fall", "spring") and match.start() > 0
+    if verb and not _BEFORE_BARE.search(match.string[: match.start()]):
         # "How much did the price fall in 2008" speaks of no season.
-        if not _BEFORE_BARE.search(match.string[: match.start()]) and match.start() > 0:
-            return None
+        return None
     year = _year_of(match)
     second = match.groupdict().get("year2")
     if year is not None and second:
@@ -261,10 +261,11 @@ def _bare_names(text: str, taken: list[bool]) -> list[Item]:
                 continue
             if word in ("may", "fall", "spring", "dec", "sun") and not shown:
                 continue
-            if word == "fall" and re.search(r"(?:and|or|to|the)\s+$", text[: match.start()]):
+            before = text[: match.start()]
+            joined = word == "fall" and re.search(r"(?:and|or|to|the)\s+$", before, re.IGNORECASE)
+            if joined and not re.search(r"\bin\s+the\s+$", before, re.IGNORECASE):
                 # "Rise and fall" and "the fall in price" are no season.
-                if not re.search(r"\bin\s+the\s+$", text[: match.start()], re.IGNORECASE):
-                    continue
+                continue
             if pattern is _BARE_MONTH:
                 number = MONTHS[word.rstrip(".")]
                 found.append(Item(*match.span(), "month", None, number, text=match[0]))
@@ -287,7 +288,10 @@ def _with_portion(text: str, item: Item) -> Item:
         portion = (which, 1, "")
     else:
         count = match["count"]
-        words = {n: i for i, n in enumerate("zero one two three four five six seven".split())}
+        words = {
+            n: i
+            for i, n in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven"])
+        }
         amount = int(count) if count and count.isdigit() else words.get((count or "one").lower(), 1)
         which = match["which"].lower().replace("final", "last")
         portion = (which, amount, match["unit"].lower())

@@ -14,7 +14,7 @@ _WORDS = {"mean": "mean", "median": "median", "sum": "total", "std": "standard d
 def aggregates(frame: Frame) -> None:
     """Compute the averages, totals and spreads that are asked for."""
     for name in ("mean", "median", "sum", "std"):
-        if frame.request.asks(name):  # type: ignore[arg-type]
+        if frame.request.asks(name):
             _aggregate(frame, name)
     if frame.request.asks("percentile") and frame.request.percentile is not None:
         share = frame.request.percentile
@@ -119,7 +119,9 @@ def describe(frame: Frame, line: Line) -> None:
         text += f", median {frame.average(line, middle)}"
         text += f", standard deviation {frame.average(line, deviation)}" if deviation else ""
     if data.frequency in ("month", "quarter", "year") and data.first and data.last:
-        text += f"; {frame.value(line, first)} at the beginning, {frame.value(line, last)} at the end"
+        text += (
+            f"; {frame.value(line, first)} at the beginning, {frame.value(line, last)} at the end"
+        )
     frame.add(
         "describe",
         capital(f"{text} ({count_of(count, 'row')})."),
@@ -135,12 +137,23 @@ def by_series(frame: Frame) -> None:
     for number, measure in enumerate(frame.dataset.measures):
         line = Line(number)
         aggregate: Aggregate = default_aggregate(frame, line)
-        if extreme and measure.column and not measure.additive and not request.asks("mean", "median", "sum"):
+        if (
+            extreme
+            and measure.column
+            and not measure.additive
+            and not request.asks("mean", "median", "sum")
+        ):
             aggregate = "min" if lowest else "max"
         functions = {"mean": "avg(v)", "sum": "sum(v)", "max": "max(v)", "min": "min(v)",
                      "median": "median(v)", "count": "count(*)", "std": "stddev_samp(v)"}  # fmt: skip
         function = functions.get(aggregate, "avg(v)")
-        at = "arg_max(t, v)" if aggregate == "max" else "arg_min(t, v)" if aggregate == "min" else "NULL"
+        at = (
+            "arg_max(t, v)"
+            if aggregate == "max"
+            else "arg_min(t, v)"
+            if aggregate == "min"
+            else "NULL"
+        )
         rows = frame.query(
             f"SELECT s, {function} AS x, {at} FROM d WHERE m = {number} GROUP BY s"  # noqa: S608
             f" HAVING x IS NOT NULL ORDER BY x {'ASC' if lowest else 'DESC'}, s"
@@ -199,7 +212,7 @@ def count_rows(frame: Frame) -> None:
     count = frame.query("SELECT count(*) FROM d WHERE m = 0")[0][0]
     filters = frame.dataset.parts[0].filters
     named = listed([f"{f.column} {' or '.join(f.values)}" for f in filters])
-    regular = frame.dataset.frequency if frame.dataset.first and frame.request.counted else None
-    noun = frame.request.counted if regular and frame.request.counted == regular else "row"
-    text = count_of(count, noun or "row")
+    part = frame.dataset.parts[0]
+    regular = part.time is not None and part.label_column is None and not part.series
+    text = count_of(count, (frame.dataset.frequency if regular else None) or "row")
     frame.add("count", f"{text}{f' with {named}' if named else ''}{frame.period}.", count=count)

@@ -92,8 +92,8 @@ def default_aggregate(frame: Frame, line: Line) -> Aggregate:
     if not measure.column:
         return "count"
     for name in ("median", "std", "sum"):
-        if request.asks(name):  # type: ignore[arg-type]
-            return name  # type: ignore[return-value]
+        if request.asks(name):
+            return name
     if measure.additive and (not request.asks("mean") or "per" in (request.counted or "")):
         return "sum"
     if not request.asks("mean") and not request.grouped_extreme:
@@ -118,7 +118,7 @@ def limit_text(frame: Frame, line: Line) -> str:
     """Write a threshold: "temp_max above 30.0 °C"."""
     threshold = frame.request.threshold
     assert threshold is not None
-    words = {">": "above", "<": "below", ">=": "of at least", "<=": "of at most"}
+    words = {">": "above", "<": "below", ">=": "of at least", "<=": "of at most", "=": "equal to"}
     limit = convert(threshold.value, threshold.unit, frame.measure(line).unit)
     decimals = 0 if limit == int(limit) else 2
     more = max(0, decimals - frame.measure(line).decimals)
@@ -213,7 +213,8 @@ def _years(frame: Frame) -> float:
 
 def breakdown(frame: Frame, unit: Unit) -> None:
     """Answer "by month": a table, its values in a sentence where they are few."""
-    if not is_coarser(unit, frame.dataset.frequency) and frame.dataset.rows > 40:
+    counted = not frame.dataset.measures[0].column
+    if not counted and not is_coarser(unit, frame.dataset.frequency) and frame.dataset.rows > 40:
         return
     if unit == "month" and _years(frame) > 2.1:
         # Dozens of months in a row answer nothing; the usual year does.
@@ -227,7 +228,9 @@ def breakdown(frame: Frame, unit: Unit) -> None:
         title = capital(f"{phrase(frame, line, aggregate)}{frame.period} by {unit_name(unit)}")
         if unit in CYCLIC and aggregate == "sum":
             title += " (mean of the totals)"
-        values = [f"{bucket_text(b.key, unit)} {value_of(frame, line, aggregate, b.value)}" for b in found]
+        values = [
+            f"{bucket_text(b.key, unit)} {value_of(frame, line, aggregate, b.value)}" for b in found
+        ]
         high, low = max(found, key=lambda b: b.value), min(found, key=lambda b: b.value)
         if len(found) <= 25:
             text = f"{title}: {', '.join(values)}."

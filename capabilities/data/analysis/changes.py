@@ -17,7 +17,12 @@ from capabilities.data.analysis.frame import MAX_LINES, Frame, Line, capital
 from capabilities.data.relation import time_condition
 from capabilities.data.wording import bucket_text, date_text, listed, percent_text
 
-_SECONDS = {"hour": 3600.0, "day": 86400.0, "month": 365.25 / 12 * 86400.0, "year": 365.25 * 86400.0}
+_SECONDS = {
+    "hour": 3600.0,
+    "day": 86400.0,
+    "month": 365.25 / 12 * 86400.0,
+    "year": 365.25 * 86400.0,
+}
 _FUNCTIONS = {"mean": "avg(v)", "sum": "sum(v)", "max": "max(v)", "min": "min(v)",
               "median": "median(v)", "count": "count(*)", "std": "stddev_samp(v)"}  # fmt: skip
 
@@ -71,7 +76,9 @@ def _slope(frame: Frame, line: Line) -> None:
         verdict = f"a {'rising' if slope > 0 else 'falling'} trend of {amount} per {unit}"
     frame.add(
         "trend",
-        capital(f"{name} shows{'' if frame.findings else frame.period} {verdict} (linear fit, R² = {fit:.2f})."),
+        capital(
+            f"{name} shows{'' if frame.findings else frame.period} {verdict} (linear fit, R² = {fit:.2f})."
+        ),
         slope=slope,
         per=unit,
         r2=fit,
@@ -84,8 +91,7 @@ def _slope_text(frame: Frame, line: Line, slope: float) -> str:
         decimals += 1
     decimals = 1 if abs(slope) >= 1000 else min(decimals, 2 if abs(slope) >= 10 else decimals)
     more = decimals - frame.measure(line).decimals
-    text = frame.difference(line, slope, more)
-    return text
+    return frame.difference(line, slope, more)
 
 
 def _movement(frame: Frame, line: Line, with_ends: bool) -> None:
@@ -93,7 +99,9 @@ def _movement(frame: Frame, line: Line, with_ends: bool) -> None:
     days, data = _span(frame).days, frame.dataset
     limits = [(3, "hour"), (14, "day"), (45, "week"), (800, "month"), (366 * 16, "year")]
     unit = next((name for limit, name in limits if days <= limit), "decade")
-    if frame.request.group in ("day", "week", "month", "quarter", "year") and frame.request.asks("breakdown"):
+    if frame.request.group in ("day", "week", "month", "quarter", "year") and frame.request.asks(
+        "breakdown"
+    ):
         return
     if not is_coarser(unit, data.frequency):
         if with_ends:
@@ -105,7 +113,9 @@ def _movement(frame: Frame, line: Line, with_ends: bool) -> None:
         if with_ends:
             _ends(frame, line)
         return
-    values = [f"{value_of(frame, line, aggregate, b.value)} in {bucket_text(b.key, unit)}" for b in found]
+    values = [
+        f"{value_of(frame, line, aggregate, b.value)} in {bucket_text(b.key, unit)}" for b in found
+    ]
     word = "totalled" if aggregate == "sum" else "averaged"
     frame.add(
         "movement",
@@ -149,8 +159,9 @@ def change(frame: Frame) -> None:
     """Say how much a line changed from its first to its last value, and between endpoints."""
     endpoints = frame.dataset.time_range.endpoints
     results: list[tuple[Line, float, float]] = []
+    ranking = bool(frame.request.directions) and len(frame.lines) > 1
     for line in frame.lines[:60]:
-        if len(endpoints) == 2 and _between_endpoints(frame, line, endpoints):
+        if not ranking and len(endpoints) == 2 and _between_endpoints(frame, line, endpoints):
             continue
         rows = frame.query(
             "SELECT first(v ORDER BY t), last(v ORDER BY t), min(t), max(t), count(*)"  # noqa: S608
@@ -160,7 +171,7 @@ def change(frame: Frame) -> None:
         if count < 2 or start is None:
             continue
         results.append((line, first, last))
-        if len(frame.lines) > MAX_LINES:
+        if ranking or len(frame.lines) > MAX_LINES:
             continue
         frequency = frame.dataset.frequency
         verb = "rose" if last > first else "fell" if last < first else "stayed at the same value"
@@ -188,13 +199,20 @@ def _rank_changes(frame: Frame, results: list[tuple[Line, float, float]]) -> Non
         _, first, last = result
         return (last - first) / abs(first) if relative else last - first
 
-    ranked = sorted(results, key=size, reverse=True)
-    named = [
-        f"{line.series or frame.measure(line).label}"
-        f" ({percent_text(size((line, first, last)) * 100) if relative else frame.difference(line, last - first)})"
-        for line, first, last in (ranked[0], ranked[-1])
-    ]
-    frame.add("change", f"{named[0]} gained the most, {named[1]} the least.")
+    least = frame.request.asks("min") and not frame.request.asks("max")
+    ranked = sorted(results, key=size, reverse=not least)
+    named = []
+    for line, first, last in ranked[:6]:
+        step = frame.difference(line, last - first)
+        share = f"{size((line, first, last)) * 100:+.1f}%, " if relative else ""
+        name = line.series or frame.measure(line).label
+        named.append(f"{name} ({share}{step}, from {frame.value(line, first)})")
+    frame.add(
+        "change",
+        f"{named[0]} {'gained the least' if least else 'gained the most'}{frame.period}; then"
+        f" {listed(named[1:])}.",
+        **{line.series or frame.measure(line).label: last - first for line, first, last in results},
+    )
 
 
 def _between_endpoints(frame: Frame, line: Line, endpoints: list[Period]) -> bool:
@@ -233,8 +251,8 @@ def _between_endpoints(frame: Frame, line: Line, endpoints: list[Period]) -> boo
 def _compare_aggregate(frame: Frame, line: Line) -> Aggregate:
     request = frame.request
     for name in ("median", "std", "mean", "sum", "max", "min"):
-        if request.asks(name):  # type: ignore[arg-type]
-            return name  # type: ignore[return-value]
+        if request.asks(name):
+            return name
     return default_aggregate(frame, line)
 
 
@@ -279,7 +297,10 @@ def _say_comparison(
 ) -> None:
     if not named:
         return
-    texts = [f"{value_of(frame, line, aggregate, value)} {'for' if across else 'in'} {name}" for name, value in named]
+    texts = [
+        f"{value_of(frame, line, aggregate, value)} {'for' if across else 'in'} {name}"
+        for name, value in named
+    ]
     same_measure = not across or line.series is not None
     what = frame.name(Line(line.measure) if across else line) if same_measure else "value"
     period = frame.period if across else ""

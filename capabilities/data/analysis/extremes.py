@@ -14,10 +14,14 @@ def extremes(frame: Frame) -> None:
     """Find every extreme that is asked for."""
     request = frame.request
     directions = request.directions or [
-        (name, None) for name in ("max", "min") if request.asks(name)  # type: ignore[arg-type,misc]
+        (name, None) for name in ("max", "min") if request.asks(name)
     ]
+    done: set[tuple[Direction, Line]] = set()
     for direction, quantity in directions:
         for line in _lines_for(frame, direction, quantity):
+            if (direction, line) in done:
+                continue
+            done.add((direction, line))
             _one(frame, line, direction, quantity)
 
 
@@ -40,7 +44,11 @@ def _one(frame: Frame, line: Line, direction: Direction, quantity: str | None) -
     group = frame.request.group
     measure = frame.measure(line)
     if group and group != "series" and is_coarser(group, frame.dataset.frequency):
-        literal = quantity is None and not measure.additive and not frame.request.asks("mean", "sum", "median")
+        literal = (
+            quantity is None
+            and not measure.additive
+            and not frame.request.asks("mean", "sum", "median")
+        )
         within_day = group == "day" and not measure.additive and not frame.request.asks("mean")
         if group in CYCLIC or not (literal or within_day):
             group_extreme(frame, line, group, direction)
@@ -88,7 +96,11 @@ def _raw_in(frame: Frame, line: Line, direction: Direction, extra: str, period: 
     if series and line.series is None:
         text += f", {'in' if frame.dataset.series_name == 'file' else 'of'} {series}"
     if moment is not None:
-        text += f", {frame.when(moment)}" if not label else f" ({date_text(moment, frame.dataset.frequency)})"
+        text += (
+            f", {frame.when(moment)}"
+            if not label
+            else f" ({date_text(moment, frame.dataset.frequency)})"
+        )
     ties = _ties(frame, line, extra, value, moment)
     frame.add(
         direction,
@@ -122,7 +134,9 @@ def _ties(frame: Frame, line: Line, extra: str, value: float, first: object) -> 
     if not others:
         return ""
     shown = [
-        date_text(row[0], frame.dataset.frequency) if row[0] is not None else str(row[2] or row[1] or "")
+        date_text(row[0], frame.dataset.frequency)
+        if row[0] is not None
+        else str(row[2] or row[1] or "")
         for row in others[:3]
     ]
     if not any(shown):

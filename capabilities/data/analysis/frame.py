@@ -54,7 +54,7 @@ class Frame:
         load(session, dataset)
         self.summed = self._should_sum()
         source = (
-            "SELECT t, NULL AS s, m, sum(v) AS v, NULL AS l, p FROM d GROUP BY t, m, p"
+            "SELECT t, NULL AS s, m, sum(v) AS v, NULL AS l, 0 AS r, p FROM d GROUP BY t, m, p"
             if self.summed
             else "SELECT * FROM d"
         )
@@ -79,7 +79,11 @@ class Frame:
     @property
     def series(self) -> list[str]:
         """The series to tell apart."""
-        return [] if self.summed or self.dataset.series_name is None else self.dataset.series
+        data = self.dataset
+        if self.summed or data.series_name is None:
+            return []
+        asked = data.group_columns or any(len(item.values) > 1 for item in data.parts[0].filters)
+        return [] if len(data.series) > MAX_LINES and not asked else data.series
 
     @property
     def lines(self) -> list[Line]:
@@ -100,7 +104,9 @@ class Frame:
         filters = self.dataset.parts[0].filters
         named = listed_filters(self.dataset)
         if not measure.column:
-            return f"rows with {series}" if series else "rows"
+            unique = self.dataset.frequency and self.dataset.parts[0].label_column is None
+            noun = f"{self.dataset.frequency}s" if unique else "rows"
+            return f"{noun} with {series}" if series else noun
         if series is not None:
             joint = "in" if self.dataset.series_name == "file" else "of"
             return f"{measure.label} {joint} {series}" + (f" ({named})" if named else "")
@@ -204,4 +210,8 @@ def capital(text: str) -> str:
     ('The highest', 'temp_max rose')
     """
     first = text.split(" ", 1)[0]
-    return text if "_" in first or any(char.isdigit() for char in first) else text[:1].upper() + text[1:]
+    return (
+        text
+        if "_" in first or any(char.isdigit() for char in first)
+        else text[:1].upper() + text[1:]
+    )

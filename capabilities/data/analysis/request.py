@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,7 +27,9 @@ _UNIT = (
 )
 _WHICH = re.compile(rf"\b(?:which|what)\s+(?:single\s+|individual\s+)?{_UNIT}", re.I)
 _BY = re.compile(
-    rf"\b(?:by|per|each|every|for each|of each|for every|across(?: the)?|over the)\s+{_UNIT}", re.I
+    r"\b(?:by|per|each|every|for each|of each|for every|across(?: the)?|over the"
+    rf"|rank(?:ing)?(?: of)?(?: the| all)?)\s+{_UNIT}",
+    re.I,
 )
 _ADVERB = re.compile(r"\b(hourly|weekly|monthly|quarterly|yearly|annual|annually|seasonal)\b", re.I)
 _ADVERBS: dict[str, Unit] = {
@@ -43,7 +46,7 @@ _PATTERNS: list[tuple[Statistic, str]] = [
     ("percentile", r"percentiles?|quartiles?|quantiles?|p\d\d\b"),
     ("median", r"medians?"),
     ("std", r"standard deviations?|std\.?|variab\w*|volatil\w*|variance|dispersion"),
-    ("range", r"(?:temperature |price |value )?range of|the range|spread|min(?:imum)? and max(?:imum)?"
+    ("range", r"range|swing|spread|min(?:imum)? and max(?:imum)?"
               r"|max(?:imum)? and min(?:imum)?"),
     ("mean", r"averages?|averaged|means?|avg|on average|typical\w*|usual\w*|normally"),
     ("sum", r"totals?|sum|altogether|in all|combined|cumulative|overall amount|accumulat\w*"),
@@ -52,7 +55,7 @@ _PATTERNS: list[tuple[Statistic, str]] = [
               r"|years|decades|period)|regression|(?:getting|became|become|becoming)\s+\w+er\b|rising"
               r"|falling|increasing|decreasing|declining|growing"),
     ("change", r"chang\w*|growth|grow|grew|grown|rose|risen|fell|fallen|increased?|decreased?|declined?"
-               r"|dropped|gained?|lost|climbed|how much (?:did|has|have) .* (?:rise|fall|drop|gain|lose)"
+               r"|dropped|gain(?:s|ed)?|los[et]|losing|loses|shed|added|climbed|how much (?:did|has|have) .* (?:rise|fall|drop|gain|lose)"
                r"|returns?\b|perform\w*|how did .* do\b"),
     ("describe", r"summar\w*|describe|overview|statistics|tell me about|distribution"),
 ]  # fmt: skip
@@ -72,7 +75,11 @@ _TOP = re.compile(
     re.I,
 )
 _TOP_WORDS = dict(
-    zip("two three four five six seven eight nine ten".split(), range(2, 11), strict=True)
+    zip(
+        ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+        range(2, 11),
+        strict=True,
+    )
 )
 _NUMBER = r"(?P<n>[-\u2212$€£]?\s?\d[\d,]*(?:\.\d+)?\s*(?:°\s*[CF]\b|degrees?(?:\s+(?:celsius|fahrenheit|[CF]\b))?|[a-zA-Z%/°]{0,12}))"
 _ABOVE = re.compile(
@@ -94,16 +101,24 @@ _AT_LEAST = re.compile(
 _OR_MORE = re.compile(rf"{_NUMBER}\s+(?:or\s+(?:more|above|higher|warmer|hotter)|\+)", re.I)
 _OR_LESS = re.compile(rf"{_NUMBER}\s+or\s+(?:less|below|lower|fewer|colder|cooler)", re.I)
 _AT_MOST = re.compile(rf"\b(?:at most|no more than|not more than)\s+{_NUMBER}", re.I)
-_FREEZING = re.compile(r"\b(?:below|under|sub)[\s-]?(?:freezing|zero)\b|\bfreezing\b|\bfrost\w*\b", re.I)
+_EQUAL = re.compile(
+    rf"\b(?:have|has|had|having|with|exactly|equals?|equal to|was|were)\s+(?:exactly\s+)?{_NUMBER}",
+    re.I,
+)
+_FREEZING = re.compile(
+    r"\b(?:below|under|sub)[\s-]?(?:freezing|zero)\b|\bfreezing\b|\bfrost\w*\b", re.I
+)
 _FIRST = re.compile(r"\b(first|last|earliest|latest)\b", re.I)
-_SINGLE = re.compile(r"\b(?:when|what (?:day|date|month|year)|which (?:day|date|month|year))\b", re.I)
+_SINGLE = re.compile(
+    r"\b(?:when|what (?:day|date|month|year)|which (?:day|date|month|year))\b", re.I
+)
 
 
 @dataclass(frozen=True)
 class Threshold:
     """A limit and on which side of it values are meant."""
 
-    operator: Literal[">", "<", ">=", "<="]
+    operator: Literal[">", "<", ">=", "<=", "="]
     value: float
     unit: str | None = None
 
@@ -142,20 +157,27 @@ class Request:
         return any(name in self.statistics for name in names)
 
 
-def parse_request(text: str, spans: list[tuple[int, int]] | None = None) -> Request:
+def parse_request(
+    text: str, spans: list[tuple[int, int]] | None = None, names: Sequence[str] = ()
+) -> Request:
     """Read what a question asks to be computed.
 
     Args:
         text: The question.
         spans: Its words about time, which are no thresholds.
+        names: Names of columns, whose words ask for nothing.
 
     >>> parse_request("Which month was wettest?").group
     'month'
     """
     quoted = [(begin, end) for _, begin, end in quoted_names(text)]
-    plain = blank(text, [*(spans or []), *quoted])
+    # Only names that nobody writes by chance: "temp_min" asks for no minimum.
+    odd = "|".join(re.escape(name) for name in names if re.search(r"[\W_]", name))
+    named = [match.span() for match in re.finditer(odd, text, re.I)] if odd else []
+    plain = blank(text, [*(spans or []), *quoted, *named])
     request = Request()
     _read_group(plain, request)
+    _read_named_group(text, request)
     request.threshold = _threshold(plain)
     _read_adjectives(plain, request)
     for name, pattern in _COMPILED:
@@ -168,7 +190,9 @@ def parse_request(text: str, spans: list[tuple[int, int]] | None = None) -> Requ
     if top:
         said = (top[1] or top[2]).lower()
         request.top = max(1, min(50, int(said) if said.isdigit() else _TOP_WORDS[said]))
-    percentile = re.search(r"(\d{1,2}(?:\.\d+)?)\s*(?:th|st|nd|rd)?\s*(?:percentile|quantile)|\bp(\d\d)\b", plain, re.I)
+    percentile = re.search(
+        r"(\d{1,2}(?:\.\d+)?)\s*(?:th|st|nd|rd)?\s*(?:percentile|quantile)|\bp(\d\d)\b", plain, re.I
+    )
     if percentile:
         request.percentile = float(percentile[1] or percentile[2]) / 100
     elif "percentile" in request.statistics:
@@ -186,7 +210,7 @@ def unit_named(said: str) -> Unit:
     words = " ".join(said.lower().split())
     if words.startswith("weekday") or ("day" in words and "week" in words):
         return "weekday"
-    if words.startswith("hour") and "day" in words or words.startswith("time of day"):
+    if (words.startswith("hour") and "day" in words) or words.startswith("time of day"):
         return "hour_of_day"
     if "calendar" in words or ("month" in words and "year" in words) or words.startswith("time of"):
         return "month_of_year"
@@ -221,12 +245,20 @@ def _read_adjectives(text: str, request: Request) -> None:
     for index, word in enumerate(words):
         plain = word.text.lower()
         found = ADJECTIVES.get(plain)
-        if found is None or plain in ("hot", "cold", "warm", "cool", "wet", "windy", "dry", "freezing"):
+        if found is None or plain in (
+            "hot",
+            "cold",
+            "warm",
+            "cool",
+            "wet",
+            "windy",
+            "dry",
+            "freezing",
+        ):
             continue
         following = words[index + 1].text.lower() if index + 1 < len(words) else ""
-        if plain in ("more", "less", "higher", "lower", "warmer", "colder", "fewer", "greater"):
-            if following == "than" and request.threshold is not None:
-                continue
+        if following == "than" and request.threshold is not None:
+            continue
         if plain in ("most", "least") and (
             following in ("common", "frequent", "often", "popular", "expensive", "of", "recent")
             or text[: word.begin].lower().rstrip().endswith(" at")
@@ -243,13 +275,34 @@ def _read_adjectives(text: str, request: Request) -> None:
             r"\b(?:average|mean|median|total)\s*$", text[: word.begin], re.I
         ):
             continue
-        if plain.endswith("er") and plain not in ("water", "other", "lower") or plain in ("more", "less", "lower"):
+        if (plain.endswith("er") and plain not in ("water", "other", "lower")) or plain in (
+            "more",
+            "less",
+            "lower",
+        ):
             request.comparative = True
             continue
         quantity, direction = found
         if plain in ("more", "less"):
             continue
         _add_direction(request, direction, quantity)
+
+
+def _read_named_group(text: str, request: Request) -> None:
+    """Read "the driest summer" and "which July was hottest": one value for each of them."""
+    names = "summers?|winters?|springs?|autumns?|falls?"
+    months = "january|february|march|april|may|june|july|august|september|october|november|december"
+    match = re.search(
+        rf"\b(?:(?P<word>\w+est|most|least|best|worst)\s+(?:\w+\s+)?|(?:which|what)\s+)"
+        rf"(?:(?P<season>{names})|(?P<month>{months}))\b(?!\s+(?:of\s+)?\d)",
+        text,
+        re.I,
+    )
+    if match is None or (match["word"] and match["word"].lower() not in ADJECTIVES):
+        return
+    request.group = "season" if match["season"] else "month"
+    request.grouped_extreme = True
+    request.statistics = [name for name in request.statistics if name != "breakdown"]
 
 
 def _add_direction(request: Request, direction: Direction, quantity: str | None) -> None:
@@ -263,7 +316,9 @@ def _read_counts(text: str, request: Request) -> None:
     counted = _COUNTED.search(text)
     if counted:
         rest = text[counted.end() : counted.end() + 60]
-        noun = re.search(r"\b(minutes?|hours?|days?|nights?|weeks?|months?|quarters?|years?|times)\b", rest, re.I)
+        noun = re.search(
+            r"\b(minutes?|hours?|days?|nights?|weeks?|months?|quarters?|years?|times)\b", rest, re.I
+        )
         request.counted = noun[1].lower().rstrip("s") if noun else ""
         request.statistics.append("count")
     if request.threshold is None:
@@ -297,8 +352,17 @@ def _threshold(text: str) -> Threshold | None:
         number = number_with_unit(said)
         if number is not None and not _counts_time(said):
             return Threshold(operator, *number)
-    if _FREEZING.search(text):
-        return Threshold("<", 0.0, "°C")
+    frozen = _FREEZING.search(text)
+    if frozen:
+        return Threshold("<", 0.0, None if "zero" in frozen[0].lower() else "°C")
+    if re.search(r"\bnegative\b", text, re.I) and not re.search(r"correlat", text, re.I):
+        return Threshold("<", 0.0)
+    if re.search(r"\b(?:was|were|is|are)\b.*\bpositive\b", text, re.I):
+        return Threshold(">", 0.0)
+    equal = _EQUAL.search(text)
+    if equal and _COUNTED.search(text) and not _counts_time(equal[0]):
+        number = number_with_unit(equal["n"])
+        return Threshold("=", *number) if number else None
     return None
 
 

@@ -42,10 +42,16 @@ def compute(
         progress: Told what is being done.
     """
     settings = settings or {}
-    request = request or parse_request(text, read_times(text, settings).spans)
+    if request is None:
+        names = [measure.label for measure in dataset.measures]
+        request = parse_request(text, read_times(text, settings).spans, names)
     with open_session(settings) as session:
         progress(f"Computing over {dataset.rows:,} rows")
         frame = Frame(session, dataset, request)
+        if len(dataset.series) > len(frame.series) > 0 or (
+            len(dataset.series) > MAX_LINES and not frame.series and not frame.summed
+        ):
+            frame.notes.append(f"Computed over all {len(dataset.series)} series together.")
         _answer(frame, text)
         if not frame.findings:
             _default(frame)
@@ -120,18 +126,23 @@ def _values(frame: Frame, text: str) -> None:
     if request.how_much and all(m.additive for m in data.measures) and _FELL.search(text):
         # "How much rain fell" asks for an amount and not for a change.
         request.statistics = [name for name in request.statistics if name != "change"]
-    periods = data.time_range.periods
-    grouped = bool(data.group_columns)
     extreme = bool(request.directions)
-    lines = frame.lines
     comparing = request.asks("compare") or request.comparative
-    if len(periods) > 1 and (comparing or not extreme) and not request.grouped_extreme:
+    several = len(data.time_range.periods) > 1
+    if several and (comparing or not extreme) and not request.grouped_extreme:
         changes.compare_periods(frame)
-        return
-    if request.asks("change") and extreme and len(lines) > 1:
+    elif request.asks("change") and extreme and len(frame.lines) > 1:
         changes.change(frame)
-        return
-    if comparing and len(lines) > 1 and not grouped:
+    else:
+        _levels(frame, comparing)
+        _movements(frame)
+
+
+def _levels(frame: Frame, comparing: bool) -> None:
+    """Answer how high the values are: extremes, averages, totals, groups."""
+    request = frame.request
+    grouped, extreme = bool(frame.dataset.group_columns), bool(request.directions)
+    if comparing and len(frame.lines) > 1 and not grouped:
         changes.compare_lines(frame)
     elif grouped and not (extreme and request.grouped_extreme):
         by_series(frame)
@@ -139,12 +150,20 @@ def _values(frame: Frame, text: str) -> None:
         extremes(frame)
     elif request.asks("breakdown") and request.group:
         breakdown(frame, request.group)
-    if not grouped and not request.asks("compare") and not (request.group and request.asks("mean", "sum")):
-        if not extreme or request.asks("percentile", "range"):
-            aggregates(frame)
+    in_groups = grouped or bool(request.group and request.asks("mean", "sum"))
+    if in_groups or request.asks("compare"):
+        return
+    if not extreme or request.asks("percentile", "range"):
+        aggregates(frame)
+
+
+def _movements(frame: Frame) -> None:
+    """Answer how the values moved, and which of them are odd."""
+    request, data = frame.request, frame.dataset
     if request.asks("anomalies"):
         special.anomalies(frame)
-    changed = request.asks("change") and not grouped and not (extreme and len(lines) > 1)
+    ranked = bool(request.directions) and len(frame.lines) > 1
+    changed = request.asks("change") and not data.group_columns and not ranked
     if changed and (not request.asks("trend") or data.frequency not in ("minute", "hour", "day")):
         changes.change(frame)
     else:

@@ -27,7 +27,7 @@ def count_beyond(frame: Frame) -> None:
         by_day = data.frequency in ("hour", "minute") and frame.request.counted == "day"
         unit = "day" if by_day else (data.frequency or "row")
         counter = "count(DISTINCT t::DATE)" if by_day else "count(*)"
-        if data.first is None:
+        if data.first is None or data.parts[0].label_column:
             unit = "row"
         texts, values = [], {}
         for number, period in list(enumerate(periods)) if len(periods) > 1 else [(None, None)]:
@@ -102,7 +102,9 @@ def longest_run(frame: Frame, dry: bool) -> None:
             continue
         start, end, length = rows[0]
         frequency = data.frequency
-        span = f", from {date_text(start, frequency)} to {date_text(end, frequency)}" if start else ""
+        span = (
+            f", from {date_text(start, frequency)} to {date_text(end, frequency)}" if start else ""
+        )
         frame.add(
             "run",
             f"The longest run {limit}{frame.period} lasted"
@@ -134,15 +136,23 @@ def anomalies(frame: Frame) -> None:
             " WHEN q3 > q1 THEN 3.5 * greatest(v - q3, q1 - v) / (3 * (q3 - q1)) END AS z,"
             " mad > 0, l, s FROM r, k WHERE abs(z) > 3.5 ORDER BY abs(z) DESC, t"
         )
-        compared = "the median of their calendar month" if seasonal and "PART" in usual else "the median"
+        compared = (
+            "the median of their calendar month" if seasonal and "PART" in usual else "the median"
+        )
         method = f"robust z-score above 3.5 against {compared} and the median absolute deviation"
         if rows and not rows[0][3]:
             method = "more than three quartile ranges outside the middle half"
         if not rows:
-            frame.add("anomalies", f"No anomalies in {frame.name(line)}{frame.period} ({method}).", count=0)
+            frame.add(
+                "anomalies",
+                f"No anomalies in {frame.name(line)}{frame.period} ({method}).",
+                count=0,
+            )
             continue
         shown = [
-            f"{frame.value(line, row[1])} {frame.when(row[0])}" if row[0] else f"{frame.value(line, row[1])}"
+            f"{frame.value(line, row[1])} {frame.when(row[0])}"
+            if row[0]
+            else f"{frame.value(line, row[1])}"
             + (f" ({row[4] or row[5]})" if row[4] or row[5] else "")
             for row in rows[:5]
         ]
@@ -167,7 +177,7 @@ def share(frame: Frame) -> None:
     earliest = datetime.min
     numbers: list[int | None] = [None]
     if len(periods) > 1:
-        numbers = sorted(range(len(periods)), key=lambda n: periods[n].start or earliest)  # type: ignore[assignment]
+        numbers = [*sorted(range(len(periods)), key=lambda n: periods[n].start or earliest)]
     for number in numbers:
         extra = "TRUE" if number is None else f"p = {number}"
         part, whole = frame.query(
@@ -220,14 +230,19 @@ def correlation(frame: Frame) -> None:
     measures = frame.dataset.measures
     for a, b in list(combinations(range(len(measures)), 2))[:6]:
         value, count = frame.query(
-            "SELECT corr(x.v, y.v), count(*) FROM d AS x JOIN d AS y ON x.t = y.t"  # noqa: S608
+            "SELECT corr(x.v, y.v), count(*) FROM d AS x JOIN d AS y ON x.r = y.r"  # noqa: S608
             f" AND x.s IS NOT DISTINCT FROM y.s WHERE x.m = {a} AND y.m = {b}"
         )[0]
         if value is None:
             continue
         strength = next(
             word
-            for limit, word in ((0.1, "no"), (0.3, "a weak"), (0.6, "a moderate"), (2.0, "a strong"))
+            for limit, word in (
+                (0.1, "no"),
+                (0.3, "a weak"),
+                (0.6, "a moderate"),
+                (2.0, "a strong"),
+            )
             if abs(value) < limit
         )
         sign = "" if strength == "no" else " positive" if value > 0 else " negative"
