@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -47,6 +48,25 @@ _PROGRAMMING = (
     RecursionError,
 )
 _RETRIED: frozenset[Category] = frozenset({"network", "timeout", "rate_limit", "overloaded"})
+# LangChain's exceptions mean the same whatever the provider.
+_LANGCHAIN: dict[str, Category] = {
+    "ModelRateLimitError": "rate_limit",
+    "ModelAPIError": "overloaded",
+    "ModelConnectionError": "network",
+    "ModelTimeoutError": "timeout",
+    "ModelAuthenticationError": "authentication",
+    "ModelPermissionDeniedError": "authentication",
+    "ContextOverflowError": "context_too_long",
+}
+# What services write into a stream that has begun, where a status can no longer be sent.
+_CODES: dict[str, Category] = {
+    "server_error": "overloaded",
+    "internal_server_error": "overloaded",
+    "api_error": "overloaded",
+    "overloaded_error": "overloaded",
+    "rate_limit_error": "rate_limit",
+    "rate_limit_exceeded": "rate_limit",
+}
 _CONTEXT_MARKERS = ("context_length_exceeded", "maximum context length", "context window")
 
 
@@ -136,9 +156,9 @@ def _category(error: BaseException) -> Category:
         return "unknown"  # it means what its cause means
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
         return "declared"
-    status = _status(error)
-    if status is not None:
-        return _status_category(status, str(error))
+    named = _named(error)
+    if named is not None:
+        return named
     if isinstance(error, MissingExtraError):
         return "declared"
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
@@ -150,6 +170,21 @@ def _category(error: BaseException) -> Category:
     if isinstance(error, ValueError):
         return "bad_input"
     return "unknown"
+
+
+def _named(error: BaseException) -> Category | None:
+    """Return what a service says about its own failure: by type, by status, by code."""
+    for base in type(error).__mro__:
+        if base.__name__ in _LANGCHAIN:
+            return _LANGCHAIN[base.__name__]
+    status = _status(error)
+    if status is not None:
+        return _status_category(status, str(error))
+    for name in ("code", "type"):
+        value = getattr(error, name, None)
+        if isinstance(value, str) and value in _CODES:
+            return _CODES[value]
+    return None
 
 
 def _status(error: BaseException) -> int | None:
@@ -183,15 +218,19 @@ def _is_network_type(error: BaseException) -> bool:
 
 def _retry_after(error: BaseException) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", None)
-    value = headers.get("retry-after") if headers is not None else None
-    if value is None:
+    if headers is None:
         return None
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name)) * unit
+        except (TypeError, ValueError):
+            continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
     try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        moment = email.utils.parsedate_to_datetime(value)
-    except ValueError:
+        moment = email.utils.parsedate_to_datetime(headers.get("retry-after"))
+    except (TypeError, ValueError):
         return None
+    if moment.tzinfo is None:  # "-0000" is universal time of unknown origin
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -117,10 +117,11 @@ def describe_capability(spec: CapabilitySpec) -> str:
         f"- {spec.name}: {' '.join(spec.description.split())}",
         f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}",
     ]
-    if spec.effect != "none":
-        lines.append("  acts on the world")
+    if spec.effect == "once":
+        lines.append("  acts on the world, and cannot be undone")
     if spec.parameters is not None:
         schema = _bare(spec.parameters.model_json_schema())
+        schema.pop("description", None)  # the docstring says again what the fields say
         lines.append(f"  parameters: {json.dumps(schema, ensure_ascii=False, default=str)}")
     return "\n".join(lines)
 
@@ -129,14 +130,14 @@ def _bare(schema: dict[str, Any]) -> dict[str, Any]:
     """Leave out of a JSON schema what a reader does not need."""
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in {"title", "additionalProperties"} and not isinstance(value, dict):
-            continue
         if key in {"properties", "$defs"} and isinstance(value, dict):
             kept[key] = {name: _bare(part) for name, part in value.items()}
-        elif isinstance(value, dict):
+        elif key == "anyOf" and isinstance(value, list):
+            # Leaving a parameter out is simpler than writing null.
+            forms = [_bare(form) for form in value if form != {"type": "null"}]
+            kept |= forms[0] if len(forms) == 1 else {key: forms}
+        elif key in {"items", "additionalProperties"} and isinstance(value, dict):
             kept[key] = _bare(value)
-        elif isinstance(value, list):
-            kept[key] = [_bare(item) if isinstance(item, dict) else item for item in value]
-        else:
+        elif key not in {"title", "additionalProperties"} and (key, value) != ("default", None):
             kept[key] = value
     return kept

@@ -321,10 +321,11 @@ async def test_what_cannot_pass_is_not_tried_again(
     assert "Fix:" in state["messages"][-1].content
 
 
+@pytest.mark.parametrize("code", [None, "server_error"])
 async def test_an_answer_that_breaks_off_is_written_again(
-    server: OpenAIServer, client: Callable[..., Client]
+    server: OpenAIServer, client: Callable[..., Client], code: str | None
 ) -> None:
-    server.on("text", say(ANSWER, hang_up_after=3))
+    server.on("text", say(ANSWER, hang_up_after=3, code=code))
     good(server)
     asked = client()
     state = await asked.ask("What does the sensor say?")

@@ -154,6 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         for count, chunk in enumerate(_chunks(body, reply)):
             if reply.hang_up_after is not None and count >= reply.hang_up_after:
+                if reply.code:
+                    self._event(json.dumps({"error": {"message": "sorry", "code": reply.code}}))
                 return
             self._event(json.dumps(chunk))
         self._event("[DONE]")

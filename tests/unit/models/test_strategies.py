@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -174,7 +174,7 @@ async def test_planning_prompts_share_their_beginning() -> None:
     assert first.messages[1] != second.messages[1]
     assert first.messages[0].text.endswith("# GUIDE")
     assert (
-        "- wipe: Erases all readings.\n  needs: nothing; gives: nothing\n  acts on the world"
+        "- wipe: Erases all readings.\n  needs: nothing; gives: nothing\n  acts on the world, and"
         in (first.messages[0].text)
     )
     assert "needs: READING (many); gives: TOTAL" in first.messages[0].text
@@ -187,14 +187,23 @@ def test_the_schema_of_plans_has_the_fields_of_plans() -> None:
 
 def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
     class Parameters(BaseModel):
+        """Says nothing new."""
+
         days: int
         title: str = "none"
+        unit: Literal["K", "F"] | None = None
+        limits: dict[str, int] | list[int] | None = None
 
     from framework.base import CapabilitySpec
 
     text = describe_capability(CapabilitySpec("look", "Looks.", parameters=Parameters))
     assert '"days": {"type": "integer"}' in text
     assert '"title": {"default": "none", "type": "string"}' in text
+    assert '"unit": {"enum": ["K", "F"], "type": "string"}' in text
+    integers = '{"type": "integer"}'
+    assert f'{{"additionalProperties": {integers}, "type": "object"}}' in text
+    assert f'{{"items": {integers}, "type": "array"}}' in text
+    assert "Says nothing new" not in text
     assert '"required": ["days"]' in text
 
 
