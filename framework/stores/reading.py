@@ -1,0 +1,96 @@
+"""What every saver of ours makes sure of when it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from framework.base.errors import ConfigurationError, PersistenceError, require_extra
+
+_FIELDS = {"id": str, "channel_values": dict, "channel_versions": dict, "versions_seen": dict}
+
+
+def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
+    """Return the strict serializer: only known safe types are rebuilt from a database.
+
+    Args:
+        encryption_key: 16, 24 or 32 bytes, or text that encodes to as many; ``None`` for plain.
+
+    Raises:
+        ConfigurationError: The key has another length.
+        MissingExtraError: Encryption is asked for and its package is not installed.
+    """
+    plain = JsonPlusSerializer(allowed_msgpack_modules=None)
+    if encryption_key is None:
+        return plain
+    key = encryption_key.encode() if isinstance(encryption_key, str) else bytes(encryption_key)
+    if len(key) not in {16, 24, 32}:
+        raise ConfigurationError(
+            f"The encryption key has {len(key)} bytes. Fix: give 16, 24 or 32 bytes, for example"
+            " from 'openssl rand -hex 16'."
+        )
+    require_extra("Crypto.Cipher", "encryption")
+    return EncryptedSerializer.from_pycryptodome_aes(plain, key=key)
+
+
+@contextmanager
+def readable(thread: Any) -> Iterator[None]:
+    """Turn what a serializer raises over foreign bytes into one clear error.
+
+    Raises:
+        PersistenceError: The bytes cannot be read.
+    """
+    try:
+        yield
+    except PersistenceError:
+        raise
+    except (ValueError, TypeError, LookupError, NotImplementedError, AssertionError) as exc:
+        raise PersistenceError(
+            f"A checkpoint of thread {thread!r} cannot be read ({type(exc).__name__}: {exc}).",
+            fix="Give the encryption key that it was written with; if it is damaged, restore the"
+            " database, or delete the thread.",
+        ) from exc
+
+
+def checked(found: CheckpointTuple | None) -> CheckpointTuple | None:
+    """Check the form of a checkpoint, and keep the identities of new ones after it.
+
+    Checkpoints are put in order by identities that begin with the time. After the clock was set
+    back (or on a machine whose clock is behind), a new checkpoint would sort before the one it
+    follows and never be found again.
+
+    Raises:
+        PersistenceError: It is no checkpoint.
+    """
+    if found is None:
+        return None
+    checkpoint: Any = found.checkpoint
+    good = isinstance(checkpoint, dict) and all(
+        isinstance(checkpoint.get(name), kind) for name, kind in _FIELDS.items()
+    )
+    if not good:
+        thread = found.config["configurable"].get("thread_id")
+        raise PersistenceError(
+            f"A checkpoint of thread {thread!r} has not the form of one.",
+            fix="Restore the database, or delete the thread.",
+        )
+    _keep_ahead_of(checkpoint["id"])
+    return found
+
+
+def _keep_ahead_of(checkpoint_id: str) -> None:
+    try:
+        parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
+    except ValueError:
+        return
+    if parsed.version == 6:
+        latest = checkpoint_ids._last_v6_timestamp or 0
+        vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
