@@ -33,7 +33,7 @@ class BeginTurnNode(BaseInfrastructureNode):
         keep = frozenset({"planning_execution_plan"} if brought else ())
         update = reset_of_turn(state, keep)
         turn = int(info.get("turn", 0)) + 1
-        update["runtime_info"] = {**info, "turn": turn}
+        update["runtime_info"] = {**info, "turn": turn, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if turn == 1 and services.settings.context:
             update["capability_context_data"] = services.settings.context

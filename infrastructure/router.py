@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from langgraph.types import Command
@@ -66,6 +67,7 @@ async def _wait(state: dict[str, Any], decision: Route, services: Services) -> N
     policy = RetryPolicy.from_dict(info.get("retry_policy"), services.limits)
     asked = (info["classification"].get("metadata") or {}).get("retry_after_seconds")
     delay = wait_seconds(policy, decision.failures, services.limits, retry_after=asked)
+    delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
     emit(
         Retry(
             name=info.get("node_name") or info.get("capability_name") or "",
@@ -77,6 +79,15 @@ async def _wait(state: dict[str, Any], decision: Route, services: Services) -> N
         )
     )
     await services.clock.sleep(delay)
+
+
+def _seconds_since(moment: str | None, services: Services) -> float:
+    """Return how long ago a failure was; a run that was killed while it waited resumes the wait."""
+    try:
+        failed = datetime.fromisoformat(moment or "").timestamp()
+    except ValueError:
+        return 0.0
+    return max(0.0, services.clock.now() - failed)
 
 
 def _announce(decision: Route, state: dict[str, Any]) -> None:

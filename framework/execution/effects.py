@@ -20,10 +20,14 @@ from framework.planning import fingerprints
 if TYPE_CHECKING:
     from framework.execution.step import Attempt, StepOutcome
 
+UNKNOWN = "unknown_outcome"
+_NO_ANSWER = frozenset({"timeout", "network"})
+"""Failures after which nobody knows whether the effect happened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A step began in an earlier process and nobody knows how it ended."""
+    """A step began and nobody knows how it ended."""
 
     question: dict[str, Any]
 
@@ -33,12 +37,12 @@ class EffectGuard:
 
     Args:
         journal: Durable records of the thread.
-        turn: Identifies the turn within all threads, such as ``thread/3``.
+        turn: Number of the turn within its thread.
     """
 
-    def __init__(self, journal: Journal, turn: str) -> None:
+    def __init__(self, journal: Journal, turn: int) -> None:
         self._journal = journal
-        self._turn = turn
+        self._turn = "/".join(part for part in (journal.room, str(turn)) if part)
         self._waits: dict[str, Any] | None = None
         self._prints: dict[str, str] | None = None
         self._lock = asyncio.Lock()
@@ -49,13 +53,16 @@ class EffectGuard:
         It stays over retries, restarts and replays, and changes when the step's capability,
         parameters or inputs change.
         """
-        stamp = plan.get("stamp") or {}
+        return f"{self._journal.thread_id or 'thread'}/{self._record(step, plan)}"
+
+    def _record(self, step: PlannedStep, plan: ExecutionPlan) -> str:
         if self._prints is None:
+            stamp = plan.get("stamp") or {}
             self._prints = {**fingerprints(plan), **(stamp.get("fingerprints") or {})}
         return f"{self._turn}/{step['context_key']}/{self._prints[step['context_key']]}"
 
     async def before(
-        self, attempt: Attempt, decision: Mapping[str, Any] | None
+        self, attempt: Attempt, plan: ExecutionPlan, decision: Mapping[str, Any] | None
     ) -> dict[str, Any] | Unknown | None:
         """Make sure that an attempt may start, and leave word that it does.
 
@@ -65,56 +72,60 @@ class EffectGuard:
 
         Raises:
             CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
+            PersistenceError: The record cannot be kept, or another process has the thread.
         """
+        if attempt.spec.effect == "none" or not self._journal.durable:
+            return None
+        await self._journal.ready_for_effects()
         if attempt.spec.effect != "once":
             return None
-        record = await self._journal.read(attempt.idempotency_key)
-        status = record.get("status")
+        name = self._record(attempt.step, plan)
+        record = await self._journal.read(name)
+        status, run = record.get("status"), int(record.get("run", 0))
         if status == "finished":
             update: dict[str, Any] = record["update"]
             return update
         if status == "started":
-            settled = self._settle(attempt, decision)
+            settled = _settle(attempt, decision, run, "It had started when its process ended")
             if settled is not None:
                 return settled
         await self._journal.write(
-            attempt.idempotency_key, {"status": "started", "attempt": attempt.number}
+            name, {"status": "started", "run": run + 1, "attempt": attempt.number}
         )
         return None
 
-    def _settle(
-        self, attempt: Attempt, decision: Mapping[str, Any] | None
+    async def after(
+        self,
+        attempt: Attempt,
+        plan: ExecutionPlan,
+        outcome: StepOutcome,
     ) -> dict[str, Any] | Unknown | None:
-        answer = (decision or {}).get("unknown_outcome") or attempt.spec.on_unknown
-        if answer == "rerun":
-            return None
-        if answer == "skip":
-            return _skipped(attempt)
-        if answer == "fail":
-            raise CapabilityError(
-                f"The step {attempt.key!r} ({attempt.spec.name}) began in an earlier process and"
-                " nobody knows whether its effect happened.",
-                fix="Look at the outside system; then run it again, or set on_unknown.",
-            )
-        return Unknown(
-            {
-                "kind": "unknown_outcome",
-                "capability": attempt.spec.name,
-                "reason": "It had started when the process ended; its effect may have happened.",
-            }
-        )
+        """Leave word how an attempt ended.
 
-    async def after(self, attempt: Attempt, outcome: StepOutcome) -> None:
-        """Leave word how an attempt ended."""
-        if attempt.spec.effect != "once":
-            return
-        record: dict[str, Any] = {"status": "finished", "update": outcome.update}
-        if outcome.error is not None:
-            record = {"status": "failed", "attempt": attempt.number}
-        await self._journal.write(attempt.idempotency_key, record)
+        Returns:
+            ``None``; or what takes the place of a failure after which nobody knows whether the
+            effect happened.
+        """
+        if attempt.spec.effect != "once" or not self._journal.durable:
+            return None
+        name = self._record(attempt.step, plan)
+        if outcome.error is None:
+            await self._journal.write(name, {"status": "finished", "update": outcome.update})
+            return None
+        run = int((await self._journal.read(name)).get("run", 1))
+        if _is_unknown(outcome.error):
+            if attempt.spec.on_unknown == "skip":
+                return _skipped(attempt)
+            if attempt.spec.on_unknown == "ask":
+                why = f"Its end is not known ({outcome.error.get('user_message')})"
+                return _question(attempt, run, why)
+        await self._journal.write(name, {"status": "failed", "run": run, "attempt": attempt.number})
+        return None
 
     async def earlier_failures(self, key: str) -> tuple[int, float | None]:
         """Return how often a step failed in this turn, and when it may be tried again."""
+        if not self._journal.durable:
+            return 0, None
         async with self._lock:
             if self._waits is None:
                 self._waits = await self._journal.read(f"{self._turn}/waits")
@@ -128,6 +139,44 @@ class EffectGuard:
             await self._journal.write(f"{self._turn}/waits", self._waits)
 
 
+def _settle(
+    attempt: Attempt, decision: Mapping[str, Any] | None, run: int, why: str
+) -> dict[str, Any] | Unknown | None:
+    answer: Any = attempt.spec.on_unknown
+    # A person decided about one run of the step; the next one that breaks off is asked about.
+    if decision is not None and decision.get("run") == run:
+        answer = decision.get(UNKNOWN) or answer
+    if answer == "rerun":
+        return None
+    if answer == "skip":
+        return _skipped(attempt)
+    if answer == "fail":
+        raise CapabilityError(
+            f"The step {attempt.key!r} ({attempt.spec.name}) began in an earlier process and"
+            " nobody knows whether its effect happened.",
+            fix="Look at the outside system; then run it again, or set on_unknown.",
+        )
+    return _question(attempt, run, why)
+
+
+def _question(attempt: Attempt, run: int, why: str) -> Unknown:
+    return Unknown(
+        {
+            "kind": UNKNOWN,
+            "capability": attempt.spec.name,
+            "run": run,
+            "reason": f"{why}; its effect may have happened.",
+            "idempotency_key": attempt.idempotency_key,
+        }
+    )
+
+
+def _is_unknown(error: Mapping[str, Any]) -> bool:
+    classification = error["classification"]
+    category = (classification.get("metadata") or {}).get("category")
+    return classification["severity"] == "critical" and category in _NO_ANSWER
+
+
 def _skipped(attempt: Attempt) -> dict[str, Any]:
     return {
         "execution_step_results": {
@@ -137,7 +186,7 @@ def _skipped(attempt: Attempt) -> dict[str, Any]:
                 "task_objective": attempt.objective,
                 "success": False,
                 "skipped": True,
-                "error": "Skipped: its outcome in an earlier process is unknown.",
+                "error": "Skipped: nobody knows whether its effect happened.",
                 "attempts": attempt.number,
             }
         }

@@ -18,6 +18,7 @@ from framework.base.errors import (
     ErrorSeverity,
     FatalExecutionError,
     InfrastructureError,
+    PersistenceError,
 )
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
@@ -111,7 +112,8 @@ async def run_infrastructure_node(
     try:
         result = await spec.cls.execute(state, **_arguments(spec, state, services, logger, extra))
         update = _checked(spec, result)
-    except (GraphBubbleUp, FatalExecutionError):
+    except (GraphBubbleUp, FatalExecutionError, PersistenceError):
+        # What cannot be saved must not be reported as done: the run stops, the thread stays.
         raise
     except Exception as exc:
         if _raw_errors_wanted():

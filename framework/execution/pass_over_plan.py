@@ -33,14 +33,16 @@ async def run_ready_steps(state: Mapping[str, Any], services: Services) -> Pass:
         FatalExecutionError: A step failed with severity FATAL.
     """
     journal = services.journal()
-    turn = (state.get("runtime_info") or {}).get("turn", 0)
-    guard = EffectGuard(journal, f"{journal.thread_id or 'thread'}/{turn}")
+    info = state.get("runtime_info") or {}
+    guard = EffectGuard(journal, int(info.get("turn") or 0))
     waiting = state.get("execution_pending_approvals") or {}
-    result = await PlanRun(state, services, guard).run(waiting)
+    run = PlanRun(state, services, guard)
+    result = await run.run(waiting)
     writes = merge_updates(result.updates)
     view = _applied(state, writes)
     more: dict[str, Any] = {
         "planning_current_step_index": _current_index(view),
+        "runtime_info": {**info, "seconds_used": run.seconds_used},
         **failure_update(result.failures),
     }
     last = _last_result(view, result.updates)

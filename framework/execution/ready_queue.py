@@ -17,7 +17,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Overwrite
 
-from framework.base.errors import CapabilityError
+from framework.base.errors import CapabilityError, InfrastructureError
 from framework.base.plan import PlannedStep
 from framework.execution.effects import EffectGuard, Unknown
 from framework.execution.retry import RetryPolicy, wait_seconds
@@ -88,6 +88,8 @@ class PlanRun:
             if spec.max_parallel
         }
         self._decisions: Mapping[str, Any] = state.get("approval_decisions") or {}
+        self._began = services.clock.monotonic()
+        self._used = float((state.get("runtime_info") or {}).get("seconds_used") or 0.0)
 
     def pending(self, waiting: Mapping[str, Any]) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can run in this pass: not done, nothing undecided before them."""
@@ -143,6 +145,11 @@ class PlanRun:
         # A step that finished before a restart comes back here without its body having run, so
         # this is the place where others learn that it is done.
         envelope: dict[str, Any] | None = await call
+        if envelope and not _is_of(envelope, key):
+            raise InfrastructureError(
+                f"The saved result of another step came back for {key!r}.",
+                fix="Start a new thread; this one was saved by a graph with other steps.",
+            )
         if envelope and not envelope.get("control_error_info"):
             record = (envelope.get("execution_step_results") or {}).get(key)
             if record and record.get("success"):
@@ -222,7 +229,10 @@ class PlanRun:
         failures = max(failures, self._attempts.get(key, 0))
         while True:
             if wait_until is not None:
-                await self._services.clock.sleep(max(0.0, wait_until - self._services.clock.now()))
+                left = wait_until - self._services.clock.now()
+                # A clock that was set back must not turn a short wait into a long one.
+                limit = self._services.limits.max_retry_delay_seconds
+                await self._services.clock.sleep(min(max(0.0, left), limit))
             attempt.number = failures + 1
             attempt.run_seconds_left = self._seconds_left()
             outcome = await self._guarded(attempt)
@@ -240,23 +250,23 @@ class PlanRun:
             return failed_outcome(attempt, run_limit_reached(attempt), 0.0, self._view)
         decision = self._decisions.get(attempt.key)
         try:
-            found = await self._guard.before(attempt, decision)
+            found = await self._guard.before(attempt, self._plan, decision)
         except CapabilityError as exc:
             return failed_outcome(attempt, exc, 0.0, self._view)
-        if isinstance(found, Unknown):
-            return StepOutcome({"execution_pending_approvals": {attempt.key: found.question}})
         if found is not None:
-            return StepOutcome(found)
+            return _settled(attempt, found)
         outcome = await attempt_step(attempt, self._view, self._services)
-        await self._guard.after(attempt, outcome)
-        return outcome
+        instead = await self._guard.after(attempt, self._plan, outcome)
+        return outcome if instead is None else _settled(attempt, instead)
+
+    @property
+    def seconds_used(self) -> float:
+        """Seconds that the steps of this turn have taken; waiting for a person does not count."""
+        return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
         limit = self._services.limits.run_timeout_seconds
-        started = self._view.get("execution_start_time")
-        if limit is None or started is None:
-            return limit
-        return float(started + limit - self._services.clock.now())
+        return None if limit is None else limit - self.seconds_used
 
     async def _next_try(
         self, attempt: Attempt, error: Mapping[str, Any], failures: int
@@ -308,6 +318,18 @@ class _LazyMerge(dict[str, Any]):
 
 
 _OWN_KEYS = frozenset({"control_has_error", "control_error_info", "execution_pending_approvals"})
+
+
+def _settled(attempt: Attempt, found: dict[str, Any] | Unknown) -> StepOutcome:
+    if isinstance(found, Unknown):
+        return StepOutcome({"execution_pending_approvals": {attempt.key: found.question}})
+    return StepOutcome(found)
+
+
+def _is_of(envelope: Mapping[str, Any], key: str) -> bool:
+    """Tell whether a result belongs to a step; after a restart it comes from the saver."""
+    names = ("execution_step_results", "execution_pending_approvals")
+    return any(key in (envelope.get(name) or {}) for name in names)
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

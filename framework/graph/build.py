@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.runtime import get_runtime
 
+from framework.execution.exclusive import OneRunPerThread
 from framework.execution.journal import Journal
 from framework.execution.ready_queue import run_step_task
 from framework.execution.services import Services
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.execution.clock import Clock
 
+# A resume that names an interrupt which is not open is refused instead of being taken for new.
+_STRICT = {"__pregel_strict_resume": True}
 _NEXT = {
     "begin_turn": "task_extraction",
     "task_extraction": "classifier",
@@ -79,11 +84,12 @@ def build_graph(
 
         settings = load_settings()
     validate(registry)
+    runs = OneRunPerThread(checkpointer) if checkpointer is not None else None
     services = Services(
         registry=registry,
         settings=settings,
         step_tasks={name: _step_task(name) for name in registry.capabilities},
-        journal=lambda: _journal(checkpointer),
+        journal=lambda: _journal(checkpointer, runs),
         **choose_strategies(registry, settings, model, embeddings, strategies),
     )
     if clock is not None:
@@ -94,7 +100,10 @@ def build_graph(
     _add_edges(builder)
     graph = builder.compile(checkpointer=checkpointer, store=store, name=settings.name)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
-    return graph.with_config({"recursion_limit": 1000})
+    config: RunnableConfig = {"recursion_limit": 1000, "configurable": _STRICT}
+    if runs is not None:
+        config["callbacks"] = [runs]
+    return graph.with_config(config)
 
 
 def _add_infrastructure(builder: Any, services: Services) -> None:
@@ -202,11 +211,22 @@ def _step_task(name: str) -> Any:
     return decorate(run)
 
 
-def _journal(checkpointer: BaseCheckpointSaver[Any] | None) -> Journal:
+def _journal(
+    checkpointer: BaseCheckpointSaver[Any] | None, runs: OneRunPerThread | None
+) -> Journal:
     """Return the journal of the running thread; a server may have brought its own saver."""
     try:
         configurable = get_config().get("configurable") or {}
     except RuntimeError:
         return Journal()
-    saver = checkpointer or configurable.get("__pregel_checkpointer")
-    return Journal(saver, configurable.get("thread_id"))
+    saver = configurable.get("__pregel_checkpointer") or checkpointer
+    info = get_runtime().execution_info
+    found = None
+    if info is not None and configurable.get("__pregel_durability") != "exit":
+        found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
+    return Journal(
+        saver,
+        configurable.get("thread_id"),
+        checkpoint=found,
+        confirm=runs.confirm if runs is not None else None,
+    )
