@@ -1,7 +1,8 @@
 """``make bench``: one command, one table, one JSON file.
 
 Only ratios and counts mean anything: every time is set against the same work on bare LangGraph,
-measured in turns with it in one process.
+measured in turns with it in one process. The second table sets the same request beside other
+frameworks; those that are not installed say how to get them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks import measure
+from tests.benchmarks.model_use import model_use
+from tests.benchmarks.peers.rounds import compare
 
+PEER_STEPS = 50
 PACKAGES = ("capgraph", "langgraph", "langgraph-checkpoint-sqlite", "langchain-core", "pydantic")
 
 
@@ -88,20 +93,74 @@ def _range(part: dict[str, float], base: float) -> str:
     return f"{part['low'] / base:.2f} to {part['high'] / base:.2f}"
 
 
-async def collect(quick: bool) -> dict[str, Any]:
-    """Measure everything."""
-    rounds = 3 if quick else 9
-    steps = 200 if quick else 1000
-    return {
-        "per_step": await measure.per_step(rounds=rounds),
-        "per_step_saved": await measure.per_step_saved(rounds=rounds),
-        "makespan": await measure.makespan(plans=8 if quick else 20),
-        "flat_1k": await measure.flatness(1_000, steps),
-        "flat_100k": await measure.flatness(100_000, steps),
-        "threads": await measure.many_threads(100 if quick else 1000),
-        "build": measure.build_seconds(),
-        "cold_import": measure.cold_import(5 if quick else 10),
+def model_rows(found: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Turn the model's use into rows of the same table."""
+    few, many = found
+    ratio = many["prompt_tokens"] / few["prompt_tokens"]
+    calls = " and ".join(str(part["model_calls"]) for part in found)
+    tokens = " and ".join(f"{part['prompt_tokens']:,}" for part in found)
+    what = f"one request, {few['capabilities']} and {many['capabilities']:,} capabilities"
+    return [
+        (f"model calls, {what}", calls, "", "the same"),
+        (f"prompt tokens, {what}", f"{tokens} ({ratio:.2f} times)", "", "at most 1.5 times"),
+    ]
+
+
+PEER_COLUMNS = (
+    "program", "kept on disk", "ms per step", "to capgraph",
+    "model calls", "prompt tokens", "answer tokens", "bytes per step",
+)  # fmt: skip
+
+
+def peer_rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Turn the peers' figures into rows; each against capgraph with or without a saver."""
+    base = {
+        bool(row["keeps"]): row["median"]
+        for row in found
+        if row["name"] == "capgraph" and "median" in row
     }
+    rows: list[tuple[str, ...]] = []
+    for row in sorted(found, key=lambda item: bool(item.get("keeps"))):
+        if "missing" in row:
+            rows.append((row["name"], row["missing"], *[""] * 6))
+            continue
+        against = base.get(bool(row["keeps"]))
+        low, middle, high = (1000 * row[name] for name in ("low", "median", "high"))
+        rows.append(
+            (
+                f"{row['name']} {row['version']}",
+                row["keeps"] or "nothing",
+                f"{middle:.2f} ({low:.2f} to {high:.2f})",
+                f"{row['median'] / against:.2f}" if against else "",
+                f"{row['model_calls']}",
+                f"{row['prompt_tokens']:,}",
+                f"{row['answer_tokens']:,}",
+                f"{row['bytes_per_step']:,.0f}" if "bytes_per_step" in row else "",
+            )
+        )
+    return rows
+
+
+async def collect(quick: bool, only: str) -> dict[str, Any]:
+    """Measure everything, or one part."""
+    rounds = 2 if quick else 9
+    steps = 200 if quick else 1000
+    found: dict[str, Any] = {}
+    if only in ("all", "langgraph"):
+        found |= {
+            "per_step": await measure.per_step(rounds=rounds),
+            "per_step_saved": await measure.per_step_saved(rounds=rounds),
+            "makespan": await measure.makespan(plans=8 if quick else 20),
+            "flat_1k": await measure.flatness(1_000, steps),
+            "flat_100k": await measure.flatness(100_000, steps),
+            "threads": await measure.many_threads(100 if quick else 1000),
+            "build": measure.build_seconds(),
+            "cold_import": measure.cold_import(3 if quick else 10),
+            "model_use": [await model_use(20), await model_use(1000)],
+        }
+    if only in ("all", "peers"):
+        found["peers"] = await compare(steps=20 if quick else PEER_STEPS, rounds=rounds)
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -115,20 +174,43 @@ def versions() -> dict[str, str]:
     return found
 
 
+def tables(found: dict[str, Any], quick: bool) -> list[Table]:
+    """Return the tables to print."""
+    made = []
+    if "per_step" in found:
+        table = Table("what", "capgraph", "bare LangGraph", "target", title="capgraph benchmarks")
+        for row in [*rows_of(found), *model_rows(found["model_use"])]:
+            table.add_row(*row)
+        made.append(table)
+    if "peers" in found:
+        steps = 20 if quick else PEER_STEPS
+        table = Table(*PEER_COLUMNS, title=f"One request of {steps} dependent tool steps")
+        for cells in peer_rows(found["peers"]):
+            table.add_row(*cells)
+        made.append(table)
+    return made
+
+
 def main() -> int:
-    """Measure, print the table and write the JSON."""
+    """Measure, print the tables and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
+    parser.add_argument("--only", choices=("all", "langgraph", "peers"), default="all")
     options = parser.parse_args()
-    found = asyncio.run(collect(options.quick))
+    found = asyncio.run(collect(options.quick, options.only))
+    found["date"] = datetime.now(UTC).date().isoformat()
     found["versions"] = versions()
-    table = Table("what", "capgraph", "bare LangGraph", "target", title="capgraph benchmarks")
-    for row in rows_of(found):
-        table.add_row(*row)
     console = Console()
-    console.print(table)
-    console.print(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    if not console.is_terminal:
+        console = Console(width=160)
+    for table in tables(found, options.quick):
+        console.print(table)
+    console.print(
+        found["date"],
+        *(f"{name} {version}" for name, version in found["versions"].items()),
+        sep=", ",
+    )
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     console.print(f"figures: {options.json}")
