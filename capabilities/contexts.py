@@ -290,17 +290,24 @@ class Statistics(CapabilityContext):
 
 
 class Plot(CapabilityContext):
-    """A picture that was written."""
+    """A picture that was written.
+
+    Attributes:
+        path: Where it lies.
+        title: Its title.
+        caption: What it shows, in the words of the statistics that it was drawn with.
+    """
 
     CONTEXT_TYPE: ClassVar[str] = "PLOT"
     CONTEXT_CATEGORY: ClassVar[str] = "ARTIFACT"
 
     path: str
     title: str
+    caption: str = ""
     media_type: str = "image/png"
     width: int
     height: int
 
     def get_summary(self) -> str:
-        """Say where the picture lies."""
-        return f"Plot: {self.path}"
+        """Say what the picture shows and where it lies."""
+        return "\n\n".join(part for part in (self.caption, f"Plot: {self.path}") if part)

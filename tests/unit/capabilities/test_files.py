@@ -1,0 +1,192 @@
+"""Files of many kinds and shapes, read and asked about."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from capabilities.data.analysis.run import compute
+from capabilities.data.files import list_tables
+from capabilities.data.retrieve import retrieve
+from capabilities.data.table_match import Wish
+from framework.base import ValidationError
+
+
+def answer(question: str, *files: Path, **settings: object) -> str:
+    names = [str(file) for file in files]
+    return compute(retrieve(names, question, settings=settings), question, settings).get_summary()
+
+
+def write(folder: Path, name: str, text: str, encoding: str = "utf-8") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_semicolons_decimal_commas_and_dotted_dates(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "d.csv",
+        "Datum;Größe (m);Temp °C\n01.02.2015;1,5;12,25\n02.02.2015;1.234,5;13,75\n",
+    )
+
+    assert "13.00 °C" in answer("mean Temp °C", file)
+    assert "1234.5 m, on 2 February 2015" in answer("highest Größe", file)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8-sig"])
+def test_other_encodings(tmp_path: Path, encoding: str) -> None:
+    file = write(tmp_path, "e.csv", "day,größe\n2015-01-01,3\n2015-01-02,5\n", encoding)
+
+    assert "4.00" in answer("mean größe", file)
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "when"),
+    [
+        ("ts,power_kw", ["1420070400,3", "1420074000,4.5"], "1 January 2015 at 01:00"),
+        ("timestamp,power_kw", ["1420070400000,3", "1420074000000,4.5"], "1 January 2015 at 01:00"),
+        ("year,power_kw", ["1999,3", "2000,4.5", "2001,1"], "2000"),
+        ("when,power_kw", ["Jan 1 2000,3", "Feb 1 2000,4.5"], "February 2000"),
+        ("month,power_kw", ["2000-01,3", "2000-02,4.5"], "February 2000"),
+        ("date,power_kw", ["01/02/2015,3", "02/02/2015,4.5", "13/02/2015,1"], "2 February 2015"),
+        ("date,hour,power_kw", ["2015-01-01,0,3", "2015-01-01,1,4.5"], "1 January 2015 at 01:00"),
+        ("Year,Month,Day,power_kw", ["2001,1,1,3", "2001,1,2,4.5"], "2 January 2001"),
+        ("time,power_kw", ["2015-01-01T00:00:00Z,3", "2015-01-01T01:00:00Z,4.5"], "at 01:00"),
+        (
+            "time,power_kw",
+            ["2015-01-01T00:00:00+02:00,3", "2015-01-01T01:00:00+02:00,4.5"],
+            "23:00",
+        ),
+        ("quarter,power_kw", ["2015-Q1,3", "2015-Q2,4.5"], "Q2 2015"),
+        ("date,power_kw", ["20150101,3", "20150102,4.5"], "2 January 2015"),
+    ],
+)
+def test_times_in_many_forms(tmp_path: Path, header: str, rows: list[str], when: str) -> None:
+    file = write(tmp_path, "t.csv", "\n".join([header, *rows]) + "\n")
+
+    text = answer("highest power", file)
+
+    assert "4.5 kW" in text
+    assert when in text
+
+
+def test_numbers_with_signs_gaps_and_separators(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "n.csv",
+        'date,revenue,rate\n2015-01-01,"$1,000",5%\n2015-01-02,"$1,200",NA\n2015-01-03,,7%\n',
+    )
+
+    assert "2200" in answer("total revenue", file)
+    assert "6.00" in answer("mean rate", file)
+
+
+def test_sqlite_with_several_tables_and_an_odd_column_name(tmp_path: Path) -> None:
+    path = tmp_path / "plant.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute('CREATE TABLE pumps (day TEXT, "flow ""rate"" (l/s)" REAL)')
+        connection.executemany(
+            "INSERT INTO pumps VALUES (?, ?)", [("2020-01-01", 2.5), ("2020-01-02", 4)]
+        )
+        connection.execute("CREATE TABLE people (name TEXT, age INTEGER)")
+        connection.executemany("INSERT INTO people VALUES (?, ?)", [("Ada", 36), ("Bo", 40)])
+    connection.close()
+
+    assert "4.0 l/s, on 2 January 2020" in answer("highest flow rate", path)
+    assert "40, of Bo" in answer("oldest person", path)
+
+
+def test_parquet_and_json(tmp_path: Path) -> None:
+    parquet, json = tmp_path / "p.parquet", tmp_path / "j.json"
+    rows = (
+        "SELECT * FROM (VALUES (DATE '2020-01-01', 1.5), (DATE '2020-01-02', 2.5)) AS t(day, load)"
+    )
+    duckdb.sql(f"COPY ({rows}) TO '{parquet}' (FORMAT parquet)")
+    json.write_text('[{"day": "2020-01-01", "load": 1.5}, {"day": "2020-01-02", "load": 2.5}]')
+
+    assert "2.5, on 2 January 2020" in answer("peak load", parquet)
+    assert "2.5, on 2 January 2020" in answer("peak load", json)
+
+
+def test_a_million_rows_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    duckdb.sql(
+        "COPY (SELECT TIMESTAMP '2000-01-01' + to_minutes(i) AS time, i % 977 AS load"
+        f" FROM range(1000000) t(i)) TO '{path}'"
+    )
+    dataset = retrieve([str(path)], "average load")
+
+    assert dataset.rows == 1_000_000
+    assert len(dataset.model_dump_json()) < 5000
+    assert "487.9" in compute(dataset, "average load").get_summary()
+
+
+def test_names_are_quoted_and_never_run(tmp_path: Path) -> None:
+    name = 'x"; DROP TABLE d; --'
+    quoted = name.replace('"', '""')
+    file = write(tmp_path, "i.csv", f'"day","{quoted}"\n2020-01-01,1\n2020-01-02,3\n')
+    dataset = retrieve([str(file)], "mean", wish=Wish(columns=(name,)))
+
+    assert "2.00" in compute(dataset, "mean").get_summary()
+    with pytest.raises(ValidationError, match="O'Brien"):
+        retrieve([str(file)], "mean", wish=Wish(series=("O'Brien' OR 1=1",)))
+
+
+def test_without_a_time_column_a_time_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "c.csv", "city,size\nOslo,7\nRome,28\n")
+
+    assert "28, of Rome" in answer("largest size", file)
+    with pytest.raises(ValidationError, match=r"no column with dates.*city, size"):
+        answer("largest size in 2015", file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"\x00\x01\x02\x03" * 50, "not a readable"), (None, "does not exist")],
+)
+def test_unusable_files(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "x.csv"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ValidationError, match=message):
+        list_tables(str(path))
+
+
+def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "l.csv", "a,b\n" + "1,2\n" * 100)
+
+    with pytest.raises(ValidationError, match="max_file_bytes"):
+        answer("mean a", file, max_file_bytes=100)
+
+
+def test_a_file_that_changed_is_not_mixed_up(tmp_path: Path) -> None:
+    file = write(tmp_path, "a.csv", "day,load\n2020-01-01,1\n2020-01-02,2\n")
+    dataset = retrieve([str(file)], "mean load")
+    file.write_text("day,other\n2020-01-01,100\n2020-01-02,200\n")
+
+    with pytest.raises(ValidationError, match="was changed"):
+        compute(dataset, "mean load")
+
+
+def test_files_of_the_package_by_name() -> None:
+    assert list_tables("vega:seattle-weather")[0].label == "seattle-weather.csv"
+    with pytest.raises(ValidationError, match=r"seattle-weather\.csv"):
+        list_tables("vega:../secrets")
+
+
+def test_stated_columns_and_units_win(tmp_path: Path) -> None:
+    file = write(tmp_path, "w.csv", "day,wind,rain\n2020-01-01,1,5\n2020-01-02,3,6\n")
+    dataset = retrieve([str(file)], "mean rain", wish=Wish(columns=("wind",), unit="m/s"))
+
+    assert compute(dataset, "mean").get_summary() == "The mean wind was 2.00 m/s."
+
+
+def test_a_backticked_column_wins_over_other_words(tmp_path: Path) -> None:
+    file = write(tmp_path, "w.csv", "day,wind,rain total\n2020-01-01,1,5\n2020-01-02,3,7\n")
+
+    assert "6.00" in answer("mean of `rain total` when wind blows", file)
