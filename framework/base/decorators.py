@@ -133,6 +133,38 @@ def _check_class(cls: Any, kind: str) -> None:
             f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
             " Fix: write it with 'async def'."
         )
+    _check_form(cls, kind)
+
+
+def _check_form(cls: Any, kind: str) -> None:
+    """Find an execute that would be called with other arguments than it expects."""
+    execute = inspect.getattr_static(cls, "execute")
+    if isinstance(execute, staticmethod):
+        return
+    label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
+    first, *others = [
+        *inspect.signature(getattr(execute, "__func__", execute)).parameters.values(),
+        None,
+    ]
+    if isinstance(execute, classmethod) or kind != "capability" or first is None:
+        raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
+    if first.name == "state":
+        raise ValueError(
+            f"{label} takes the state but is not static. Fix: put @staticmethod above it, or"
+            " write 'async def execute(self)' and read self.state."
+        )
+    needed = [
+        p.name
+        for p in others
+        if p is not None
+        and p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if needed:
+        raise ValueError(
+            f"{label} needs {needed}, which nobody gives."
+            " Fix: take only self; read self.inputs and self.parameters."
+        )
 
 
 def _with_defaults(cls: Any) -> Any:

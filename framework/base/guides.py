@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from framework.base.plan import PlannedStep
 
@@ -160,11 +160,38 @@ class OrchestratorGuide(BaseModel):
         instructions: When and how to plan with it.
         examples: Steps planned well.
         priority: Place among the guides; lower comes first.
+
+    In place of ``instructions`` the fields ``description``, ``when_to_use``,
+    ``provides_context``, ``example_usage`` (and ``capability_name``, which is known anyway) are
+    accepted and put together.
+
+    >>> OrchestratorGuide(when_to_use="When dates are named").instructions
+    'When dates are named'
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     instructions: str
     examples: list[OrchestratorExample] = Field(default_factory=list)
     priority: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_parts(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "instructions" in given:
+            return given
+        rest = {key: value for key, value in given.items() if key not in _PARTS}
+        rest.pop("capability_name", None)
+        lines = [f"{title}{given[name]}" for name, title in _PARTS.items() if given.get(name)]
+        return {**rest, "instructions": "\n".join(lines)} if lines else rest
+
+
+_PARTS = {
+    "description": "",
+    "when_to_use": "",
+    "provides_context": "Gives: ",
+    "example_usage": "Example: ",
+}
 
 
 class ClassifierActions(BaseModel):
@@ -179,6 +206,8 @@ class TaskClassifierGuide(BaseModel):
         examples: Requests that need it and requests that do not.
         actions_if_true: What else a match sets off.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     instructions: str
     examples: list[ClassifierExample] = Field(default_factory=list)

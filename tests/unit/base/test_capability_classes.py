@@ -1,0 +1,565 @@
+"""What can go wrong in a class, and where one is told."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from framework.base import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    CapabilityContext,
+    CapabilityMatch,
+    ClassifierExample,
+    ErrorClassification,
+    ErrorSeverity,
+    ExecutionError,
+    ExecutionRecord,
+    ExecutionResult,
+    OrchestratorExample,
+    PlanError,
+    PlannedStep,
+    ValidationError,
+    capability_node,
+    infrastructure_node,
+    load_execution_plan_from_file,
+    save_execution_plan_to_file,
+)
+from framework.testing import run_capability
+
+
+class Reading(CapabilityContext):
+    value: float
+
+
+def make(**attributes: Any) -> type[BaseCapability]:
+    async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    namespace = {"name": "made", "description": "Made", "execute": staticmethod(execute)}
+    return type("Made", (BaseCapability,), {**namespace, **attributes})
+
+
+# --- lists, creation, static-ness ------------------------------------------------------------------
+
+
+def test_lists_are_not_shared_between_classes() -> None:
+    one, two = make(), make()
+    one.provides.append("A")
+    one.requires.append("B")  # type: ignore[attr-defined]
+    assert two.provides == BaseCapability.provides == []
+    assert two.requires == BaseCapability.requires == []
+    child = type("Child", (one,), {})
+    child.provides.append("C")
+    assert one.provides == ["A"]
+
+
+@pytest.mark.parametrize("missing", ["name", "description"])
+def test_creating_a_capability_without_an_attribute_is_the_documented_error(missing: str) -> None:
+    with pytest.raises(NotImplementedError, match=missing):
+        make(**{missing: None})()
+
+
+def test_creating_a_capability_without_execute_is_the_documented_error() -> None:
+    class Empty(BaseCapability):
+        name = "empty"
+        description = "Empty"
+
+    with pytest.raises(NotImplementedError, match="execute"):
+        Empty()
+
+
+def test_missing_lists_become_empty() -> None:
+    made = make(provides=None, requires=None)
+    assert (made.provides, made.requires) == ([], [])
+
+
+@pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
+def test_a_static_execute_without_the_decorator_is_found_at_decoration(kind: Any) -> None:
+    base = BaseCapability if kind is capability_node else BaseInfrastructureNode
+
+    class Forgot(base):  # type: ignore[misc, valid-type]
+        name = "forgot"
+        description = "Forgot @staticmethod"
+
+        async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[misc]
+            return {}
+
+    with pytest.raises(ValueError, match="staticmethod"):
+        kind(Forgot)
+
+
+@pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
+def test_a_class_method_is_refused(kind: Any) -> None:
+    base = BaseCapability if kind is capability_node else BaseInfrastructureNode
+
+    class Wrong(base):  # type: ignore[misc, valid-type]
+        name = "wrong"
+        description = "Class method"
+
+        @classmethod
+        async def execute(cls, state: Any, **kwargs: Any) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(ValueError, match="staticmethod"):
+        kind(Wrong)
+
+
+def test_an_instance_method_with_arguments_that_nobody_gives_is_refused() -> None:
+    class Wrong(BaseCapability):
+        name = "wrong"
+        description = "Takes too much"
+
+        async def execute(self, place: str) -> dict[str, Any]:
+            return {}
+
+    with pytest.raises(ValueError, match="place"):
+        capability_node(Wrong)
+
+
+@pytest.mark.parametrize("missing", ["name", "description", "execute", "classify_error", "get_retry_policy"])
+@pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
+def test_the_decorators_name_what_is_missing(kind: Any, missing: str) -> None:
+    async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    attributes: dict[str, Any] = {
+        "name": "plain",
+        "description": "Plain",
+        "execute": staticmethod(execute),
+        "classify_error": staticmethod(lambda exc, context: None),
+        "get_retry_policy": staticmethod(dict),
+    }
+    assert kind(type("Plain", (), dict(attributes))).langgraph_node
+    del attributes[missing]
+    with pytest.raises(ValueError, match=missing):
+        kind(type("Plain", (), attributes))
+
+
+@pytest.mark.parametrize("empty", ["", "  ", None, 5])
+def test_an_empty_name_is_named_before_anything_else(empty: Any) -> None:
+    with pytest.raises(ValueError, match="name="):
+        capability_node(make(name=empty))
+
+
+def test_an_inherited_abstract_execute_does_not_pass_the_check() -> None:
+    class Abstract(BaseInfrastructureNode):
+        name = "abstract"
+        description = "Abstract"
+
+    with pytest.raises(ValueError, match="execute"):
+        infrastructure_node(Abstract)
+
+
+def test_the_decorator_returns_the_same_class_with_a_described_node() -> None:
+    cls = make()
+    decorated = capability_node(cls)
+    assert decorated is cls
+    node = decorated.langgraph_node  # type: ignore[attr-defined]
+    assert (node.name, node.capability_name, node.description) == ("made", "made", "Made")
+    assert node.original_class is cls
+    assert node.error_classifier is cls.classify_error
+
+
+# --- the node by itself ------------------------------------------------------------------------------
+
+
+async def test_a_node_passes_what_the_signature_asks_for() -> None:
+    seen: dict[str, Any] = {}
+
+    async def narrow(state: Any, step: Any, logger: Any) -> dict[str, Any]:
+        seen.update(step=step, logger=logger)
+        return {}
+
+    async def wide(state: Any, **kwargs: Any) -> dict[str, Any]:
+        seen.update(kwargs)
+        return {}
+
+    await capability_node(make(execute=staticmethod(narrow))).langgraph_node({})  # type: ignore[attr-defined]
+    assert set(seen) == {"step", "logger"}
+    await capability_node(make(execute=staticmethod(wide))).langgraph_node({})  # type: ignore[attr-defined]
+    assert {"step", "context", "runtime", "logger", "streamer"} <= set(seen)
+
+
+@pytest.mark.parametrize("result", [5, "text", [1]])
+async def test_a_result_that_is_no_update_is_an_error_and_not_nothing(result: Any) -> None:
+    async def execute(state: Any, **kwargs: Any) -> Any:
+        return result
+
+    update = await capability_node(make(execute=staticmethod(execute))).langgraph_node({})  # type: ignore[attr-defined]
+    assert update["control_has_error"] is True
+    assert type(result).__name__ in update["control_error_info"]["user_message"] or isinstance(
+        result, list
+    )
+
+
+async def test_a_failure_is_recorded_as_plain_data_and_counted() -> None:
+    async def execute(state: Any, **kwargs: Any) -> Any:
+        raise OSError("disk is full")
+
+    node = capability_node(make(execute=staticmethod(execute))).langgraph_node  # type: ignore[attr-defined]
+    update = await node({"control_retry_count": 1})
+    assert json.loads(json.dumps(update)) == update
+    assert update["control_retry_count"] == 2
+    info = update["control_error_info"]
+    assert set(info) >= {
+        "capability_name",
+        "classification",
+        "retry_policy",
+        "original_error",
+        "user_message",
+        "execution_time",
+        "timestamp",
+    }
+    assert info["capability_name"] == "made"
+    assert update["execution_last_result"]["success"] is False
+    assert update["execution_step_results"]["0_made"]["success"] is False
+
+
+async def test_success_moves_on_and_clears_the_error() -> None:
+    plan = {"steps": [{"context_key": "key", "capability": "made", "task_objective": "Do"}]}
+    update = await capability_node(make()).langgraph_node(  # type: ignore[attr-defined]
+        {"planning_execution_plan": plan, "control_has_error": True, "control_retry_count": 2}
+    )
+    assert update["planning_current_step_index"] == 1
+    assert (update["control_has_error"], update["control_error_info"]) == (False, None)
+    assert update["control_retry_count"] == update["control_current_step_retry_count"] == 0
+    record = update["execution_step_results"]["key"]
+    assert record["task_objective"] == "Do"
+    assert record["step_index"] == 0
+    assert record["success"] is True
+    assert record["execution_time"] >= 0
+    assert record["timestamp"].endswith("+00:00"), "a timestamp without its zone"
+
+
+async def test_the_result_of_a_node_is_not_changed_in_place() -> None:
+    result = {"task_current_task": "t"}
+
+    class Node(BaseInfrastructureNode):
+        name = "some_node"
+        description = "Some"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return result
+
+    update = await infrastructure_node(Node).langgraph_node({})  # type: ignore[attr-defined]
+    assert result == {"task_current_task": "t"}
+    assert update == result
+
+
+async def test_a_node_that_succeeds_takes_its_own_error_back() -> None:
+    class Node(BaseInfrastructureNode):
+        name = "some_node"
+        description = "Some"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return {}
+
+    update = await infrastructure_node(Node).langgraph_node(  # type: ignore[attr-defined]
+        {"control_has_error": True, "control_error_info": {"node_name": "some_node"}}
+    )
+    assert update["control_has_error"] is False
+    assert update["control_error_info"] is None
+
+
+async def test_a_failing_node_counts_its_failures() -> None:
+    class Node(BaseInfrastructureNode):
+        name = "some_node"
+        description = "Some"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            raise ConnectionError("gone")
+
+    node = infrastructure_node(Node).langgraph_node  # type: ignore[attr-defined]
+    update = await node({"control_attempts": {"some_node": 1}})
+    assert update["control_attempts"] == {"some_node": 2}
+    assert update["control_retry_count"] == 2
+
+
+async def test_a_node_logs_its_start_and_end(caplog: pytest.LogCaptureFixture) -> None:
+    class Node(BaseInfrastructureNode):
+        name = "some_node"
+        description = "Some work"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return {}
+
+    with caplog.at_level("INFO", logger="capgraph"):
+        await infrastructure_node(Node).langgraph_node({})  # type: ignore[attr-defined]
+    assert caplog.messages[0] == "Starting Some work"
+    assert caplog.messages[1].startswith("Completed Some work in 0.")
+    assert caplog.messages[1].endswith("s")
+
+
+# --- forms -------------------------------------------------------------------------------------------
+
+
+async def test_all_forms_give_the_same_kind_of_node() -> None:
+    class Place(CapabilityContext):
+        name: str
+
+    class Old(BaseCapability):
+        name = "old"
+        description = "Static"
+        provides = ["READING"]
+        requires = ["PLACE"]
+
+        @staticmethod
+        async def execute(state: Any, context: Any, **kwargs: Any) -> Any:
+            return {"value": float(len(context["PLACE"].name))}
+
+    class New(BaseCapability):
+        name = "new"
+        description = "Instance"
+        provides = ["READING"]
+        requires = ["PLACE"]
+
+        async def execute(self) -> Reading:
+            return Reading(value=len(self.inputs["PLACE"].name))
+
+    @capability_node
+    async def function(place: Place) -> Reading:
+        """Function."""
+        return Reading(value=len(place.name))
+
+    for cls in (capability_node(Old), capability_node(New), function):
+        run = await run_capability(cls, inputs={Place: Place(name="Rome")})
+        value = run.output["value"] if isinstance(run.output, dict) else run.output.value
+        assert value == 4
+        assert cls.capability_spec.provides == ("READING",)  # type: ignore[attr-defined]
+        assert [need.type for need in cls.capability_spec.requires] == ["PLACE"]  # type: ignore[attr-defined]
+        assert callable(cls.langgraph_node)  # type: ignore[attr-defined]
+
+
+async def test_the_helpers_of_the_instance_form() -> None:
+    class Settings(pydantic.BaseModel):
+        factor: int = 2
+
+    class Rich(BaseCapability):
+        name = "rich"
+        description = "Uses every helper"
+        provides = ["READING"]
+        requires = [("READING", "many"), ("OTHER", "optional")]
+        Parameters = Settings
+
+        async def execute(self) -> None:
+            self.logger.info("working")
+            self.progress("half", 0.5)
+            assert self.inputs["OTHER"] is None
+            assert self.task == "Sum"
+            assert self.attempt == 2
+            assert self.config == {"unit": "K"}
+            assert self.idempotency_key
+            assert self.step["capability"] == "rich"
+            assert self.state["task_current_task"] == "whole"
+            assert self.chat_model() is None
+            total = sum(reading.value for reading in self.inputs["READING"])
+            self.store(Reading(value=total * self.parameters.factor))
+
+    run = await run_capability(
+        capability_node(Rich),
+        inputs={"READING": [Reading(value=1), {"value": 2}]},
+        parameters={"factor": 10},
+        task="Sum",
+        state={"task_current_task": "whole"},
+        config={"unit": "K"},
+        attempt=2,
+    )
+    assert run.output.value == 30
+    assert run.progress == [("half", 0.5)]
+
+
+async def test_one_instance_does_not_serve_two_runs() -> None:
+    seen: list[int] = []
+
+    class Own(BaseCapability):
+        name = "own"
+        description = "Is new for each run"
+
+        async def execute(self) -> None:
+            seen.append(id(self))
+            kept.append(self)
+
+    kept: list[Any] = []
+    cls = capability_node(Own)
+    await run_capability(cls)
+    await run_capability(cls)
+    assert len(set(seen)) == 2
+
+
+def test_a_helper_outside_of_a_step_says_what_to_do() -> None:
+    with pytest.raises(ValidationError, match=r"run_capability"):
+        make()().inputs  # noqa: B018
+
+
+async def test_inputs_and_parameters_are_validated() -> None:
+    class Limits(pydantic.BaseModel):
+        n: int
+
+    @capability_node
+    async def take(reading: Reading, n: int) -> Reading:
+        """Take."""
+        return reading
+
+    with pytest.raises(ValidationError, match="READING"):
+        await run_capability(take, parameters={"n": 1})
+    with pytest.raises(ValidationError, match="n: "):
+        await run_capability(take, inputs={Reading: Reading(value=1)}, parameters={"n": "many"})
+    with pytest.raises(ValidationError, match="value"):
+        await run_capability(take, inputs={Reading: {"valu": 1}}, parameters={"n": 1})
+
+
+async def test_what_is_not_decorated_is_refused_by_the_kit() -> None:
+    with pytest.raises(ValidationError, match="capability_node"):
+        await run_capability(make())
+
+
+# --- guides --------------------------------------------------------------------------------------------
+
+
+def test_guides_are_made_once_also_when_there_is_none_and_from_two_threads() -> None:
+    calls: list[str] = []
+
+    def guide(self: Any) -> None:
+        calls.append("made")
+
+    capability = make(_create_orchestrator_guide=guide)()
+    assert capability.orchestrator_guide is None
+    threads = [threading.Thread(target=lambda: capability.orchestrator_guide) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == ["made"]
+
+
+def test_default_guides_are_none() -> None:
+    assert make()().orchestrator_guide is None
+    assert make()().classifier_guide is None
+
+
+def test_capability_classes_are_not_kept_alive() -> None:
+    reference = weakref.ref(capability_node(make()))
+    gc.collect()
+    assert reference() is None
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+def test_data_and_error_exclude_each_other() -> None:
+    error = ExecutionError(ErrorSeverity.CRITICAL, "x")
+    with pytest.raises(ValidationError, match="not both"):
+        ExecutionResult(success=False, data=1, error=error)
+    with pytest.raises(ValidationError, match="not both"):
+        ExecutionResult(success=True, error=error)
+
+
+def test_a_record_cannot_be_changed() -> None:
+    from datetime import UTC, datetime
+
+    record = ExecutionRecord({}, datetime.now(UTC), ExecutionResult(success=True))
+    with pytest.raises(AttributeError):
+        record.end_time = datetime.now(UTC)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("lax", ["yes", 1, "true", None])
+def test_a_match_is_a_proper_boolean(lax: Any) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        CapabilityMatch(is_match=lax)
+
+
+def test_a_severity_may_be_given_by_value_and_must_exist() -> None:
+    assert ErrorClassification("fatal").severity is ErrorSeverity.FATAL  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="'odd' is no severity"):
+        ErrorClassification("odd")  # type: ignore[arg-type]
+
+
+# --- examples ------------------------------------------------------------------------------------------------
+
+
+def test_every_filled_field_of_a_step_is_written_and_nothing_is_eaten() -> None:
+    step = PlannedStep(
+        context_key="a", capability="b", task_objective="Say \"hi\",\nthen go,", parameters={}
+    )
+    text = OrchestratorExample(step, "Scenario").format_for_prompt()
+    assert '       task_objective="Say \\"hi\\",\\nthen go,"\n   )\n' in text
+    assert "parameters" not in text
+    assert "inputs" not in text
+
+
+def test_a_set_and_other_values_are_written() -> None:
+    step: Any = {"parameters": {"x"}, "expected_output": 5}
+    text = OrchestratorExample(step, "S").format_for_prompt()
+    assert 'parameters=["x"]' in text
+    assert "expected_output=5" in text
+
+
+def test_quotes_in_a_query_cannot_end_it() -> None:
+    text = ClassifierExample('He said "go"\nnow', True, "r").format_for_prompt()
+    assert text == 'User Query: "He said \\"go\\" now" -> Expected Output: True -> Reason: r'
+
+
+def test_the_order_of_examples_can_be_repeated_and_leaves_the_global_generator_alone() -> None:
+    examples = [ClassifierExample(str(n), True, "r") for n in range(9)]
+    state = random.getstate()
+    one = ClassifierExample.format_examples_for_prompt(examples, rng=7)
+    assert one == ClassifierExample.format_examples_for_prompt(examples, rng=7)
+    assert one == ClassifierExample.format_examples_for_prompt(examples, rng=random.Random(7))
+    ClassifierExample.format_examples_for_prompt(examples)
+    assert random.getstate() == state
+    assert [example.query for example in examples] == [str(n) for n in range(9)]
+
+
+def test_zero_examples_means_none() -> None:
+    assert ClassifierExample.join([ClassifierExample("a", True, "r")], max_examples=0) == ""
+
+
+# --- plan files ------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_execution_plan_to_file({"steps": []}, path)
+    before = path.read_bytes()
+    with pytest.raises(PlanError, match="not plain JSON"):
+        save_execution_plan_to_file({"steps": [{"parameters": {"x": object()}}]}, path)  # type: ignore[dict-item, list-item, typeddict-item]
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "no list of steps"),
+        ('{"steps": 5}', "no list of steps"),
+        ('{"steps": [], "more": 1}', "more"),
+        ('{"steps": [], "__metadata__": {"version": "9.0", "serialization_type": "execution_plan"}}', "9.0"),
+        ('{"steps": [], "__metadata__": {"version": "1.0", "serialization_type": "recipe"}}', "recipe"),
+        ("[" * 100_000, "JSON"),
+    ],
+)
+def test_a_file_that_is_no_plan_says_why(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(PlanError, match=words) as info:
+        load_execution_plan_from_file(path)
+    assert "Fix:" in str(info.value)
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_execution_plan_from_file(tmp_path / "none.json")
