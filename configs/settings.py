@@ -104,6 +104,7 @@ class Settings(BaseSettings):
         model: ``"provider:name"`` for all roles; ``None`` runs without a model.
         models: Role (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``)
             to its own model.
+        prompts: ``"module:provider"`` of an application's prompts; the built-in ones otherwise.
         limits: Bounds of a run.
         selection: How capabilities are chosen.
         approvals: When a person is asked.
@@ -132,6 +133,7 @@ class Settings(BaseSettings):
     given: list[str] = Field(default_factory=list)
     model: str | None = None
     models: dict[str, ModelSettings] = Field(default_factory=dict)
+    prompts: str | None = None
     limits: Limits = Field(default_factory=lambda: Limits())
     selection: SelectionSettings = Field(default_factory=lambda: SelectionSettings())
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())

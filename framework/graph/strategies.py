@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.errors import ConfigurationError
 from framework.execution.offline import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.registry import Registry
 
@@ -27,6 +28,7 @@ def choose_strategies(
 
     Raises:
         TypeError: ``given`` names an unknown strategy.
+        ConfigurationError: A strategy that needs a model is set, and there is none.
     """
     unknown = set(given) - {"selector", "extractor", "planner", "answerer"}
     if unknown:
@@ -40,9 +42,15 @@ def choose_strategies(
         "planner": ChainPlanner(),
         "answerer": SummaryAnswerer(),
     }
+    strategy = settings.selection.strategy
     configured = model if model is not None else (settings.model or settings.models or None)
     if configured is not None:
         from framework.models import model_strategies
 
         chosen |= model_strategies(configured, registry, settings, offline)
+    elif strategy in {"model", "per_capability"}:
+        raise ConfigurationError(
+            f"selection.strategy is {strategy!r}, and no chat model is configured.",
+            fix="Set 'model', or use the strategy 'auto'.",
+        )
     return {**chosen, **given}
