@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -208,8 +209,9 @@ async def open_agent(
     from framework.graph import build_graph
     from framework.registry import Registry
 
-    registry = Registry.from_settings(settings)
-    url = database_url(db, settings)
+    # Modules of capabilities are imported here, which reads files.
+    registry = await asyncio.to_thread(Registry.from_settings, settings)
+    url = await asyncio.to_thread(database_url, db, settings)
     async with open_database(url, settings) as (saver, store):
         graph = build_graph(
             registry, model=model, checkpointer=saver, store=store, settings=settings

@@ -199,7 +199,9 @@ async def new_input(agent: Agent, thread_id: str, options: AskOptions) -> dict[s
             load_execution_plan_from_file, options.plan
         )
     if options.data:
-        given["capability_context_data"] = data_context(options.data, agent.registry)
+        given["capability_context_data"] = await asyncio.to_thread(
+            data_context, options.data, agent.registry
+        )
     return given
 
 

@@ -82,7 +82,6 @@ class Progress:
         selected: The chosen capabilities.
         reason: Why they were chosen.
         version: Version of the plan in force; 0 before there is one.
-        planning: Whether the plan in force is being replaced.
         steps: The steps of the plan in force, in its order.
         answer: The answer so far.
         spans: What took time.
@@ -94,7 +93,6 @@ class Progress:
     selected: list[str] = field(default_factory=list)
     reason: str = ""
     version: int = 0
-    planning: bool = False
     steps: list[Step] = field(default_factory=list)
     answer: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -150,7 +148,7 @@ class Progress:
             case PlanMade():
                 self._plan(event)
             case Replan() | Reclassify():
-                self.phase, self.planning = "Planning again", True
+                self.phase = "Planning again"
             case _:
                 pass
 
@@ -172,7 +170,6 @@ class Progress:
             if step.state in {"running", "retrying"}:
                 step.state = "pending"
                 step.note = "interrupted" if status in {"cancelled", "drained"} else step.note
-        self.planning = False
 
     def step(self, key: str | None) -> Step | None:
         """Return the step of the plan in force that has a key."""
@@ -192,7 +189,7 @@ class Progress:
 
     def _plan(self, event: PlanMade) -> None:
         before = {step.key: step for step in self.steps}
-        self.version, self.planning = event.version, False
+        self.version = event.version
         self.steps = steps_of_plan(event.plan)
         for step in self.steps:
             earlier = before.get(step.key)

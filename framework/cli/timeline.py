@@ -141,4 +141,5 @@ def _legend(kinds: set[str], y: int) -> list[str]:
 
 def _text(value: str, limit: int = 200) -> str:
     # Control characters are no XML at all, escaped or not; one_line makes them visible.
-    return escape(one_line(value, limit), {"'": "&apos;", '"': "&quot;"})
+    line = one_line(value, limit).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
+    return escape(line, {"'": "&apos;", '"': "&quot;"})

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli.commands.database import with_store
 from framework.cli.commands.options import Config, Database, Json
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
     from framework.stores import Rule
-
-T = TypeVar("T")
 
 app = typer.Typer(
     name="approvals", help="List, make and revoke standing rules.", no_args_is_help=True
@@ -35,7 +32,7 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
 
         return await list_rules(store)
 
-    rules = _with_store(config, db, read)
+    rules = with_store(config, db, read)
     if as_json:
         typer.echo(json.dumps([rule.model_dump(mode="json") for rule in rules], indent=2))
         return
@@ -93,7 +90,7 @@ def allow(
     async def change(store: BaseStore) -> None:
         await add_rule(store, rule)
 
-    _with_store(config, db, change)
+    with_store(config, db, change)
     typer.echo(rule.id)
 
 
@@ -119,7 +116,7 @@ def revoke(
         await revoke_rule(store, chosen)
         return chosen
 
-    typer.echo(_with_store(config, db, change))
+    typer.echo(with_store(config, db, change))
 
 
 def _until(rule: Rule, now: datetime) -> str:
@@ -128,15 +125,3 @@ def _until(rule: Rule, now: datetime) -> str:
     over = not rule.holds(rule.capability, rule.thread_id, now)
     moment = rule.expires_at.astimezone().strftime("%Y-%m-%d %H:%M")
     return f"{moment} (over)" if over else moment
-
-
-def _with_store(config: Any, db: str | None, work: Callable[[BaseStore], Awaitable[T]]) -> T:
-    from framework.cli.agent import database_url, open_database, read_settings
-
-    settings = read_settings(config)
-
-    async def run() -> T:
-        async with open_database(database_url(db, settings), settings) as (_, store):
-            return await work(store)
-
-    return asyncio.run(run())

@@ -30,7 +30,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check configuration, registry, extras, models and database; says how to mend each finding."""
-    findings = asyncio.run(_all_findings(config, model, db, ask_models))
+    findings = _all_findings(config, model, db, ask_models)
     errors = [finding for finding in findings if finding.level == "error"]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -39,7 +39,7 @@ def check(
     raise typer.Exit(ExitCode.USAGE if errors else ExitCode.ANSWERED)
 
 
-async def _all_findings(
+def _all_findings(
     config: Any, model: str | None, db: str | None, ask_models: bool
 ) -> list[Finding]:
     from framework.cli import checks
@@ -61,9 +61,9 @@ async def _all_findings(
         findings.append(checks.Finding.of_error("database", exc))
         url = ""
     findings += checks.check_extras(settings, url)
-    findings += await checks.check_models(settings, model, ask=ask_models)
+    findings += asyncio.run(checks.check_models(settings, model, ask=ask_models))
     if url:
-        findings.append(await checks.check_database(url, settings))
+        findings.append(asyncio.run(checks.check_database(url, settings)))
     return findings
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli.commands.database import with_saver
 from framework.cli.commands.options import Config, Database, Json
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
     from framework.stores import ThreadSummary
-
-T = TypeVar("T")
 
 app = typer.Typer(name="threads", help="List, show, prune and fork threads.", no_args_is_help=True)
 _Thread = Annotated[str, typer.Argument(help="Thread id.")]
@@ -38,7 +35,7 @@ def list_(
 
         return await list_threads(saver, limit=limit)
 
-    found = _with_saver(config, db, read)
+    found = with_saver(config, db, read)
     if as_json:
         typer.echo(json.dumps([_data(item) for item in found], indent=2))
         return
@@ -81,7 +78,7 @@ def show(
         values = found.checkpoint["channel_values"] if found else {}
         return summary, values.get("messages") or []
 
-    summary, messages = _with_saver(config, db, read)
+    summary, messages = with_saver(config, db, read)
     if as_json:
         said = [{"from": message.type, "text": message.text} for message in messages]
         typer.echo(json.dumps({**_data(summary), "conversation": said}, indent=2, default=str))
@@ -150,7 +147,7 @@ def prune(
                 raise _no_such(name)
         return await prune_threads(saver, thread or None, policy=policy, older_than=age)
 
-    for name in _with_saver(config, db, change):
+    for name in with_saver(config, db, change):
         typer.echo(one_line(name))
 
 
@@ -188,22 +185,8 @@ def fork(
             )
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
 
-    _with_saver(config, db, change)
+    with_saver(config, db, change)
     typer.echo(one_line(target))
-
-
-def _with_saver(
-    config: Any, db: str | None, work: Callable[[BaseCheckpointSaver[Any]], Awaitable[T]]
-) -> T:
-    from framework.cli.agent import database_url, open_database, read_settings
-
-    settings = read_settings(config)
-
-    async def run() -> T:
-        async with open_database(database_url(db, settings), settings) as (saver, _):
-            return await work(saver)
-
-    return asyncio.run(run())
 
 
 def _no_such(thread: str) -> ConfigurationError:

@@ -45,6 +45,7 @@ class LiveView:
         self._live: Live | None = None
         self._progress: Progress | None = None
         self._answering = False
+        self._replanning = False
         self._wrapper = WordWrapper(self._write, console.width)
         self._named = not heading
 
@@ -67,10 +68,12 @@ class LiveView:
             return
         if isinstance(event, Replan | Reclassify):
             self.close()  # the plan that failed stays on the screen; the next is drawn below it
+            self._replanning = True
             self._above(event_lines(event, progress))
         elif isinstance(event, Retry) and progress.step(event.context_key) is None:
             self._above(event_lines(event, progress))
         if isinstance(event, PlanMade):
+            self._replanning = False
             self._above([f"repaired: {one_line(repair, 400)}" for repair in event.repairs])
         if self._live is None and not self._answering:
             self._start()
@@ -143,7 +146,7 @@ class LiveView:
         if progress.selected:
             names = Text(one_line(" · ".join(progress.selected), 1000), style="cyan")
             parts.append(Text.assemble(("capabilities  ", "bold"), names))
-        if progress.steps and not progress.planning:
+        if progress.steps and not self._replanning:
             parts.append(self._table(progress))
         elif progress.phase and progress.outcome is None:
             from rich.spinner import Spinner

@@ -1,0 +1,113 @@
+"""From options to settings, data and database."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.settings import Settings
+from framework.base import CapabilityContext, ConfigurationError
+from framework.cli.agent import (
+    check_thread_id,
+    config_files,
+    data_context,
+    database_url,
+    new_thread_id,
+    read_settings,
+)
+from framework.registry import Registry
+
+
+class FileList(CapabilityContext):
+    CONTEXT_TYPE = "DATA_SOURCE"
+    files: list[str]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path
+
+
+@pytest.fixture
+def registry():
+    registry = Registry()
+    registry.register(FileList)
+    return registry
+
+
+def test_the_given_configuration_wins_then_the_local_one_then_the_packaged(home, monkeypatch):
+    assert config_files(None)[0].name == "data_agent.yml"
+    assert config_files(None)[0].is_file()
+    (home / "capgraph.yml").write_text("name: local")
+    assert read_settings(None).name == "local"
+    (home / "other.yml").write_text("name: other")
+    assert read_settings(Path("other.yml")).name == "other"
+    monkeypatch.setenv("CAPGRAPH_CONFIG", "other.yml")
+    assert read_settings(None).name == "other"
+
+
+def test_modules_beside_the_configuration_can_be_imported_but_hide_no_installed_one(home):
+    (home / "deep").mkdir()
+    (home / "deep" / "my.yml").write_text("name: mine")
+    read_settings(Path("deep/my.yml"))
+    assert sys.path[-1] == str(home / "deep")
+
+
+def test_a_configuration_that_is_missing_is_named(home):
+    with pytest.raises(ConfigurationError, match=r"'none.yml' cannot be read"):
+        read_settings(Path("none.yml"))
+
+
+def test_data_files_take_the_place_of_configured_ones(home):
+    (home / "capgraph.yml").write_text("context: {DATA_SOURCE: {a: {files: [x]}}, OTHER: {b: {}}}")
+    assert set(read_settings(None).context) == {"DATA_SOURCE", "OTHER"}
+    assert set(read_settings(None, ["new.csv"]).context) == {"OTHER"}
+
+
+def test_data_files_are_found_from_any_folder(home, registry):
+    (home / "my data.csv").write_text("a")
+    given = data_context(["my data.csv", "vega:seattle-weather.csv"], registry)
+    files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
+    assert given == {"DATA_SOURCE": {"data": {"files": files}}}
+
+
+def test_a_data_file_that_is_missing_is_named(home, registry):
+    with pytest.raises(ConfigurationError, match=r"'no.csv' does not exist"):
+        data_context(["no.csv"], registry)
+
+
+def test_an_agent_that_reads_no_data_says_so(home):
+    with pytest.raises(ConfigurationError, match=r"no context type DATA_SOURCE.*Fix:"):
+        data_context(["x.csv"], Registry())
+
+
+def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
+    settings = Settings()
+    assert database_url(None, settings) == f"sqlite:///{home}/data/capgraph/threads.sqlite"
+    assert (home / "data" / "capgraph").stat().st_mode & 0o077 == 0
+    configured = Settings(persistence={"url": "postgresql://db/x"})
+    assert database_url(None, configured) == "postgresql://db/x"
+    assert database_url("memory", configured) == "memory"
+    assert database_url("my threads#1.db", settings) == f"sqlite:///{home}/my%20threads%231.db"
+
+
+def test_a_data_folder_that_cannot_be_made_is_said(home):
+    (home / "data").write_text("a file")
+    with pytest.raises(ConfigurationError, match=r"cannot be made.*--db"):
+        database_url(None, Settings())
+
+
+@pytest.mark.parametrize("bad", ["", "   ", "a\nb", "\x1b[2J", "x" * 201, "a\u202eb"])
+def test_thread_ids_that_cannot_be_printed_are_refused(bad):
+    with pytest.raises(ConfigurationError, match="thread id"):
+        check_thread_id(bad)
+
+
+def test_new_thread_ids_differ_and_can_be_used():
+    ids = {new_thread_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(check_thread_id(item) == item for item in ids)

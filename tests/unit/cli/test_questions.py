@@ -1,0 +1,110 @@
+"""Questions of a waiting run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from framework.cli import questions
+from framework.cli.questions import answer_all, ask_all, question_lines
+
+STEP = {
+    "context_key": "mail",
+    "capability": "send",
+    "description": "Send mail.",
+    "effect": "once",
+    "task_objective": "Tell \x1b[31mthem",
+    "parameters": {"to": "all", "copies": 2},
+    "inputs": [{"TEXT": "draft"}],
+    "kind": "step",
+    "decisions": ["approve", "edit", "reject", "respond"],
+}
+UNKNOWN = {
+    **STEP,
+    "kind": "unknown_outcome",
+    "reason": "It had started.",
+    "decisions": ["rerun", "skip", "reject"],
+}
+
+
+def asked(*steps, **more):
+    return {"i1": {"type": "approval", "steps": list(steps), **more}}
+
+
+def answer(monkeypatch, question, *typed):
+    lines = iter(typed)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    out = io.StringIO()
+    found = ask_all(question, Console(file=out, width=100, markup=False))
+    assert next(lines, "all read") == "all read"
+    return found["i1"], out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["a"], {"decision": "approve"}),
+        (["YES"], {"decision": "approve"}),
+        (["r", "too many"], {"decision": "reject", "reason": "too many"}),
+        (["n", ""], {"decision": "reject", "reason": ""}),
+        (["s", "", "Not today."], {"decision": "respond", "message": "Not today."}),
+        (["what?", "rerun", "a"], {"decision": "approve"}),
+        (["e", '{"copies": 1}'], {"decision": "edit", "parameters": {"to": "all", "copies": 1}}),
+        (
+            ["e", "copies=1", "[1]", '{"to": null}'],
+            {"decision": "edit", "parameters": {"copies": 2}},
+        ),
+    ],
+)
+def test_each_decision_can_be_typed(monkeypatch, typed, expected):
+    found, _ = answer(monkeypatch, asked(STEP), *typed)
+    assert found == {"mail": expected}
+
+
+def test_a_question_of_several_steps_gets_an_answer_for_each(monkeypatch):
+    found, _ = answer(monkeypatch, asked(STEP, {**STEP, "context_key": "post"}), "a", "r", "no")
+    assert found == {
+        "mail": {"decision": "approve"},
+        "post": {"decision": "reject", "reason": "no"},
+    }
+
+
+def test_an_unknown_outcome_offers_what_can_be_done_about_it(monkeypatch):
+    found, shown = answer(monkeypatch, asked(UNKNOWN), "a", "again")
+    assert found == {"mail": {"decision": "rerun"}}
+    assert "It had started." in shown
+    assert "Use one of: rerun, skip, reject." in shown
+
+
+def test_what_is_asked_is_shown_safely_and_in_full(monkeypatch):
+    _, shown = answer(monkeypatch, asked(STEP, problems=["parameters.to: no \x1b[31m"]), "a")
+    for words in ("mail (send)", "effect: once", "TEXT from draft", '"copies": 2', "problem: "):
+        assert words in shown
+    assert "\x1b[31m" not in shown
+
+
+def test_other_interrupts_take_a_line_of_text(monkeypatch):
+    found, shown = answer(monkeypatch, {"i1": "Which city?"}, "Rome")
+    assert (found, "Which city?" in shown) == ("Rome", True)
+    assert question_lines("Which city?") == ["Which city?"]
+
+
+def test_yes_and_no_answer_every_step():
+    assert answer_all(asked(STEP), approve=True) == {"i1": {"mail": {"decision": "approve"}}}
+    assert answer_all(asked(STEP), approve=False) == {
+        "i1": {"mail": {"decision": "reject", "reason": "rejected with --no"}}
+    }
+
+
+def test_yes_never_repeats_an_effect_of_unknown_outcome():
+    assert answer_all(asked(STEP, UNKNOWN), approve=True) is None
+    assert answer_all({"i1": "Which city?"}, approve=True) is None
+
+
+def test_ctrl_c_is_not_swallowed(monkeypatch):
+    def interrupt(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        questions.ask_all(asked(STEP), Console(file=io.StringIO()))
