@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -179,6 +180,9 @@ async def connect(path: str, **options: Any) -> aiosqlite.Connection:
         PersistenceError: The file cannot be opened.
     """
     try:
+        # When aiosqlite cannot open a file, its thread outlives the call and may report to a loop
+        # that is closed by then, so whether the file opens is found out without it.
+        await asyncio.to_thread(lambda: sqlite3.connect(path, timeout=LOCK_SECONDS).close())
         conn = await aiosqlite.connect(path, timeout=LOCK_SECONDS, **options)
     except sqlite3.Error as exc:
         raise PersistenceError(
