@@ -43,13 +43,13 @@ class OrchestratorNode(BaseInfrastructureNode):
             except PlanError as exc:
                 # What was refused must not stay where checked plans stand.
                 return {**refusal("orchestrator", exc), "planning_execution_plan": None}
-            return _accepted(plan, repairs, None, state, services, author="caller")
+            return accepted(plan, repairs, None, state, services, author="caller")
         active = tuple(state.get("planning_active_capabilities") or ())
         if not active:
             empty = ExecutionPlan(steps=[_respond(state)])
-            return _accepted(empty, [], None, state, services)
+            return accepted(empty, [], None, state, services)
         plan, repairs, attempts = await _plan(state, services, active)
-        update = _accepted(plan, repairs, state.get("planning_execution_plan"), state, services)
+        update = accepted(plan, repairs, state.get("planning_execution_plan"), state, services)
         update["control_plans_created_count"] += attempts - 1
         return update
 
@@ -119,10 +119,11 @@ def _checked(
         )
         error.problems = tuple(repaired.problems)
         raise error
+    _refuse_rejected(repaired.plan, state)
     return repaired.plan, [str(repair) for repair in repaired.repairs]
 
 
-def _accepted(
+def accepted(
     plan: ExecutionPlan,
     repairs: list[str],
     previous: ExecutionPlan | None,
@@ -130,7 +131,16 @@ def _accepted(
     services: Services,
     author: str = "orchestrator",
 ) -> dict[str, Any]:
-    """Return the update that puts a checked plan in force."""
+    """Return the update that puts a checked plan in force.
+
+    Args:
+        plan: The plan; it has been checked.
+        repairs: What was repaired, in words.
+        previous: The plan that it replaces.
+        state: The graph's state.
+        services: Shared dependencies.
+        author: ``orchestrator``, ``caller`` or ``approval`` (a person, who is not asked again).
+    """
     results = state.get("execution_step_results") or {}
     failure = state.get("control_error_info") or state.get("control_last_error") or {}
     carried = carry_over(previous, plan, results)
@@ -165,17 +175,28 @@ def _accepted(
         },
     }
     emit(PlanMade(plan=dict(plan), version=history["version"], repairs=repairs))
+    if author != "approval" and _needs_review(plan, state, services):
+        update["control_is_awaiting_validation"] = True
+        update["control_validation_context"] = {"kind": "plan", "plan": stamp["id"]}
+        update["control_validation_timestamp"] = datetime.now(UTC).isoformat()
+    made = 0 if author == "approval" else 1
     return {
         **update,
         "planning_execution_plan": plan,
         "planning_history": [dict(history)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
-        "control_plans_created_count": state.get("control_plans_created_count", 0) + 1,
+        "control_plans_created_count": state.get("control_plans_created_count", 0) + made,
         "execution_pending_approvals": _approvals(plan, kept, state, services),
         "runtime_info": {**(state.get("runtime_info") or {}), "plan_stamp": stamp["id"]},
         **_error_taken_back(state),
     }
+
+
+def _needs_review(plan: ExecutionPlan, state: AgentState, services: Services) -> bool:
+    control = state.get("agent_control") or {}
+    wanted = control.get("planning_mode_enabled", services.settings.approvals.plans)
+    return bool(wanted) and any(step["capability"] not in CLOSING for step in plan["steps"])
 
 
 def _lasting_fingerprints(previous: ExecutionPlan, plan: ExecutionPlan) -> dict[str, str]:
@@ -185,9 +206,38 @@ def _lasting_fingerprints(previous: ExecutionPlan, plan: ExecutionPlan) -> dict[
     found = fingerprints(plan)
     for step in plan["steps"]:
         key = step["context_key"]
-        if key in known and before.get(key) == step:
+        links = {name for entry in step.get("inputs") or [] for name in entry.values()}
+        # A step whose input is made in another way now does something else, too.
+        same = all(found[name] == known.get(name) for name in links if name in found)
+        if key in known and same and before.get(key) == step:
             found[key] = known[key]
     return found
+
+
+def _refuse_rejected(plan: ExecutionPlan, state: AgentState) -> None:
+    """Make sure that a plan does not bring back what a person rejected in this turn.
+
+    Raises:
+        _Problems: It does.
+    """
+    rejected = [
+        (key, entry)
+        for key, entry in (state.get("approval_decisions") or {}).items()
+        if entry.get("decision") == "reject"
+    ]
+    if not rejected:
+        return
+    prints = sorted(fingerprints(plan).values())
+    for key, entry in rejected:
+        given = entry.get("fingerprints") or []
+        if prints == given if key == "plan" else set(given) & set(prints):
+            what = "the plan" if key == "plan" else f"step {key!r}"
+            raise _Problems(
+                f"A person rejected {what} ({entry.get('reason') or 'no reason was given'}), and"
+                " the new plan has it again.",
+                fix="Ask in other words, or agree to the step.",
+                severity=ErrorSeverity.CRITICAL,
+            )
 
 
 def _error_taken_back(state: AgentState) -> dict[str, Any]:
@@ -210,12 +260,19 @@ def _approvals(
     control = state.get("agent_control") or {}
     if settings.steps == "none" or control.get("approval_disabled"):
         return {}
+    prints = fingerprints(plan)
+    agreed = {
+        value
+        for entry in (state.get("approval_decisions") or {}).values()
+        if entry.get("decision") == "approve"
+        for value in entry.get("fingerprints") or []
+    }
     asked: dict[str, dict[str, Any]] = {}
     for step in plan["steps"]:
         spec = services.registry.capabilities.get(step["capability"])
         if spec is None or step["capability"] in CLOSING:
             continue
-        if step["context_key"] in done:
+        if step["context_key"] in done or prints[step["context_key"]] in agreed:
             continue
         if spec.requires_approval or settings.steps == "all":
             asked[step["context_key"]] = {"kind": "step", "capability": spec.name}

@@ -1,66 +1,142 @@
-"""Questions to a person and what their answers do. Pure but for reading the clock of nobody."""
+"""Questions to a person and how their answers are read. Pure: nothing is asked or written here.
+
+Every question has one form: a list of entries, each with a key, what it is about and the
+decisions that it allows. An entry is a step that needs agreement, a step of unknown outcome, a
+step whose capability is gone, or the whole plan.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
+from framework.base.errors import ValidationError
+from framework.execution.effects import UNKNOWN
 from framework.execution.services import Services
+from framework.planning import CLOSING, check_plan
+from framework.state import dump_context
 
 QUESTION_VERSION = 1
+PLAN = "plan"
+"""Key of the entry that shows the whole plan."""
+MISSING = "missing_capability"
+_DECISIONS = {
+    "step": ["approve", "edit", "reject", "respond"],
+    UNKNOWN: ["rerun", "skip", "done", "reject"],
+    MISSING: ["rerun", "skip", "reject", "respond"],
+}
+_WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
+
+
+class Remember(BaseModel):
+    """How an approval becomes a standing rule.
+
+    Attributes:
+        scope: ``thread`` or ``everywhere``.
+        until: When the rule ends (ISO time); ``None`` for never.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    scope: Literal["thread", "everywhere"] = "thread"
+    until: datetime | None = None
 
 
 class Answer(BaseModel):
     """One decision.
 
     Attributes:
-        decision: ``approve``, ``edit`` (with ``parameters``), ``reject`` (with ``reason``),
-            ``respond`` (with ``message``, which ends the turn), or for a step of unknown outcome
-            ``rerun`` or ``skip``.
+        decision: ``approve``, ``edit`` (with ``parameters``, or ``steps`` for a plan), ``reject``
+            (with ``reason``), ``respond`` (with ``message``, which ends the turn); for a step of
+            unknown outcome ``rerun``, ``skip``, or ``done`` (its effect happened; with
+            ``outputs`` when other steps need them); for a missing capability ``rerun`` (look
+            again) or ``skip``.
         parameters: New parameters, for ``edit``.
+        steps: All steps of the new plan, for ``edit`` of a plan.
+        outputs: Context type to data, for ``done``.
         reason: Why, for ``reject``.
         message: What to say instead, for ``respond``.
+        remember: Makes a standing rule of ``approve``.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    decision: Literal["approve", "edit", "reject", "respond", "rerun", "skip"]
+    decision: Literal["approve", "edit", "reject", "respond", "rerun", "skip", "done"]
     parameters: dict[str, Any] | None = None
+    steps: list[dict[str, Any]] | None = None
+    outputs: dict[str, Any] | None = None
     reason: str = Field("", max_length=4000)
     message: str = Field("", max_length=20_000)
+    remember: Remember | None = None
 
 
 def question_for(
     keys: Sequence[str], state: Mapping[str, Any], services: Services
 ) -> dict[str, Any]:
-    """Describe what a person is asked, as plain data."""
+    """Describe what a person is asked about steps, as plain data."""
     plan = state.get("planning_execution_plan") or {}
     steps = {step["context_key"]: step for step in plan.get("steps") or []}
     pending = state.get("execution_pending_approvals") or {}
-    entries = []
-    for key in keys:
-        step, asked = steps[key], pending.get(key) or {}
-        spec = services.registry.capabilities[step["capability"]]
-        unknown = asked.get("kind") == "unknown_outcome"
-        entries.append(
-            {
-                "context_key": key,
-                "capability": spec.name,
-                "description": spec.description,
-                "effect": spec.effect,
-                "task_objective": step.get("task_objective"),
-                "parameters": step.get("parameters") or {},
-                "inputs": step.get("inputs") or [],
-                "kind": asked.get("kind", "step"),
-                "reason": asked.get("reason"),
-                "decisions": ["rerun", "skip", "reject"]
-                if unknown
-                else ["approve", "edit", "reject", "respond"],
-            }
-        )
+    entries = [_entry(key, steps[key], pending.get(key) or {}, services) for key in keys]
+    return _question(plan, entries)
+
+
+def _entry(
+    key: str, step: Mapping[str, Any], asked: Mapping[str, Any], services: Services
+) -> dict[str, Any]:
+    spec = services.registry.capabilities.get(step["capability"])
+    kind, reason = asked.get("kind", "step"), asked.get("reason")
+    if spec is None:
+        kind, reason = MISSING, f"No capability is called {step['capability']!r} any more."
+    entry = {
+        "context_key": key,
+        "capability": step["capability"],
+        "description": spec.description if spec else "",
+        "effect": spec.effect if spec else None,
+        "task_objective": step.get("task_objective"),
+        "parameters": step.get("parameters") or {},
+        "inputs": step.get("inputs") or [],
+        "kind": kind,
+        "reason": reason,
+        "decisions": _DECISIONS[kind],
+    }
+    if asked.get("idempotency_key"):
+        entry["idempotency_key"] = asked["idempotency_key"]
+    return entry
+
+
+def plan_question(state: Mapping[str, Any], services: Services) -> dict[str, Any]:
+    """Describe the plan that a person is asked to agree to, as plain data."""
+    plan = state["planning_execution_plan"]
+    asked = [
+        step["context_key"]
+        for step in plan["steps"]
+        if step["capability"] not in CLOSING
+        and (spec := services.registry.capabilities.get(step["capability"]))
+        and (spec.requires_approval or spec.effect != "none")
+    ]
+    entry = {
+        "context_key": PLAN,
+        "capability": PLAN,
+        "description": f"{len(plan['steps'])} steps"
+        + (f"; with effects or risks: {', '.join(asked)}" if asked else ""),
+        "effect": None,
+        "task_objective": state.get("task_current_task"),
+        "parameters": {"steps": plan["steps"]},
+        "inputs": [],
+        "kind": PLAN,
+        "reason": None,
+        "decisions": _DECISIONS["step"],
+    }
+    return _question(plan, [entry])
+
+
+def _question(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "type": "approval",
         "version": QUESTION_VERSION,
@@ -70,9 +146,18 @@ def question_for(
 
 
 def read_answers(
-    given: Any, question: Mapping[str, Any], services: Services
+    given: Any,
+    question: Mapping[str, Any],
+    services: Services,
+    state: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Answer], list[str]]:
-    """Read an answer: one word for all steps, or a mapping by context key.
+    """Read an answer: one word for all entries, or a mapping by their keys.
+
+    Args:
+        given: The answer: plain data from wherever it came.
+        question: What was asked.
+        services: Shared dependencies.
+        state: The graph's state, against which an edited plan is checked.
 
     Returns:
         The decisions, and what is wrong with them; with a problem the question stays open.
@@ -80,32 +165,32 @@ def read_answers(
     steps = {step["context_key"]: step for step in question["steps"]}
     if isinstance(given, str):
         word = given.strip().lower()
-        word = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}.get(word, word)
-        given = {key: {"decision": word} for key in steps}
+        given = {key: {"decision": _WORDS.get(word, word)} for key in steps}
     if not isinstance(given, Mapping) or not given:
         return {}, [
             f"The answer {given!r:.80} cannot be read. Fix: answer 'approve' or 'reject', or"
             ' {"<context_key>": {"decision": "..."}}.'
         ]
-    problems: list[str] = []
+    problems = [
+        f"No step {key!r:.80} is waiting; waiting are {sorted(steps)}."
+        for key in given
+        if key not in steps
+    ]
     answers: dict[str, Answer] = {}
-    for key in given:
-        if key not in steps:
-            problems.append(f"No step {key!r:.80} is waiting; waiting are {sorted(steps)}.")
     for key, step in steps.items():
         if key not in given:
             problems.append(f"There is no decision for step {key!r}.")
             continue
-        answer, found = _read_one(key, given[key], step, services)
+        answer, found = _read_one(key, given[key], step)
+        if answer is not None and not found:
+            found = _problems_of(key, answer, step, services, state or {})
         problems += found
         if answer is not None:
             answers[key] = answer
     return answers, problems
 
 
-def _read_one(
-    key: str, given: Any, step: Mapping[str, Any], services: Services
-) -> tuple[Answer | None, list[str]]:
+def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | None, list[str]]:
     if isinstance(given, str):
         given = {"decision": given}
     try:
@@ -115,94 +200,100 @@ def _read_one(
             f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}"
             for e in exc.errors(include_url=False, include_input=False)
         )
-        return None, [f"The answer for step {key!r} does not fit: {where}."]
+        return None, [f"The answer for step {key!r} does not fit: {where:.500}."]
     if answer.decision not in step["decisions"]:
         allowed = ", ".join(step["decisions"])
         return None, [f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."]
-    if answer.decision == "respond" and not answer.message:
+    if answer.decision == "respond" and not answer.message.strip():
         return None, [f"'respond' for step {key!r} needs a message."]
-    if answer.decision != "edit":
-        return answer, []
-    model = services.registry.capabilities[step["capability"]].parameters
-    if answer.parameters is None:
-        return None, [f"'edit' for step {key!r} needs parameters."]
-    if model is not None:
-        try:
-            model.model_validate(answer.parameters)
-        except PydanticValidationError as exc:
-            return None, [
-                f"parameters.{'.'.join(str(p) for p in e['loc'])} of step {key!r}: {e['msg']}."
-                for e in exc.errors(include_url=False, include_input=False)
-            ]
+    if answer.remember is not None and (answer.decision != "approve" or step["kind"] != "step"):
+        return None, [f"Only 'approve' for a step can be remembered; {key!r} is not such a case."]
     return answer, []
 
 
-def apply_answers(
-    answers: Mapping[str, Answer],
-    question: Mapping[str, Any],
-    state: Mapping[str, Any],
+def _problems_of(
+    key: str,
+    answer: Answer,
+    step: Mapping[str, Any],
     services: Services,
-) -> dict[str, Any]:
-    """Return the state update of a person's decisions."""
-    pending = dict(state.get("execution_pending_approvals") or {})
-    plan = state["planning_execution_plan"]
-    steps = [dict(step) for step in plan["steps"]]
-    by_key = {step["context_key"]: step for step in steps}
-    decisions: dict[str, dict[str, Any]] = {}
-    update: dict[str, Any] = {}
-    for key, answer in answers.items():
-        entry: dict[str, Any] = {"decision": answer.decision}
-        if answer.decision in {"approve", "edit"}:
-            pending.pop(key, None)
-        if answer.decision == "edit":
-            entry["before"] = by_key[key].get("parameters") or {}
-            by_key[key]["parameters"] = answer.parameters
-        if answer.decision in {"rerun", "skip"}:
-            pending.pop(key, None)
-            entry["unknown_outcome"] = answer.decision
-        decisions[key] = entry
-    rejected = {k: a for k, a in answers.items() if a.decision == "reject"}
-    responses = [a.message for a in answers.values() if a.decision == "respond"]
-    if rejected:
-        update |= _rejection(rejected, by_key, state, services)
-    if responses:
-        update["task_custom_message"] = "\n\n".join(responses)
-    return {
-        **update,
-        "execution_pending_approvals": pending,
-        "approval_decisions": decisions,
-        "approval_approved": not rejected and not responses,
-        "approved_payload": {key: answer.model_dump() for key, answer in answers.items()},
-        "planning_execution_plan": {**plan, "steps": steps},
-    }
+    state: Mapping[str, Any],
+) -> list[str]:
+    if answer.decision == "edit" and step["kind"] == PLAN:
+        return _plan_problems(answer, services, state)
+    if answer.decision == "edit":
+        return _parameter_problems(key, answer.parameters, step, services)
+    if answer.decision == "done":
+        return _output_problems(key, answer.outputs or {}, step, services, state)
+    return []
 
 
-def _rejection(
-    rejected: Mapping[str, Answer],
-    steps: Mapping[str, Mapping[str, Any]],
-    state: Mapping[str, Any],
+def new_steps(answer: Answer) -> Any:
+    """Return the steps of an edited plan, wherever the answer has them."""
+    return answer.steps if answer.steps is not None else (answer.parameters or {}).get("steps")
+
+
+def _plan_problems(answer: Answer, services: Services, state: Mapping[str, Any]) -> list[str]:
+    steps = new_steps(answer)
+    if not isinstance(steps, list):
+        return ["'edit' of the plan needs 'steps': all steps of the new plan."]
+    found = check_plan(
+        {"steps": steps},
+        services.registry,
+        state.get("capability_context_data") or {},
+        max_steps=services.limits.max_steps,
+    )
+    return [str(problem) for problem in found]
+
+
+def _parameter_problems(
+    key: str, parameters: Any, step: Mapping[str, Any], services: Services
+) -> list[str]:
+    if parameters is None:
+        return [f"'edit' for step {key!r} needs parameters."]
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as exc:
+        return [f"The parameters of step {key!r} are not plain JSON: {exc}."]
+    model = services.registry.capabilities[step["capability"]].parameters
+    if model is None:
+        return []
+    try:
+        model.model_validate(parameters)
+    except PydanticValidationError as exc:
+        return [
+            f"parameters.{'.'.join(str(p) for p in e['loc'])} of step {key!r}: {e['msg']}."
+            for e in exc.errors(include_url=False, include_input=False)
+        ]
+    return []
+
+
+def _output_problems(
+    key: str,
+    outputs: Mapping[str, Any],
+    step: Mapping[str, Any],
     services: Services,
-) -> dict[str, Any]:
-    key, answer = next(iter(rejected.items()))
-    capability = steps[key]["capability"]
-    earlier = (state.get("control_attempts") or {}).get("approval", 0)
-    bound = services.settings.approvals.max_rejections
-    severity = "replanning" if earlier + len(rejected) < bound else "critical"
-    reason = answer.reason or "no reason was given"
-    message = f"A person rejected step {key!r} ({capability}): {reason}."
-    return {
-        "control_has_error": True,
-        "control_attempts": {"approval": earlier + len(rejected)},
-        "control_error_info": {
-            "capability_name": capability,
-            "context_key": key,
-            "rejected": sorted(rejected),
-            "classification": {
-                "severity": severity,
-                "user_message": message,
-                "metadata": {"rejected_by_person": reason},
-            },
-            "user_message": message,
-            "original_error": message,
-        },
-    }
+    state: Mapping[str, Any],
+) -> list[str]:
+    spec = services.registry.capabilities[step["capability"]]
+    needed = _read_types(key, state)
+    problems = [
+        f"Step {key!r} gives no {kind}; it gives {list(spec.provides)}."
+        for kind in outputs
+        if kind not in spec.provides
+    ]
+    problems += [
+        f"Other steps need {kind} of step {key!r}; give it in 'outputs'."
+        for kind in sorted(needed - outputs.keys())
+    ]
+    for kind, data in outputs.items():
+        try:
+            dump_context(kind, key, data, services.registry.context_types)
+        except ValidationError as exc:
+            problems.append(exc.message)
+    return problems
+
+
+def _read_types(key: str, state: Mapping[str, Any]) -> set[str]:
+    steps = (state.get("planning_execution_plan") or {}).get("steps") or []
+    links = [entry for step in steps for entry in step.get("inputs") or []]
+    return {kind for entry in links for kind, name in entry.items() if name == key}

@@ -69,8 +69,10 @@ class OneRunPerThread(AsyncCallbackHandler):
             PersistenceError: Another run has the thread.
             ValidationError: The input answers a question, and none is open.
         """
-        thread = (metadata or {}).get("thread_id")
-        if thread is None or "langgraph_node" in (metadata or {}):
+        known = metadata or {}
+        thread = known.get("thread_id")
+        # Runs of nodes name their node; updates of the state by hand are no runs of a graph.
+        if thread is None or "langgraph_node" in known or "ls_integration" not in known:
             return
         held = _Held(str(thread), uuid.uuid4().hex)
         machine, process = await asyncio.to_thread(this_process, os.getpid())

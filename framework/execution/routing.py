@@ -78,7 +78,9 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
         # Without a choice of capabilities (it failed, or the caller brought the plan) there is
         # nothing to plan from.
         possible = state.get("planning_active_capabilities") is not None
-        again = possible and made < limits.max_planning_attempts
+        # Rejections have a bound of their own, which the approval node keeps.
+        rejected = (classification.get("metadata") or {}).get("rejected_by_person") is not None
+        again = possible and (rejected or made < limits.max_planning_attempts)
         return Route("orchestrator" if again else "error", message)
     if severity is ErrorSeverity.RECLASSIFICATION:
         chosen = state.get("control_reclassification_count", 0) + attempts.get("classifier", 0)
@@ -99,11 +101,15 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     results = state.get("execution_step_results") or {}
     done = {key for key, record in results.items() if record.get("success")}
     todo = [step for step in steps if step.get("capability") not in CLOSING]
-    unknown = [s["capability"] for s in todo if s.get("capability") not in registry.capabilities]
-    if unknown:
-        return Route("error", f"The plan names {unknown[0]!r}, which is not registered.")
+    if state.get("control_is_awaiting_validation"):
+        return Route("approval", "A person looks at the plan first.")
     needs = dependencies(plan)
     skipped = [key for key, record in results.items() if record.get("skipped")]
+    gone = _gone(todo, registry, {*done, *skipped})
+    if gone:
+        # The thread is older than the registry; a checked plan names nothing unknown.
+        names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
+        return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
     lost = {*skipped, *blocked_steps(plan, skipped, depends=needs)} if skipped else set()
     if all(step["context_key"] in done | lost for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
@@ -118,6 +124,15 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
     return Route("error", "No step of the plan can run: an input has no supplier.")
+
+
+def _gone(todo: list[Mapping[str, Any]], registry: Catalog, settled: set[str]) -> tuple[str, ...]:
+    return tuple(
+        step["context_key"]
+        for step in todo
+        if step.get("capability") not in registry.capabilities
+        and step["context_key"] not in settled
+    )
 
 
 _RANK = (
