@@ -145,20 +145,25 @@ def _arguments(
 def _checked(spec: InfrastructureSpec, result: Any) -> Any:
     if result is None:
         return {}
-    if isinstance(result, Command):
-        return result
-    if not isinstance(result, Mapping):
+    if not isinstance(result, (Mapping, Command)):
         raise InfrastructureError(
             f"{spec.name!r} returned {type(result).__name__}.",
             fix="Return a dictionary of state updates, a Command or None.",
         )
-    unknown = sorted(set(result) - STATE_KEYS)
+    unknown = sorted(set(_written(result)) - STATE_KEYS)
     if unknown:
         raise InfrastructureError(
             f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
             fix="Use keys of AgentState.",
         )
-    return dict(result)
+    return result if isinstance(result, Command) else dict(result)
+
+
+def _written(result: Any) -> list[str]:
+    update = result.update if isinstance(result, Command) else result
+    if isinstance(update, (list, tuple)):  # LangGraph takes pairs as well
+        return [name for name, _ in update]
+    return list(update or ())
 
 
 def _cleared(spec: InfrastructureSpec, state: Mapping[str, Any]) -> dict[str, Any]:

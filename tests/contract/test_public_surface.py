@@ -1,0 +1,102 @@
+"""Every public name resolves, is documented and is typed."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+ROOTS = ("framework", "infrastructure", "capabilities", "configs")
+
+
+def packages() -> Iterator[str]:
+    for root in ROOTS:
+        package = importlib.import_module(root)
+        yield root
+        for info in pkgutil.walk_packages(package.__path__, prefix=f"{root}."):
+            private = any(part.startswith("_") for part in info.name.split("."))
+            if info.ispkg and not private:
+                yield info.name
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    for name in packages():
+        for exported in getattr(importlib.import_module(name), "__all__", ()):
+            yield name, exported
+
+
+NAMES = sorted(public_names())
+
+
+def test_there_is_a_public_surface() -> None:
+    assert len(NAMES) > 100
+
+
+@pytest.mark.parametrize("package", sorted(packages()))
+def test_a_package_says_what_it_is_for_and_lists_what_it_exports(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__, package
+    exported = list(getattr(module, "__all__", ()))
+    assert len(exported) == len(set(exported)), "a name is listed twice"
+    # What a package imports from its own modules is meant for others, so it is listed.
+    own = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__.startswith(f"{package}.")
+    }
+    assert own <= set(exported), f"not listed: {sorted(own - set(exported))}"
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES, ids=[f"{p}.{n}" for p, n in NAMES])
+def test_a_public_name_is_documented_and_typed(package: str, name: str) -> None:
+    value = getattr(importlib.import_module(package), name)
+    if inspect.isclass(value):
+        assert is_documented(value), f"{name} has no docstring of its own"
+        for attribute, member in public_methods(value):
+            assert inspect.getdoc(member), f"{name}.{attribute} has no docstring"
+            check_typed(member, f"{name}.{attribute}")
+    elif inspect.isfunction(value):
+        assert value.__doc__, f"{name} has no docstring"
+        check_typed(value, name)
+
+
+def is_documented(cls: type[Any]) -> bool:
+    text = cls.__dict__.get("__doc__") or ""
+    return bool(text) and not text.startswith(f"{cls.__name__}(")  # what a dataclass makes up
+
+
+def public_methods(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    if issubclass(cls, enum.Enum):
+        return
+    for name, member in vars(cls).items():
+        if name.startswith("_"):
+            continue
+        raw = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+        raw = raw.fget if isinstance(raw, property) else raw
+        if inspect.isfunction(raw) and (raw.__module__ or "").split(".")[0] in ROOTS:
+            if name == "execute" or name == "langgraph_node":  # any signature may stand there
+                continue
+            yield name, raw
+
+
+def check_typed(function: Any, label: str) -> None:
+    for position, (name, parameter) in enumerate(inspect.signature(function).parameters.items()):
+        if position == 0 and name in {"self", "cls"}:
+            continue
+        assert parameter.annotation is not parameter.empty, f"{label}: {name} has no type"
+    assert function.__annotations__.get("return", "-") != "-", f"{label} has no return type"
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_importing_a_package_configures_nothing(root: str) -> None:
+    import logging
+
+    importlib.import_module(root)
+    assert not [h for h in logging.getLogger("capgraph").handlers if type(h) is logging.StreamHandler]
