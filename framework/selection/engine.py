@@ -1,0 +1,140 @@
+"""What the selectors with a fitted head share: the cache, the decision, the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from framework.base import ValidationError
+from framework.selection.protocols import NOTHING_EXCLUDED, Candidate, Selection
+from framework.selection.texts import MAX_CHARACTERS, clauses
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FittedT = TypeVar("FittedT")
+ResultT = TypeVar("ResultT")
+
+_KEPT_FITS = 4
+_SHOWN = 3
+_NEARLY = 0.8
+
+
+class HeadSelector(ABC, Generic[FittedT]):
+    """Base of the selectors that fit a head to the candidates and score a task with it."""
+
+    def __init__(self, *, margin: float = 0.6, threshold: float = 0.5) -> None:
+        for name, value in (("margin", margin), ("threshold", threshold)):
+            if not 0.0 < value < 1.0:
+                raise ValidationError(
+                    f"The {name} of a selector is {value!r}.",
+                    fix="Give a number between 0 and 1.",
+                )
+        self._margin = margin
+        self._threshold = threshold
+        self._fits: OrderedDict[tuple[Candidate, ...], FittedT] = OrderedDict()
+        # A lock of asyncio belongs to one event loop; an instance may serve several.
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @abstractmethod
+    async def _fit(self, candidates: tuple[Candidate, ...]) -> FittedT:
+        """Fit a head to the candidates."""
+
+    @abstractmethod
+    async def _evidence(self, fitted: FittedT, texts: Sequence[str]) -> NDArray[Any]:
+        """Return each candidate's evidence as a multiple of its threshold."""
+
+    async def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Fit ahead of the first request, so that it does not wait."""
+        await self._fitted(tuple(candidates))
+
+    async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
+        """Return a score from 0 to 1 for every candidate, best first; 0.5 starts to fit."""
+        evidence = await self._compare(task, tuple(candidates))
+        return {name: _score(value) for name, value in evidence}
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+    ) -> Selection:
+        """Choose the capabilities that the task needs; see :class:`Selector`."""
+        if limit is not None and limit < 1:
+            raise ValidationError(
+                f"The limit of a selection is {limit!r}.", fix="Give at least 1, or None."
+            )
+        if not task.strip():
+            return Selection((), reason="The task is empty.")
+        evidence = await self._compare(task, tuple(candidates))
+        scores = {name: _score(value) for name, value in evidence}
+        open_ = [(name, value) for name, value in evidence if name not in excluded]
+        if not open_:
+            text = "Every capability was excluded." if evidence else "There are no capabilities."
+            return Selection((), scores, 0.0, text)
+        top = open_[0][1]
+        best = _score(top)
+        if best < self._threshold:
+            return Selection((), scores, best, self._none_reason(open_[0][0], best, excluded))
+        # Beside the best: what is close to it, and what (nearly) fits by itself. The parts
+        # of a compound request weaken one another, hence "nearly".
+        enough = min(self._margin * top, _NEARLY * self._threshold / (1 - self._threshold))
+        names = tuple(name for name, value in open_ if value >= enough)[:limit]
+        return Selection(names, scores, best, _reason(names, scores))
+
+    async def _compare(
+        self, task: str, candidates: tuple[Candidate, ...]
+    ) -> list[tuple[str, float]]:
+        """Return the candidates with their evidence, strongest first."""
+        if not candidates or not task.strip():
+            return []
+        fitted = await self._fitted(candidates)
+        task = task.strip()[:MAX_CHARACTERS]
+        values = await self._evidence(fitted, [task, *clauses(task)])
+        pairs = [(c.name, float(v)) for c, v in zip(candidates, values, strict=True)]
+        return sorted(pairs, key=lambda pair: -pair[1])
+
+    async def _fitted(self, candidates: tuple[Candidate, ...]) -> FittedT:
+        found = self._fits.get(candidates)
+        if found is not None:
+            self._fits.move_to_end(candidates)
+            return found
+        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with lock:
+            found = self._fits.get(candidates)
+            if found is None:
+                found = await self._fit(candidates)
+                self._fits[candidates] = found
+                while len(self._fits) > _KEPT_FITS:
+                    self._fits.popitem(last=False)
+            return found
+
+    @staticmethod
+    async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.to_thread(work)
+
+    def _none_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
+        text = (
+            f"No capability fits: the closest, {name}, scores {best:.2f}; "
+            f"{self._threshold:.2f} is needed."
+        )
+        return text + (f" Excluded after failing: {', '.join(excluded)}." if excluded else "")
+
+
+def _score(evidence: float) -> float:
+    """Map evidence to 0..1, so that evidence at its threshold gives 0.5."""
+    return evidence / (evidence + 1.0)
+
+
+def _reason(names: Sequence[str], scores: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{name} ({scores[name]:.2f})" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"The task resembles what is served by {shown}{more}."

@@ -1,0 +1,79 @@
+"""What selection receives, what it answers, and the protocol of every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
+
+NOTHING_EXCLUDED: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A capability as selection sees it: its texts, nothing it can run.
+
+    Attributes:
+        name: Unique name; its words count as evidence.
+        description: What the capability does, in a sentence or two.
+        instructions: When to choose it, from its classifier guide.
+        positives: Requests that need it (classifier examples with ``result=True``).
+        negatives: Requests that do not (classifier examples with ``result=False``).
+
+    >>> Candidate("weather", "Gives the weather of a place.", positives=("Is it raining?",)).name
+    'weather'
+    """
+
+    name: str
+    description: str
+    instructions: str = ""
+    positives: tuple[str, ...] = ()
+    negatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which capabilities a task needs; no names means that none fits.
+
+    Attributes:
+        names: The chosen capabilities, best first.
+        scores: A score for every candidate that was compared, from 0 to 1;
+            0.5 is where a capability starts to count as fitting.
+        best: The highest score among the capabilities that were not excluded.
+        reason: One sentence for people: why these, or why none.
+
+    >>> bool(Selection((), {}, 0.0, "There are no capabilities."))
+    False
+    """
+
+    names: tuple[str, ...]
+    scores: Mapping[str, float] = field(default_factory=dict)
+    best: float = 0.0
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """A way to choose capabilities: lexical, by sentence vectors, by rules, by a model."""
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+    ) -> Selection:
+        """Choose the capabilities that the task needs.
+
+        Args:
+            task: What the person wants, in their words.
+            candidates: The capabilities to choose from.
+            limit: The most names to return; ``None`` for no limit.
+            excluded: Capabilities that failed this task, with the reason; never chosen.
+        """
+        ...

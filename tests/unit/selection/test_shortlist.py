@@ -1,0 +1,59 @@
+"""The shortlist in front of a chat model."""
+
+from __future__ import annotations
+
+import pytest
+
+from framework.base import ValidationError
+from framework.selection import Candidate, LexicalSelector, shortlist
+from tests.unit.selection.registries import DATA_AGENT, HOME, SUPPORT
+
+ALL = (*DATA_AGENT, *SUPPORT, *HOME)
+
+
+async def names(task: str, **options: object) -> list[str]:
+    kept = await shortlist(LexicalSelector(), task, ALL, **options)  # type: ignore[arg-type]
+    return [candidate.name for candidate in kept]
+
+
+async def test_the_nearest_are_kept_in_the_order_of_the_registry() -> None:
+    kept = await names("Dim the lamp, play a song and pay my money back", limit=5)
+    assert len(kept) == 5
+    assert {"refund", "lights", "music"} <= set(kept)
+    order = [candidate.name for candidate in ALL]
+    assert kept == sorted(kept, key=order.index)
+
+
+async def test_those_that_are_always_active_stay_beside_the_limit() -> None:
+    kept = await names("Dim the lamp", limit=2, always=("memory", "refund"))
+    assert len(kept) == 4
+    assert {"memory", "refund", "lights"} <= set(kept)
+
+
+async def test_excluded_ones_are_left_out() -> None:
+    kept = await names("Dim the lamp", limit=3, excluded={"lights": "offline", "memory": "x"})
+    assert "lights" not in kept
+    assert len(kept) == 3
+
+
+async def test_a_small_registry_is_kept_whole_without_scoring() -> None:
+    class Untouched:
+        async def score(self, task: str, candidates: object) -> dict[str, float]:
+            raise AssertionError("nothing to rank")
+
+    assert await shortlist(Untouched(), "x", HOME, limit=3) == HOME
+
+
+async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
+    assert len(await names("☃", limit=4)) == 4
+
+
+async def test_the_right_one_of_hundreds_is_kept() -> None:
+    many = [Candidate(f"handle_{n}", f"Handles case {n}.") for n in range(300)]
+    kept = await shortlist(LexicalSelector(), "Track my parcel please", [*many, *ALL], limit=10)
+    assert "order_status" in {candidate.name for candidate in kept}
+
+
+async def test_the_limit_is_checked() -> None:
+    with pytest.raises(ValidationError, match="limit"):
+        await names("x", limit=0)
