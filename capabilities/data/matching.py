@@ -111,6 +111,9 @@ def score_column(
         taken: Words that mean something else, such as values of a category.
     """
     meaning = meaning_of(column.name)
+    spelled = _spelled(question, column, taken)
+    if spelled:
+        return Candidate(column, meaning, 45.0 + 3 * len(spelled), spelled, True)
     positions: set[int] = set()
     matched, literal, weak = 0, 0, 0
     for canon, plain in zip(meaning.words, meaning.literal, strict=False):
@@ -140,6 +143,26 @@ def score_column(
     elif meaning.aspect == "mean":
         score += 1
     return Candidate(column, meaning, score, frozenset(positions), share == 1)
+
+
+def _spelled(question: QuestionWords, column: Column, taken: frozenset[int]) -> frozenset[int]:
+    """Return the words that spell the name of a column out, as one word or several in a row."""
+    pieces = name_words(column.name)
+    whole = fold(column.name)
+    words = question.words
+    spots: set[int] = set()
+    for start, word in enumerate(words):
+        if start in taken or start in question.verbs:
+            continue
+        stretch = range(start, start + len(pieces))
+        if len(pieces) < 2:
+            continue
+        in_row = [w.stem for w in words[start : start + len(pieces)]] == pieces
+        if fold(word.text) in (whole, "".join(pieces)):
+            spots.add(start)
+        elif in_row and not (taken | question.verbs).intersection(stretch):
+            spots.update(stretch)
+    return frozenset(spots)
 
 
 def _says_nothing(word: Word) -> bool:

@@ -42,7 +42,7 @@ def meaning_of(name: str) -> Meaning:
     literal: list[str] = []
     aspect: Aspect | None = None
     whole = "".join(pieces)
-    if whole in COMPACT:
+    if whole in COMPACT and (len(pieces) == 1 or len(pieces[0]) == 1):
         quantity, aspect = COMPACT[whole]
         return Meaning((quantity,), (whole,), aspect)
     for index, piece in enumerate(pieces):

@@ -50,7 +50,7 @@ def choose_measures(match: Match, text: str) -> tuple[list[Column], list[str]]:
     if match.columns.chosen:
         chosen = [candidate.column for candidate in match.columns.chosen]
         _check_series_words(match)
-        odd = [words[n] for n, i in enumerate(match.leftover) if _is_quantity(match, i)]
+        odd = [words[n] for n, i in enumerate(match.leftover) if _is_foreign_quantity(match, i)]
         if odd:
             names = listed([f"'{word}'" for word in dict.fromkeys(odd)])
             used = listed([column.name for column in chosen])
@@ -116,8 +116,20 @@ def _counts_rows(match: Match, text: str) -> bool:
     return any({w.stem, canonical(w.stem)} & things for w in match.question.words)
 
 
-def _is_quantity(match: Match, index: int) -> bool:
-    return canonical(match.question.words[index].stem) in QUANTITIES
+def _is_foreign_quantity(match: Match, index: int) -> bool:
+    """Say whether a word names a quantity that is not one name with a column's: "wind speed"."""
+    words = match.question.words
+    if canonical(words[index].stem) not in QUANTITIES or words[index].stem in (
+        "expensive",
+        "cheap",
+    ):
+        return False
+    joined = {index - 1, index + 1}
+    for step in (-1, 1):
+        between = words[index + step].stem if 0 <= index + step < len(words) else ""
+        if between in ("of", "from"):
+            joined.add(index + 2 * step)
+    return not joined & match.columns.positions
 
 
 def _is_verbal(match: Match, index: int) -> bool:

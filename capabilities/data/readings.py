@@ -24,17 +24,18 @@ _ISO = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[T ]\d{1,2}:\d{2}(?::\d{2}(?:\
 _ISO_ZONE = re.compile(
     r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*[+-]\d{2}:?\d{0,2}"
 )
-_FORMATS = [
-    date + clock
-    for date in (
-        "%b %d %Y", "%B %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y",
-        "%d-%b-%y", "%d.%m.%Y", "%d.%m.%y", "%m/%d/%Y", "%d/%m/%Y", "%m/%d/%y", "%d/%m/%y",
-        "%d-%m-%Y", "%m-%d-%Y", "%a %b %d %Y", "%a, %d %b %Y", "%Y.%m.%d", "%Y%m%d",
-    )
-    for clock in (
-        "", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", "T%H%M%S", "%H", "%H%M"
-    )
-] + ["%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y %B", "%m/%Y", "%Y-%m-%d %H"]  # fmt: skip
+_CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", "T%H:%M:%S", ", %H:%M")
+_DATES = (
+    "%b %d %Y", "%B %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %b %Y", "%d %B %Y", "%d-%b-%Y",
+    "%d-%b-%y", "%d.%m.%Y", "%d.%m.%y", "%m/%d/%Y", "%d/%m/%Y", "%m/%d/%y", "%d/%m/%y",
+    "%d-%m-%Y", "%m-%d-%Y", "%a %b %d %Y", "%a, %d %b %Y", "%Y.%m.%d",
+)  # fmt: skip
+# A clock without a mark before it stands only behind a date of fixed width: else the century of
+# 05/14/2021 would pass for the year 20.
+_FORMATS = [date + clock for date in _DATES for clock in _CLOCKS]
+_FORMATS += ["%Y%m%d" + clock for clock in ("", " %H:%M", " %H:%M:%S", "T%H%M%S", "%H", "%H%M")]
+_FORMATS += ["%Y-%m", "%Y/%m", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y %B", "%m/%Y"]
+_FORMATS += ["%Y-%m-%d %H"]
 _TIME_NAMES = frozenset(
     [
         "date",

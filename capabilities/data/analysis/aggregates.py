@@ -213,6 +213,6 @@ def count_rows(frame: Frame) -> None:
     filters = frame.dataset.parts[0].filters
     named = listed([f"{f.column} {' or '.join(f.values)}" for f in filters])
     part = frame.dataset.parts[0]
-    regular = part.time is not None and part.label_column is None and not part.series
+    regular = part.time is not None and not (part.label_column or part.series or frame.stacked)
     text = count_of(count, (frame.dataset.frequency if regular else None) or "row")
     frame.add("count", f"{text}{f' with {named}' if named else ''}{frame.period}.", count=count)

@@ -17,8 +17,8 @@ from capabilities.data.wording import bucket_text, listed
 Aggregate = Literal["mean", "sum", "max", "min", "median", "count", "std", "threshold"]
 _RANK = {"minute": 0, "hour": 1, "day": 2, "week": 3, "month": 4, "quarter": 5, "season": 5,
          "year": 6, "decade": 7}  # fmt: skip
-CYCLIC = {"weekday", "hour_of_day", "month_of_year"}
-_INNER = {"month_of_year": "month", "weekday": "day", "hour_of_day": "hour"}
+CYCLIC = {"weekday", "hour_of_day", "month_of_year", "weekend"}
+_INNER = {"month_of_year": "month", "weekday": "day", "hour_of_day": "hour", "weekend": "day"}
 _SQL = {"mean": "avg(v)", "sum": "sum(v)", "max": "max(v)", "min": "min(v)", "median": "median(v)",
         "count": "count(*)", "std": "stddev_samp(v)"}  # fmt: skip
 WORDS: dict[str, str] = {
@@ -42,6 +42,7 @@ def bucket_sql(unit: Unit | str) -> str:
         # Seasons are quarters that begin a month earlier: December, March, June, September.
         return "date_trunc('quarter', t + INTERVAL 1 MONTH) - INTERVAL 1 MONTH"
     cyclic = {"weekday": "isodow(t) - 1", "hour_of_day": "hour(t)", "month_of_year": "month(t)"}
+    cyclic["weekend"] = "CASE WHEN isodow(t) > 5 THEN 'weekends' ELSE 'weekdays' END"
     return cyclic.get(unit, f"date_trunc('{unit}', t)")
 
 
@@ -161,7 +162,8 @@ def group_extreme(frame: Frame, line: Line, unit: Unit, direction: Direction) ->
     best = found_sorted[0]
     text = (
         f"{bucket_text(best.key, unit)} had the {word} {phrase(frame, line, aggregate)}"
-        f"{frame.period}: {value_of(frame, line, aggregate, best.value)}"
+        f"{' on average' if unit in CYCLIC and aggregate == 'sum' else ''}{frame.period}:"
+        f" {value_of(frame, line, aggregate, best.value)}"
     )
     ties = [b for b in found_sorted[1:] if b.value == best.value]
     if ties:
@@ -214,7 +216,8 @@ def _years(frame: Frame) -> float:
 def breakdown(frame: Frame, unit: Unit) -> None:
     """Answer "by month": a table, its values in a sentence where they are few."""
     counted = not frame.dataset.measures[0].column
-    if not counted and not is_coarser(unit, frame.dataset.frequency) and frame.dataset.rows > 40:
+    coarser = is_coarser(unit, frame.dataset.frequency) or frame.stacked
+    if not counted and not coarser and frame.dataset.rows > 40:
         return
     if unit == "month" and _years(frame) > 2.1:
         # Dozens of months in a row answer nothing; the usual year does.
@@ -242,7 +245,33 @@ def breakdown(frame: Frame, unit: Unit) -> None:
                 f" ({value_of(frame, line, aggregate, high.value)}), lowest in"
                 f" {bucket_text(low.key, unit)} ({value_of(frame, line, aggregate, low.value)})."
             )
+        if aggregate == "mean" and frame.measure(line).additive and unit != "weekend":
+            totals = buckets(frame, line, unit, "sum")
+            sums = [
+                f"{bucket_text(b.key, unit)} {value_of(frame, line, 'sum', b.value)}"
+                for b in totals
+            ]
+            if len(sums) <= 12:
+                text += f" The {'usual ' if unit in CYCLIC else ''}totals: {', '.join(sums)}."
         frame.add("breakdown", text, **{bucket_text(b.key, unit): b.value for b in found[:60]})
+
+
+def mean_of_totals(frame: Frame, unit: Unit) -> None:
+    """Answer "average monthly rainfall": the mean of the totals of all months."""
+    for line in frame.lines[:6]:
+        if not frame.measure(line).additive or not (
+            is_coarser(unit, frame.dataset.frequency) or frame.stacked
+        ):
+            continue
+        found = without_partial(buckets(frame, line, unit, "sum"), unit)
+        if found:
+            mean = sum(bucket.value for bucket in found) / len(found)
+            frame.add(
+                "mean",
+                f"The mean total of {frame.name(line)} per {unit_name(unit)}{frame.period} was"
+                f" {frame.average(line, mean)} ({len(found)} {unit_name(unit)}s).",
+                value=mean,
+            )
 
 
 def unit_name(unit: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from capabilities.contexts import Period
 from capabilities.data.analysis.buckets import (
@@ -188,7 +188,7 @@ def change(frame: Frame) -> None:
             difference=last - first,
             percent=(last - first) / abs(first) * 100 if first else None,
         )
-    if len(results) > 1:
+    if len(results) > 1 and (ranking or len(frame.lines) > MAX_LINES):
         _rank_changes(frame, results)
 
 
@@ -245,7 +245,8 @@ def _between_endpoints(frame: Frame, line: Line, endpoints: list[Period]) -> boo
         last=after,
         difference=after - before,
     )
-    return additive
+    # Single noisy days at both ends say less than the means of the two periods.
+    return additive or frame.dataset.frequency in ("minute", "hour", "day")
 
 
 def _compare_aggregate(frame: Frame, line: Line) -> Aggregate:
@@ -266,7 +267,11 @@ def compare_periods(frame: Frame) -> None:
             f"SELECT p, {function}, count(*) FROM e WHERE {line.where} GROUP BY p ORDER BY p"  # noqa: S608
         )
         values = {p: float(value) for p, value, _ in rows if value is not None}
-        named = [(periods[p].label, values[p]) for p in sorted(values)]
+        order = sorted(values)
+        if not frame.request.comparative and all(periods[p].start for p in order):
+            # The later period is compared with the earlier one, however they were named.
+            order.sort(key=lambda p: periods[p].start or datetime.min)
+        named = [(periods[p].label, values[p]) for p in order]
         _say_comparison(frame, line, aggregate, named)
 
 

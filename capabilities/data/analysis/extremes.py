@@ -43,7 +43,8 @@ def _lines_for(frame: Frame, direction: Direction, quantity: str | None) -> list
 def _one(frame: Frame, line: Line, direction: Direction, quantity: str | None) -> None:
     group = frame.request.group
     measure = frame.measure(line)
-    if group and group != "series" and is_coarser(group, frame.dataset.frequency):
+    stacked = frame.stacked and measure.additive
+    if group and group != "series" and (is_coarser(group, frame.dataset.frequency) or stacked):
         literal = (
             quantity is None
             and not measure.additive

@@ -59,6 +59,7 @@ class Frame:
             else "SELECT * FROM d"
         )
         session.query(f"CREATE OR REPLACE TEMP VIEW e AS {source}")
+        self.stacked = self._is_stacked()
 
     def _should_sum(self) -> bool:
         """Amounts of several series add up, unless the question tells them apart."""
@@ -71,6 +72,13 @@ class Frame:
             and all(measure.additive and measure.column for measure in data.measures)
             and not any(len(item.values) > 1 for item in data.parts[0].filters)
         )
+
+    def _is_stacked(self) -> bool:
+        """Whether one time has several rows of one line: orders of a day, deaths of a day."""
+        if self.dataset.first is None:
+            return False
+        rows, times = self.query("SELECT count(*), count(DISTINCT (t, s)) FROM e WHERE m = 0")[0]
+        return bool(rows > times)
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Run SQL over the relations ``d`` (rows) and ``e`` (rows, series summed if they add up)."""
@@ -104,7 +112,9 @@ class Frame:
         filters = self.dataset.parts[0].filters
         named = listed_filters(self.dataset)
         if not measure.column:
-            unique = self.dataset.frequency and self.dataset.parts[0].label_column is None
+            unique = self.dataset.frequency and not (
+                self.stacked or self.dataset.parts[0].label_column
+            )
             noun = f"{self.dataset.frequency}s" if unique else "rows"
             return f"{noun} with {series}" if series else noun
         if series is not None:

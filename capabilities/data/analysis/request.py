@@ -18,7 +18,7 @@ Statistic = Literal[
 ]  # fmt: skip
 Unit = Literal[
     "hour", "day", "week", "month", "quarter", "year", "season", "decade", "weekday",
-    "hour_of_day", "month_of_year", "series",
+    "hour_of_day", "month_of_year", "weekend", "series",
 ]  # fmt: skip
 _UNIT = (
     r"(?P<unit>days?\s+of\s+(?:the\s+)?week|weekdays?|hours?\s+of\s+(?:the\s+)?day|time\s+of\s+day"
@@ -31,9 +31,12 @@ _BY = re.compile(
     rf"|rank(?:ing)?(?: of)?(?: the| all)?)\s+{_UNIT}",
     re.I,
 )
-_ADVERB = re.compile(r"\b(hourly|weekly|monthly|quarterly|yearly|annual|annually|seasonal)\b", re.I)
+_ADVERB = re.compile(
+    r"\b(daily(?!\s+(?:high|low|max|min|range))|hourly|weekly|monthly|quarterly|yearly|annual|annually|seasonal)\b",
+    re.I,
+)
 _ADVERBS: dict[str, Unit] = {
-    "hourly": "hour", "weekly": "week", "monthly": "month", "quarterly": "quarter",
+    "hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter",
     "yearly": "year", "annual": "year", "annually": "year", "seasonal": "season",
 }  # fmt: skip
 _PATTERNS: list[tuple[Statistic, str]] = [
@@ -137,6 +140,7 @@ class Request:
         threshold: The limit of "days above 30".
         crossing: Whether the first or last time is asked for.
         comparative: Whether an adjective compares two ("warmer").
+        mean_of: Unit whose totals are averaged ("average monthly rainfall").
         counted: What "how many" counts, such as ``days``.
     """
 
@@ -149,6 +153,7 @@ class Request:
     threshold: Threshold | None = None
     crossing: Literal["first", "last"] | None = None
     comparative: bool = False
+    mean_of: Unit | None = None
     counted: str | None = None
     how_much: bool = False
 
@@ -178,6 +183,7 @@ def parse_request(
     request = Request()
     _read_group(plain, request)
     _read_named_group(text, request)
+    _read_mean_of(plain, request)
     request.threshold = _threshold(plain)
     _read_adjectives(plain, request)
     for name, pattern in _COMPILED:
@@ -288,10 +294,31 @@ def _read_adjectives(text: str, request: Request) -> None:
         _add_direction(request, direction, quantity)
 
 
+def _read_mean_of(text: str, request: Request) -> None:
+    """Read "average monthly rainfall" and "mean rainfall per year"."""
+    match = re.search(
+        r"\b(?:average|mean|typical|usual)\s+(daily|weekly|monthly|quarterly|yearly|annual)\b"
+        rf"|\b(?:average|mean)\b[^.?!]*?\bper\s+{_UNIT}",
+        text,
+        re.I,
+    )
+    if match:
+        request.mean_of = _ADVERBS[match[1].lower()] if match[1] else unit_named(match["unit"])
+
+
 def _read_named_group(text: str, request: Request) -> None:
     """Read "the driest summer" and "which July was hottest": one value for each of them."""
     names = "summers?|winters?|springs?|autumns?|falls?"
     months = "january|february|march|april|may|june|july|august|september|october|november|december"
+    if re.search(r"\bweekends?\b", text, re.I) and re.search(r"\bweekdays?|workdays?", text, re.I):
+        request.group = "weekend"
+        request.statistics.append("breakdown")
+        return
+    each = re.search(rf"\b(?:by|per|each|every)\s+(?:{names})\b", text, re.I)
+    if each:
+        request.group = "season"
+        request.statistics.append("breakdown")
+        return
     match = re.search(
         rf"\b(?:(?P<word>\w+est|most|least|best|worst)\s+(?:\w+\s+)?|(?:which|what)\s+)"
         rf"(?:(?P<season>{names})|(?P<month>{months}))\b(?!\s+(?:of\s+)?\d)",

@@ -14,14 +14,21 @@ from capabilities.data.analysis.aggregates import (
     count_rows,
     describe,
 )
-from capabilities.data.analysis.buckets import breakdown
+from capabilities.data.analysis.buckets import breakdown, is_coarser, mean_of_totals
 from capabilities.data.analysis.extremes import extremes
 from capabilities.data.analysis.frame import MAX_LINES, Frame
 from capabilities.data.analysis.request import Request, Threshold, parse_request
 from capabilities.data.files import open_session
+from capabilities.data.vocabulary import Direction
 from capabilities.periods.reading import read_times
 
 _FELL = re.compile(r"\bfell\b|\bfall\b|\bfallen\b", re.IGNORECASE)
+_WORST = re.compile(r"\b(?:worst|best)\b", re.IGNORECASE)
+_BAD = re.compile(
+    r"pm\s?\d|no2|so2|co2|ozone|pollut|loss|error|defect|death|unemploy|delay|crime|accident"
+    r"|emission|fatal|injur|fail|wait|latency|cost",
+    re.IGNORECASE,
+)
 _DRY = re.compile(r"\b(?:dry|drought|without|no rain|rainless)\b", re.IGNORECASE)
 
 
@@ -52,6 +59,7 @@ def compute(
             len(dataset.series) > MAX_LINES and not frame.series and not frame.summed
         ):
             frame.notes.append(f"Computed over all {len(dataset.series)} series together.")
+        _turn_bad_quantities(frame, text)
         _answer(frame, text)
         if not frame.findings:
             _default(frame)
@@ -83,6 +91,16 @@ def _answer(frame: Frame, text: str) -> None:
         _beyond(frame)
     else:
         _values(frame, text)
+
+
+def _turn_bad_quantities(frame: Frame, text: str) -> None:
+    """The worst air quality or delay is the highest value, not the lowest."""
+    labels = " ".join(measure.label for measure in frame.dataset.measures)
+    if _WORST.search(text) and _BAD.search(labels):
+        other: dict[str, Direction] = {"max": "min", "min": "max"}
+        frame.request.directions = [(other[d], q) for d, q in frame.request.directions]
+        names = frame.request.statistics
+        frame.request.statistics = [other.get(name, name) for name in names]
 
 
 def _count(frame: Frame) -> None:
@@ -142,6 +160,9 @@ def _levels(frame: Frame, comparing: bool) -> None:
     """Answer how high the values are: extremes, averages, totals, groups."""
     request = frame.request
     grouped, extreme = bool(frame.dataset.group_columns), bool(request.directions)
+    _drop_idle_group(frame)
+    if request.mean_of and not extreme and not grouped:
+        mean_of_totals(frame, request.mean_of)
     if comparing and len(frame.lines) > 1 and not grouped:
         changes.compare_lines(frame)
     elif grouped and not (extreme and request.grouped_extreme):
@@ -157,6 +178,18 @@ def _levels(frame: Frame, comparing: bool) -> None:
         aggregates(frame)
 
 
+def _drop_idle_group(frame: Frame) -> None:
+    """Forget a grouping into the very steps of the data: "average daily rainfall" of daily rows."""
+    request, data = frame.request, frame.dataset
+    if not request.group or request.directions or frame.stacked:
+        return
+    if is_coarser(request.group, data.frequency):
+        return
+    if data.rows > 40 or request.asks("mean", "median", "sum"):
+        request.group = None
+        request.statistics = [name for name in request.statistics if name != "breakdown"]
+
+
 def _movements(frame: Frame) -> None:
     """Answer how the values moved, and which of them are odd."""
     request, data = frame.request, frame.dataset
@@ -164,7 +197,8 @@ def _movements(frame: Frame) -> None:
         special.anomalies(frame)
     ranked = bool(request.directions) and len(frame.lines) > 1
     changed = request.asks("change") and not data.group_columns and not ranked
-    if changed and (not request.asks("trend") or data.frequency not in ("minute", "hour", "day")):
+    coarse = data.frequency not in ("minute", "hour", "day")
+    if changed and (coarse or data.time_range.endpoints or not request.asks("trend")):
         changes.change(frame)
     else:
         changed = False

@@ -27,7 +27,7 @@ def count_beyond(frame: Frame) -> None:
         by_day = data.frequency in ("hour", "minute") and frame.request.counted == "day"
         unit = "day" if by_day else (data.frequency or "row")
         counter = "count(DISTINCT t::DATE)" if by_day else "count(*)"
-        if data.first is None or data.parts[0].label_column:
+        if data.first is None or data.parts[0].label_column or frame.stacked:
             unit = "row"
         texts, values = [], {}
         for number, period in list(enumerate(periods)) if len(periods) > 1 else [(None, None)]:
