@@ -150,6 +150,7 @@ UNRELATED = tuple(
     what is the speed of light
     what is the square root of 81
     what is two plus two
+    how much is 12 times 34
     solve this equation for x
     translate this sentence into french
     how do you say hello in spanish
