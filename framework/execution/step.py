@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from framework.execution.inputs import resolve_inputs, resolve_parameters
 from framework.execution.outputs import sort_output
 from framework.execution.retry import declared_policy
 from framework.execution.services import Services
+from framework.execution.step_state import StepState
 from framework.telemetry import Status, StepFailed, StepFinished, StepProgress, StepStarted, emit
 
 
@@ -128,9 +130,9 @@ async def _call(
     types = services.registry.context_types if services else {}
     context = StepContext(
         capability=spec.name,
-        step=step,
+        step=copy.deepcopy(step),
         step_index=attempt.index,
-        state=state,
+        state=StepState(state),
         inputs=resolve_inputs(spec, step, context_data, types),
         parameters=resolve_parameters(spec, step),
         task=attempt.objective,

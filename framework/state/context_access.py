@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +21,14 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
         kind: Context type.
         key: Context key.
         data: What the state holds.
-        types: The registered types; data of an unregistered type comes back as it is.
+        types: The registered types; data of an unregistered type comes back as plain data.
 
     Raises:
         ValidationError: The data does not fit its type (an older version, or a foreign hand).
     """
     cls = types.get(kind)
     if cls is None:
-        return data
+        return copy.deepcopy(data)  # as a validated object would be: the reader's own
     try:
         return cls.model_validate(data)
     except PydanticValidationError as exc:

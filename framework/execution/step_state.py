@@ -1,0 +1,46 @@
+"""The state as a capability sees it: to read, never to write."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class StepState(Mapping[str, Any]):
+    """Hands out copies, made when a key is first read.
+
+    What a capability changed in place would otherwise be seen by the steps beside it, and saved
+    although the step failed. A key that nobody reads costs nothing, however large it is.
+
+    Args:
+        state: The state when the step began.
+
+    >>> state = {"ui_captured_figures": ["a.png"]}
+    >>> StepState(state)["ui_captured_figures"].append("b.png")
+    >>> state
+    {'ui_captured_figures': ['a.png']}
+    """
+
+    __slots__ = ("_copies", "_state")
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+        self._copies: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._copies:
+            self._copies[key] = copy.deepcopy(self._state[key])
+        return self._copies[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._state
+
+    def __repr__(self) -> str:
+        return f"<StepState: {', '.join(self._state)}>"
