@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,6 +217,22 @@ async def open_agent(
             registry, model=model, checkpointer=saver, store=store, settings=settings
         )
         yield Agent(settings, registry, graph, saver, store, url)
+
+
+async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
+    """Return the state of a thread, with the steps of an unfinished pass that are done already.
+
+    A step's result is saved the moment it ends, beside the checkpoint; it reaches the state when
+    the pass over the plan ends.
+    """
+    config: Any = {"configurable": {"thread_id": thread_id}}
+    values = dict((await agent.graph.aget_state(config)).values)
+    found = await agent.saver.aget_tuple(config)
+    results = dict(values.get("execution_step_results") or {})
+    for _, _, value in (found.pending_writes if found else None) or []:
+        if isinstance(value, Mapping) and isinstance(value.get("execution_step_results"), Mapping):
+            results |= value["execution_step_results"]
+    return {**values, "execution_step_results": results}
 
 
 def check_thread_id(thread_id: str) -> str:

@@ -248,13 +248,13 @@ async def _show_turn(
 ) -> tuple[TurnEnd, Progress]:
     from langgraph.types import Command
 
+    from framework.cli.agent import thread_values
     from framework.cli.progress import Progress
     from framework.cli.turn import run_turn
 
     progress = Progress()
     if given is None or isinstance(given, Command):
-        config: Any = {"configurable": {"thread_id": thread_id}}
-        progress = Progress.of_state((await agent.graph.aget_state(config)).values)
+        progress = Progress.of_state(await thread_values(agent, thread_id))
     view.begin(question, thread_id, progress)
 
     def on_event(event: Event) -> None:

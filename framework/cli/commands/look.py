@@ -108,12 +108,12 @@ def run_statuses(values: Mapping[str, Any], *, over: bool) -> dict[str, str]:
 
 
 async def _run_mermaid(settings: Any, thread: str, db: str | None) -> str:
-    from framework.cli.agent import open_agent
+    from framework.cli.agent import open_agent, thread_values
     from framework.planning import plan_mermaid, versions_mermaid
 
     async with open_agent(settings, db=db) as agent:
         snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})
-    values = snapshot.values
+        values = await thread_values(agent, thread)
     plan = values.get("planning_execution_plan")
     if not plan:
         raise ConfigurationError(

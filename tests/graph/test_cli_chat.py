@@ -1,0 +1,209 @@
+"""``capgraph chat`` and ``ask`` on a terminal of their own."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOYS = Path(__file__).with_name("cli_toys.py")
+
+pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
+
+
+class Terminal:
+    """A command on a pseudo-terminal, read and typed as a person does."""
+
+    def __init__(self, folder, *arguments, **toys):
+        self._main, other = pty.openpty()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_DATA_HOME": str(folder / "data"),
+            "TOY_LOG": str(folder / "log"),
+            "TERM": "xterm",
+            "COLUMNS": "120",
+            "LINES": "50",
+            **{f"TOY_{name.upper()}": str(value) for name, value in toys.items()},
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "framework.cli", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
+        os.close(other)
+        self.shown = ""
+        self._seen = 0
+
+    def expect(self, words, seconds=30):
+        """Wait for words that come after those that were expected before."""
+        end = time.monotonic() + seconds
+        while (found := self.text.find(words, self._seen)) < 0:
+            assert time.monotonic() < end, f"no {words!r} in:\n{self.text[self._seen :]}"
+            self._read(0.2)
+        self._seen = found + len(words)
+
+    def type(self, line):
+        os.write(self._main, line.encode() + b"\n")
+
+    def interrupt(self):
+        os.write(self._main, b"\x03")
+
+    def end(self, seconds=30):
+        end = time.monotonic() + seconds
+        while self._process.poll() is None and time.monotonic() < end:
+            self._read(0.1)
+        self._read(0.1)
+        assert self._process.poll() is not None, f"still running:\n{self.text}"
+        assert "Traceback" not in self.text
+        return self._process.returncode
+
+    @property
+    def text(self):
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.shown)
+
+    def close(self):
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10)
+        os.close(self._main)
+
+    def _read(self, seconds):
+        if select.select([self._main], [], [], seconds)[0]:
+            try:
+                self.shown += os.read(self._main, 65536).decode("utf-8", "replace")
+            except OSError:  # the other end is closed
+                time.sleep(0.05)
+
+
+def _own_terminal():
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(tmp_path):
+    (tmp_path / "toys.py").write_bytes(TOYS.read_bytes())
+    (tmp_path / "capgraph.yml").write_text("name: toy painter\nmodules: [toys]\n")
+    opened = []
+
+    def start(*arguments, **toys):
+        opened.append(Terminal(tmp_path, *arguments, **toys))
+        return opened[-1]
+
+    start.log = lambda: (tmp_path / "log").read_text().splitlines()
+    yield start
+    for one in opened:
+        one.close()
+
+
+def test_a_conversation_with_commands_is_resumed_later(terminal):
+    chat = terminal("chat", "--thread", "t1")
+    chat.expect("toy painter, thread t1")
+    chat.expect("you> ")
+    chat.type("/help")
+    chat.expect("/capabilities")
+    chat.expect("you> ")
+    chat.type("/capabilities")
+    chat.expect("- paint: Paint a picture of the sky.")
+    chat.type("/never")
+    chat.expect("'/never' is unknown")
+    chat.type("What colour is the sky?")
+    chat.expect("✓")
+    chat.expect("The sky is blue.")
+    chat.expect("outcome: completed")
+    chat.type("/approval:off")
+    chat.expect("approval_disabled = true")
+    chat.type("/status")
+    chat.expect("1 turn(s)")
+    chat.expect("SKY: sky")
+    chat.type("/exit")
+    chat.expect("resume with: capgraph chat --thread t1")
+    assert chat.end() == 0
+
+    again = terminal("chat", "--thread", "t1")
+    again.expect("you> What colour is the sky?")
+    again.expect("agent> The sky is blue.")
+    again.expect("you> ")
+    os.write(again._main, b"\x04")  # end of input
+    assert again.end() == 0
+
+
+def test_an_approval_is_edited_checked_and_given(terminal):
+    ask = terminal("ask", "Paint the sky", approval=1)
+    ask.expect("May step picture (paint) run?")
+    ask.expect("decision> ")
+    ask.type("maybe")
+    ask.expect("Use one of: approve, edit, reject, respond.")
+    ask.expect("decision> ")
+    ask.type("e")
+    ask.expect("parameters> ")
+    ask.type('{"width": -3}')
+    ask.expect("problem: parameters.width")
+    ask.expect("decision> ")
+    ask.type("e")
+    ask.expect("parameters> ")
+    ask.type('{"width": 33}')
+    ask.expect("file: /pictures/sky-33.png")
+    assert ask.end() == 0
+    assert terminal.log() == ["look", "paint began", "paint ended 33"]
+
+
+def test_responding_instead_ends_the_turn_with_the_persons_words(terminal):
+    ask = terminal("ask", "Paint the sky", approval=1)
+    ask.expect("decision> ")
+    ask.type("s")
+    ask.expect("message> ")
+    ask.type("No paint today.")
+    ask.expect("No paint today.\n")
+    ask.end()
+    assert terminal.log() == ["look"]
+
+
+def test_ctrl_c_at_a_question_leaves_it_open(terminal):
+    ask = terminal("ask", "Paint the sky", "--thread", "t1", approval=1)
+    ask.expect("decision> ")
+    ask.interrupt()
+    ask.expect("resume with: capgraph ask --thread t1")
+    assert ask.end() == 130
+    again = terminal("ask", "--thread", "t1", approval=1)
+    again.expect("decision> ")
+    again.type("a")
+    again.expect("outcome: completed")
+    assert again.end() == 0
+    assert terminal.log() == ["look", "paint began", "paint ended 10"]
+
+
+def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal):
+    chat = terminal("chat", "--thread", "t1", seconds=20)
+    chat.expect("you> ")
+    chat.type("Paint the sky")
+    chat.expect("Mixing")
+    chat.interrupt()
+    chat.expect("outcome: interrupted")
+    chat.expect("Go on with it? [Y/n]")
+    chat.interrupt()
+    chat.expect("resume with: capgraph chat --thread t1")
+    assert chat.end() == 130
+
+    again = terminal("chat", "--thread", "t1")
+    again.expect("Go on with it? [Y/n]")
+    again.type("")
+    again.expect("file: /pictures/sky-10.png")
+    again.expect("you> ")
+    again.type("/exit")
+    assert again.end() == 0
+    assert terminal.log() == ["look", "paint began", "paint began", "paint ended 10"]

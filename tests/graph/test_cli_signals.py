@@ -1,0 +1,172 @@
+"""Signals and dead processes: the thread goes on where it stopped, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOYS = Path(__file__).with_name("cli_toys.py")
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+
+class Home:
+    """A folder with an agent, its database and what its steps left behind."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "toys.py").write_bytes(TOYS.read_bytes())
+        (folder / "capgraph.yml").write_text("modules: [toys]\n")
+
+    def start(self, *arguments, **toys):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_DATA_HOME": str(self.folder / "data"),
+            "TOY_LOG": str(self.folder / "log"),
+            **{f"TOY_{name.upper()}": str(value) for name, value in toys.items()},
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "framework.cli", *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments, **toys):
+        return self.end(self.start(*arguments, **toys))
+
+    @staticmethod
+    def end(process):
+        try:
+            out, err = process.communicate(timeout=40)
+        finally:
+            process.kill()
+        assert "Traceback" not in err, err
+        return process.returncode, out, err
+
+    @property
+    def log(self):
+        file = self.folder / "log"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def wait_for(self, line, process):
+        end = time.monotonic() + 30
+        while line not in self.log:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end, f"no {line!r} in {self.log}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)
+
+
+def result(out):
+    return json.loads(out.splitlines()[-1])
+
+
+def test_ctrl_c_leaves_a_thread_that_the_printed_command_resumes(home):
+    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    home.wait_for("paint began", process)
+    process.send_signal(signal.SIGINT)
+    code, out, err = home.end(process)
+    assert code == 130
+    assert "outcome: interrupted" in out
+    assert out.splitlines()[-1] == "resume with: capgraph ask --thread t1"
+    assert err == ""
+    code, out, _ = home.run("ask", "--thread", "t1", "--json")
+    assert code == 0
+    assert result(out)["files"] == ["/pictures/sky-10.png"]
+    assert home.log == ["look", "paint began", "paint began", "paint ended 10"]
+
+
+def test_sigterm_lets_the_running_step_end(home):
+    process = home.start("ask", "Paint the sky", "--thread", "t1", "--json", seconds=1)
+    home.wait_for("paint began", process)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = home.end(process)
+    assert err == ""
+    assert home.log == ["look", "paint began", "paint ended 10"]
+    assert code == 143
+    assert result(out)["status"] == "drained"
+    assert result(out)["resume_command"] == "capgraph ask --thread t1"
+    code, out, _ = home.run("ask", "--thread", "t1", "--json")
+    assert code == 0
+    assert result(out)["files"] == ["/pictures/sky-10.png"]
+    assert home.log == ["look", "paint began", "paint ended 10"]
+
+
+def test_a_killed_run_goes_on_and_repeats_nothing_that_was_done(home):
+    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    home.wait_for("paint began", process)
+    process.kill()
+    home.end(process)
+    code, out, _ = home.run("threads", "show", "t1")
+    assert code == 0
+    assert "status   unfinished" in out
+    _, out, _ = home.run("graph", "--thread", "t1")
+    assert "✓ sky<br/>look" in out
+    assert '"picture<br/>paint"' in out
+    code, out, err = home.run("ask", "Something new", "--thread", "t1")
+    assert code == 2
+    assert "has an unfinished turn" in err
+    code, out, _ = home.run("ask", "--thread", "t1")
+    assert code == 0
+    assert "already done: sky" in out
+    assert home.log == ["look", "paint began", "paint began", "paint ended 10"]
+
+
+def test_an_unfinished_turn_can_be_abandoned(home):
+    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    home.wait_for("paint began", process)
+    process.kill()
+    home.end(process)
+    code, out, _ = home.run("ask", "What colour is the sky?", "--thread", "t1", "--abandon", "-q")
+    assert (code, out) == (0, "The sky is blue.\n")
+
+
+def test_a_thread_that_is_being_run_is_not_run_twice(home):
+    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=4)
+    home.wait_for("paint began", process)
+    code, out, err = home.run("ask", "Look at the sky", "--thread", "t1", "--abandon")
+    assert code in {1, 2}
+    assert "is being run already" in out + err
+    assert home.end(process)[0] == 0
+    assert home.log == ["look", "paint began", "paint ended 10"]
+
+
+def test_a_closed_pipe_ends_the_command_quietly(home):
+    process = home.start("ask", "Paint the sky", seconds=1)
+    assert process.stdout.readline().startswith("thread: ")
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=40)
+    assert "Traceback" not in err
+    assert process.returncode != 0
+
+
+def test_the_command_starts_without_the_heavy_libraries(home):
+    code = (
+        "import sys; sys.argv = ['capgraph', '--help']\n"
+        "import framework.cli.main as m\n"
+        "try: m.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pandas', 'duckdb', 'matplotlib', 'sklearn', 'numpy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=40
+    )
+    assert done.returncode == 0, done.stderr
