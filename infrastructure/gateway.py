@@ -91,7 +91,7 @@ async def prepare(
         config: Names the thread.
 
     Raises:
-        ValidationError: A command is unknown.
+        ValidationError: A command is unknown, or a switch would disturb an unfinished turn.
     """
     message, commands, switches = parse_commands(text)
     pending = await pending_questions(graph, config)
@@ -106,7 +106,13 @@ async def prepare(
     if message:
         given["messages"] = [HumanMessage(content=message)]
         return Prepared(given, commands, switched=switches)
-    await graph.aupdate_state(config, given, as_node="begin_turn")
+    if (await graph.aget_state(config)).next:
+        raise ValidationError(
+            "A switch cannot be set while a turn is unfinished: the turn would be lost.",
+            fix="Finish the turn or answer its question first.",
+        )
+    # Written as a node that ends a turn; after any other the thread would look unfinished.
+    await graph.aupdate_state(config, given, as_node="error")
     return Prepared(None, commands, switched=switches)
 
 
