@@ -1,0 +1,318 @@
+"""What a registry holds, finds, refuses and says."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from framework import BaseCapability, CapabilityContext, Registry, build_graph
+from framework.base import (
+    ClassifierExample,
+    OrchestratorGuide,
+    RegistryError,
+    TaskClassifierGuide,
+    capability_node,
+)
+from framework.registry.discovery import import_object
+
+
+class Reading(CapabilityContext):
+    value: float
+
+
+def capability(name: str, **attributes: Any) -> Any:
+    async def execute(self: Any) -> None:
+        return None
+
+    namespace = {"name": name, "description": f"Does {name}", "execute": execute, **attributes}
+    return capability_node(type(name.title(), (BaseCapability,), namespace))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a package of one module for each keyword; it is gone after the test."""
+    name = "capgraph_test_package"
+
+    def write(**modules: str) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+        for module, text in modules.items():
+            (folder / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        return name
+
+    yield write
+    for module in [module for module in sys.modules if module.startswith(name)]:
+        del sys.modules[module]
+
+
+SOURCE = '''
+from framework import CapabilityContext
+from framework.base import capability_node
+
+class {type}(CapabilityContext):
+    value: float
+
+@capability_node
+async def {name}() -> {type}:
+    """Do {name}."""
+    return {type}(value=1)
+'''
+
+
+# --- register ----------------------------------------------------------------------------------------
+
+
+def test_a_new_registry_holds_the_built_in_nodes_and_nothing_else() -> None:
+    registry = Registry()
+    assert {"router", "respond", "error"} <= set(registry.infrastructure)
+    assert not registry.capabilities
+    assert not registry.context_types
+
+
+def test_registries_do_not_share_anything() -> None:
+    one, two = Registry(), Registry()
+    one.register(capability("a"))
+    one.give("X")
+    assert not two.capabilities
+    assert not two.given
+
+
+def test_register_returns_the_item_and_keeps_the_order() -> None:
+    registry = Registry()
+    first, second = capability("b"), capability("a")
+    assert registry.register(first) is first
+    registry.register(second)
+    assert list(registry.capabilities) == ["b", "a"]
+
+
+def test_the_same_item_twice_is_fine_and_another_of_its_name_is_not() -> None:
+    registry = Registry()
+    first = registry.register(capability("a"))
+    registry.register(first)
+    with pytest.raises(RegistryError, match=r"'a' is registered twice.*override=True"):
+        registry.register(capability("a"))
+    other = capability("a")
+    registry.register(other, override=True)
+    assert registry.capabilities["a"].cls is other
+
+
+def test_two_types_of_one_name_are_refused() -> None:
+    registry = Registry()
+    registry.register(Reading)
+    with pytest.raises(RegistryError, match="READING"):
+        registry.register(type("Reading", (CapabilityContext,), {"__module__": __name__}))
+
+
+@pytest.mark.parametrize("item", [5, "text", object, BaseCapability, lambda: None])
+def test_what_is_not_decorated_is_refused(item: Any) -> None:
+    with pytest.raises(RegistryError, match="Fix:"):
+        Registry().register(item)
+
+
+def test_an_undecorated_child_of_a_decorated_class_is_refused() -> None:
+    child = type("Child", (capability("a"),), {})
+    with pytest.raises(RegistryError, match="capability_node"):
+        Registry().register(child)
+
+
+def test_the_mappings_cannot_be_written() -> None:
+    with pytest.raises(TypeError):
+        Registry().capabilities["a"] = None  # type: ignore[index]
+
+
+def test_an_unknown_capability_is_told_with_the_known_ones() -> None:
+    registry = Registry()
+    registry.register(capability("a"))
+    with pytest.raises(RegistryError, match=r"'b'.*Use one of: a"):
+        registry.capability("b")
+
+
+# --- discover ---------------------------------------------------------------------------------------
+
+
+def test_a_package_is_walked_and_private_modules_are_left_alone(package: Any) -> None:
+    name = package(
+        one=SOURCE.format(type="One", name="make_one"),
+        two=SOURCE.format(type="Two", name="make_two"),
+        _private="raise RuntimeError('must not be imported')",
+    )
+    registry = Registry()
+    found = registry.discover(name)
+    assert found == ["ONE", "make_one", "TWO", "make_two"]
+    assert set(registry.capabilities) == {"make_one", "make_two"}
+    assert set(registry.context_types) == {"ONE", "TWO"}
+
+
+def test_import_failures_are_reported_with_module_and_cause_and_the_rest_is_kept(
+    package: Any,
+) -> None:
+    name = package(
+        bad="import nowhere_to_be_found",
+        good=SOURCE.format(type="One", name="make_one"),
+        worse="1 / 0",
+    )
+    registry = Registry()
+    with pytest.raises(RegistryError) as info:
+        registry.discover(name)
+    for part in (f"{name}.bad", "nowhere_to_be_found", f"{name}.worse", "ZeroDivisionError"):
+        assert part in str(info.value)
+    assert list(registry.capabilities) == ["make_one"]
+
+
+def test_what_a_module_only_imports_is_not_registered(package: Any) -> None:
+    name = package(
+        one=SOURCE.format(type="One", name="make_one"),
+        uses="from capgraph_test_package.one import One, make_one",
+    )
+    assert Registry().discover(name) == ["ONE", "make_one"]
+
+
+def test_discovery_of_nothing_says_so() -> None:
+    with pytest.raises(RegistryError, match="no_such_package"):
+        Registry().discover("no_such_package")
+
+
+def test_names_that_clash_across_modules_are_told(package: Any) -> None:
+    name = package(
+        one=SOURCE.format(type="One", name="same"), two=SOURCE.format(type="Two", name="same")
+    )
+    with pytest.raises(RegistryError, match="'same' is registered twice"):
+        Registry().discover(name)
+
+
+# --- entry points -----------------------------------------------------------------------------------
+
+
+def entry_points(monkeypatch: pytest.MonkeyPatch, *points: metadata.EntryPoint) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: list(points))
+
+
+def test_entry_points_bring_modules_and_single_items(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = package(
+        one=SOURCE.format(type="One", name="make_one"), two=SOURCE.format(type="Two", name="make_two")
+    )
+    group = "capgraph.capabilities"
+    entry_points(
+        monkeypatch,
+        metadata.EntryPoint("whole", f"{name}.one", group),
+        metadata.EntryPoint("single", f"{name}.two:make_two", group),
+    )
+    registry = Registry()
+    found = registry.load_entry_points()
+    assert set(registry.capabilities) == {"make_one", "make_two"}
+    assert {"make_one", "single"} <= set(found)
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = metadata.EntryPoint("broken", "no_such_module:X", "capgraph.capabilities")
+    entry_points(monkeypatch, point)
+    with pytest.raises(RegistryError, match=r"'broken'.*no_such_module"):
+        Registry().load_entry_points()
+
+
+@pytest.mark.parametrize("reference", ["json", "json:", ":dumps", "json:nothing", "nothing_here:x"])
+def test_a_reference_that_leads_nowhere_is_told(reference: str) -> None:
+    with pytest.raises(RegistryError, match="Fix:"):
+        import_object(reference)
+
+
+# --- configure --------------------------------------------------------------------------------------
+
+
+def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    for name in "abc":
+        registry.register(capability(name))
+    module = ModuleType("capgraph_replacements")
+    module.Other = capability("b")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "capgraph_replacements", module)
+    registry.configure(
+        include=["a", "b"], exclude=["a"], override={"b": "capgraph_replacements:Other"}
+    )
+    assert list(registry.capabilities) == ["b"]
+    assert registry.capabilities["b"].cls is module.Other
+    with pytest.raises(RegistryError, match="cannot replace 'z'"):
+        registry.configure(override={"z": "capgraph_replacements:Other"})
+    with pytest.raises(RegistryError, match="'q'"):
+        registry.configure(include=["q"])
+
+
+# --- describe and guides ----------------------------------------------------------------------------
+
+
+def test_a_description_for_people_and_for_prompts() -> None:
+    registry = Registry()
+    registry.register(capability("b", requires=["X", ("Y", "many"), ("Z", "optional")], provides=["R"]))
+    registry.register(capability("a"))
+    assert registry.describe() == "- b: Does b\n- a: Does a"
+    assert registry.describe(for_prompt=True) == (
+        "- a: Does a\n  needs: nothing; gives: nothing\n"
+        "- b: Does b\n  needs: X, Y (many), Z (optional); gives: R"
+    )
+    assert registry.describe(names=["a"]) == "- a: Does a"
+
+
+def test_planning_guides_come_by_priority_and_then_by_name() -> None:
+    registry = Registry()
+    for name, priority in [("zed", 0), ("late", 9), ("alpha", 0), ("first", -1)]:
+        guide = OrchestratorGuide(instructions=f"Use {name}", priority=priority)
+        registry.register(
+            capability(name, _create_orchestrator_guide=lambda self, guide=guide: guide)
+        )
+    registry.register(capability("silent"))
+    text = registry.planning_guides(["zed", "late", "alpha", "first", "silent", "unknown"])
+    assert text == (
+        "# CAPABILITY PLANNING GUIDELINES\n"
+        "## First\nUse first\n## Alpha\nUse alpha\n## Zed\nUse zed\n## Late\nUse late"
+    )
+    assert registry.planning_guides(["silent"]) == ""
+
+
+def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> None:
+    guide = TaskClassifierGuide(
+        instructions="When asked",
+        examples=[ClassifierExample("yes", True, "r"), ClassifierExample("no", False, "r")],
+    )
+    registry = Registry()
+    registry.register(capability("a", _create_classifier_guide=lambda self: guide))
+    registry.register(capability("b", always_active=True))
+    (candidate,) = registry.candidates()
+    assert (candidate.name, candidate.instructions) == ("a", "When asked")
+    assert (candidate.positives, candidate.negatives) == (("yes",), ("no",))
+
+
+# --- validation before a graph ----------------------------------------------------------------------
+
+
+def test_every_problem_of_a_registry_stands_in_one_error() -> None:
+    registry = Registry(infrastructure=["infrastructure.router"])
+    registry.register(capability("router", requires=["MISSING"]))
+    registry.register(capability("with:colon"))
+    with pytest.raises(RegistryError) as info:
+        build_graph(registry)
+    for part in ("'respond'", "'router' is named like", "'MISSING'", "with:colon"):
+        assert part in str(info.value)
+
+
+def test_given_and_optional_types_need_no_provider() -> None:
+    registry = Registry(given=["A"])
+    registry.register(capability("a", requires=["A", ("B", "optional"), "READING"]))
+    registry.give(Reading)
+    build_graph(registry)
+
+
+def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
+    registry = Registry()
+    registry.register(capability("a"))
+    graph = build_graph(registry)
+    assert {*registry.infrastructure, "a"} <= set(graph.get_graph().nodes)
+    assert "router" in graph.get_graph().draw_mermaid()
