@@ -6,8 +6,9 @@ the YAML files that are given, the defaults below. An unknown key is an error wi
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +19,13 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from configs.errors import ConfigurationError
 from configs.limits import Limits
+
+_MAX_VALUES = 100_000
 
 
 class _Section(BaseModel):
@@ -192,6 +196,11 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as exc:
         raise ConfigurationError(_explain(exc, [str(file) for file in files])) from exc
+    except SettingsError as exc:
+        raise ConfigurationError(
+            f"The settings cannot be used: {exc}."
+            " Fix: write lists and sections in environment variables as JSON."
+        ) from exc
     finally:
         _file_values.reset(token)
 
@@ -222,13 +231,18 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
             " Fix: write 'key: value' lines."
         )
-    expanded: dict[str, Any] = _expand(values, str(path), "")
+    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1))
     return expanded
 
 
-def _expand(value: Any, file: str, where: str, depth: int = 0) -> Any:
+def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int = 0) -> Any:
     import re
 
+    if next(seen) > _MAX_VALUES:
+        raise ConfigurationError(
+            f"The configuration file {file!r} is too large: more than {_MAX_VALUES:,} values."
+            " Fix: shorten it; YAML references count each time."
+        )
     if depth > 50:
         raise ConfigurationError(
             f"The configuration file {file!r} is nested too deeply at {where!r}."
@@ -236,11 +250,13 @@ def _expand(value: Any, file: str, where: str, depth: int = 0) -> Any:
         )
     if isinstance(value, dict):
         return {
-            key: _expand(item, file, f"{where}.{key}".lstrip("."), depth + 1)
+            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_expand(item, file, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)]
+        return [
+            _expand(item, file, f"{where}[{n}]", seen, depth + 1) for n, item in enumerate(value)
+        ]
     if not isinstance(value, str):
         return value
 

@@ -1,0 +1,131 @@
+"""Loggers that leave the application's logging alone, and status events that know their place."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from langgraph.graph import START, StateGraph
+from typing_extensions import TypedDict
+
+from configs.logger import SafeFormatter, clean_text, get_logger, mask_secrets
+from configs.streaming import get_streamer
+
+
+def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
+    logger = get_logger("framework", "router", color="blue")
+    with caplog.at_level("DEBUG", logger="capgraph"):
+        for kind in ("success", "key_info", "timing", "approval", "resume"):
+            getattr(logger, kind)("took %d s", 3)
+    assert [record.kind for record in caplog.records] == [  # type: ignore[attr-defined]
+        "success",
+        "key_info",
+        "timing",
+        "approval",
+        "resume",
+    ]
+    assert {record.getMessage() for record in caplog.records} == {"took 3 s"}
+    assert caplog.records[2].levelno == logging.DEBUG
+    assert caplog.records[0].component == "router"  # type: ignore[attr-defined]
+    assert caplog.records[0].color == "blue"  # type: ignore[attr-defined]
+
+
+def test_a_logger_by_name() -> None:
+    assert get_logger(name="mine").name == "capgraph.mine"
+    with pytest.raises(ValueError, match="source='x'"):
+        get_logger("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"),
+        ("one\ntwo\rthree", "one\\ntwo\\rthree"),
+        ("\u202edesrever", "\\u202edesrever"),
+        ("tab\tstays, größe too", "tab\tstays, größe too"),
+    ],
+)
+def test_control_characters_become_visible(text: str, clean: str) -> None:
+    assert clean_text(text) == clean
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("api_key=abc123", "abc123"),
+        ('{"password": "hunter2"}', "hunter2"),
+        ("Authorization: Bearer abc.def", "abc.def"),
+        ("postgresql://me:pw12@host/db", "pw12"),
+        ("key sk-abcdefghijkl was refused", "sk-abcdefghijkl"),
+        ("token = 'tok-1'", "tok-1"),
+    ],
+)
+def test_secrets_are_masked(text: str, secret: str) -> None:
+    assert secret not in mask_secrets(text)
+    assert "***" in mask_secrets(text)
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    for text in ("processed 4012 rows", "https://host/path", "the tokens of a sentence", "a:b@c"):
+        assert mask_secrets(text) == text
+
+
+def test_a_formatted_record_is_safe() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "user said %s", "args": ("x\x1b[2J password=abc",), "levelname": "INFO"}
+    )
+    assert SafeFormatter("%(message)s").format(record) == "user said x\\x1b[2J password=***"
+
+
+class State(TypedDict, total=False):
+    done: bool
+
+
+async def events_of(component: str, state: Any) -> list[dict[str, Any]]:
+    async def node(_: State) -> State:
+        streamer = get_streamer("framework", component, state)
+        streamer.status("Working")
+        streamer.warning("Odd")
+        streamer.success("Done")
+        streamer.error("Bad", {"rows": 3})
+        return {"done": True}
+
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    graph = builder.compile()
+    return [event async for event in graph.astream({}, stream_mode="custom")]
+
+
+async def test_fields_of_a_status_event() -> None:
+    plan = {"steps": [{}, {}, {}]}
+    state = {"planning_execution_plan": plan, "planning_current_step_index": 1}
+    status, warning, success, error = await events_of("weather", state)
+    assert status.pop("timestamp").endswith("+00:00")
+    assert status == {
+        "event_type": "status",
+        "message": "Working",
+        "source": "framework",
+        "component": "weather",
+        "step": 2,
+        "total_steps": 3,
+        "phase": "Execution",
+    }
+    assert warning["warning"] is True
+    assert success["complete"] is True
+    assert (error["error"], error["data"]) == (True, {"rows": 3})
+
+
+@pytest.mark.parametrize(
+    ("component", "place"), [("task_extraction", 1), ("classifier", 2), ("orchestrator", 3)]
+)
+async def test_preparation_has_three_steps(component: str, place: int) -> None:
+    status = (await events_of(component, {}))[0]
+    assert (status["step"], status["total_steps"]) == (place, 3)
+    assert status["phase"] == "Task Preparation"
+
+
+@pytest.mark.parametrize("state", [None, {}, {"planning_execution_plan": "odd"}])
+async def test_a_streamer_needs_no_plan(state: Any) -> None:
+    assert "step" not in (await events_of("weather", state))[0]

@@ -1,0 +1,156 @@
+"""Settings from files, environment and arguments, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import CapgraphError, ConfigurationError
+from configs.settings import Settings, load_settings, read_yaml
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def make(text: str, name: str = "agent.yml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+def test_arguments_win_over_environment_over_files_over_defaults(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write("name: one\nlimits: {max_parallel: 2, max_steps: 5, max_attempts: 7}", "a.yml")
+    second = write("limits: {max_steps: 6}", "b.yml")
+    monkeypatch.setenv("CAPGRAPH_LIMITS__MAX_ATTEMPTS", "4")
+    found = load_settings(first, second, limits={"max_parallel": 3})
+    assert found.name == "one"
+    limits = found.limits
+    assert (limits.max_parallel, limits.max_steps, limits.max_attempts) == (3, 6, 4)
+    assert limits.max_planning_attempts == 2
+
+
+def test_the_environment_names_a_file_that_is_read_first(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPGRAPH_CONFIG", str(write("name: env\ndescription: d", "env.yml")))
+    found = load_settings(write("name: given"))
+    assert (found.name, found.description) == ("given", "d")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("limts: {}", "limts"),
+        ("limits: {max_paralel: 2}", "limits.max_paralel"),
+        ("models: {planning: {model: x, temprature: 0}}", "models.planning.temprature"),
+        ("approvals: {steps: sometimes}", "approvals.steps"),
+        ("limits: {max_parallel: 0}", "limits.max_parallel"),
+        ("limits: {max_parallel: many}", "limits.max_parallel"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_its_path(write: Any, text: str, path: str) -> None:
+    file = write(text)
+    with pytest.raises(ConfigurationError) as info:
+        load_settings(file)
+    assert f"  {path}:" in str(info.value)
+    assert str(file) in str(info.value)
+
+
+def test_all_problems_stand_in_one_error(write: Any) -> None:
+    with pytest.raises(ConfigurationError) as info:
+        load_settings(write("one: 1\ntwo: 2\nlimits: {max_steps: 0}"))
+    for path in ("one", "two", "limits.max_steps"):
+        assert f"  {path}:" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "word"),
+    [
+        ("CAPGRAPH_LIMITS__MAX_PARALLEL", "many", "limits.max_parallel"),
+        ("CAPGRAPH_LIMITS__MAX_PARALEL", "2", "max_paralel"),
+        ("CAPGRAPH_LIMITS", "{broken", "limits"),
+        ("CAPGRAPH_MODULES", "not a list", "modules"),
+    ],
+)
+def test_a_wrong_environment_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, word: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=word):
+        load_settings()
+
+
+def test_variables_in_files(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHO", "me")
+    found = load_settings(write("name: ${WHO}\ndescription: by ${NOBODY:-someone}"))
+    assert (found.name, found.description) == ("me", "by someone")
+    with pytest.raises(ConfigurationError, match=r"'model' in .* needs .*'NOBODY'"):
+        load_settings(write("model: ${NOBODY}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name: [", "not valid YAML"),
+        ("- a\n- b", "holds list"),
+        ("just text", "holds str"),
+        ("1: a", "not settings"),
+        ("name: !!python/object/apply:os.system ['true']", "not valid YAML"),
+        ("a: &a {b: *a}", "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_why(write: Any, text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        load_settings(write(text))
+
+
+def test_a_file_that_multiplies_itself_is_refused_at_once(write: Any) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    with pytest.raises(ConfigurationError, match="too large"):
+        load_settings(write("\n".join(lines)))
+
+
+def test_a_file_that_is_not_there_or_no_text_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_yaml(tmp_path / "none.yml")
+    (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigurationError, match="cannot be read|not valid YAML"):
+        read_yaml(tmp_path / "binary.yml")
+
+
+def test_an_empty_file_changes_nothing(write: Any) -> None:
+    assert load_settings(write("")) == Settings()
+
+
+def test_keys_are_never_shown(write: Any) -> None:
+    secret = "sk-verysecretvalue"
+    found = load_settings(models={"planning": {"model": "x", "api_key": secret}})
+    assert secret not in repr(found)
+    assert secret not in found.model_dump_json()
+    with pytest.raises(ConfigurationError) as info:
+        load_settings(write(f"models: {{planning: {{api_key: {secret}, model: 5}}}}"))
+    assert secret not in str(info.value)
+
+
+def test_settings_are_not_shared_between_loads(write: Any) -> None:
+    load_settings(write("name: one"))
+    assert load_settings().name != "one"
+    one = load_settings()
+    one.given.append("X")
+    assert load_settings().given == []
+
+
+def test_errors_hold_value_cause_and_fix_and_survive_a_process_boundary() -> None:
+    import copy
+
+    error = CapgraphError("Port 0 is not usable.", fix="Give another.")
+    again = copy.copy(error)
+    assert str(again) == str(error) == "Port 0 is not usable. Fix: Give another."
+    assert again.fix == error.fix
+    assert error.page == "errors/CG-000"
