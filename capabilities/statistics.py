@@ -19,6 +19,7 @@ from capabilities.data.examples import (
     UNTIMED_QUESTIONS,
 )
 from capabilities.data.fresh import dataset_for
+from capabilities.data.words import MAX_TEXT
 from capabilities.periods.reading import read_times
 from framework.base import (
     BaseCapability,
@@ -148,6 +149,7 @@ def request_for(
     Raises:
         ValidationError: The parameters contradict each other.
     """
+    task = task[:MAX_TEXT]
     request = parse_request(task, read_times(task, settings).spans, names)
     if parameters.above is not None and parameters.below is not None:
         raise ValidationError(

@@ -71,6 +71,7 @@ UNTIMED_QUESTIONS = (
     "Average consumption by weekday",
     "Average age by gender",
     "mean horsepower by origin",
+    "mean of one column, please",
     "Top 5 hottest days",
     "Five highest values",
     "difference between two series",
@@ -95,6 +96,9 @@ UNTIMED_QUESTIONS = (
     "yearly averages",
     "hourly mean temperature",
     "average yield of each variety",
+    "visitors by weekday",
+    "busiest day",
+    "readings per hour",
 )
 MOVEMENTS = (
     "How did daily highs move over those months?",
@@ -114,6 +118,19 @@ PICTURES = (
     "Make a bar chart of deaths by month",
     "Give me a figure of employment since 2008",
     "line plot of wind speed in 2012",
+    "plot rainfall in 2012",
+    "plot price as svg",
+    "Plot jobs since 2008",
+    "plot temperature",
+    "chart the load by hour",
+    "plot the average of each group",
+    "make a chart of totals per month",
+    "graph of the closing price",
+    "Graph of it",
+    "draw how it changed since 1995",
+    "a plot",
+    "a chart, please",
+    "draw a graph",
     "I want to see a picture of the prices",
 )
 UNRELATED = (
@@ -124,4 +141,7 @@ UNRELATED = (
     "Book a table for two",
     "Play some music",
     "Open the window, please",
+    "Who won the world cup in 2014?",
+    "Convert ten miles to kilometres",
+    "Draw a picture of a dog",
 )

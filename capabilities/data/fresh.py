@@ -11,6 +11,7 @@ from typing import Any
 
 from capabilities.contexts import Dataset
 from capabilities.data.retrieve import retrieve
+from capabilities.data.words import MAX_TEXT
 from framework.base import ValidationError
 
 
@@ -38,7 +39,7 @@ def dataset_for(
     """
     if not dataset.read_from or made_in_this_plan(state, step, "DATASET"):
         return dataset
-    if text.strip() == dataset.read_from.strip():
+    if text[:MAX_TEXT].strip() == dataset.read_from.strip():
         return dataset
     try:
         return retrieve(dataset.files, text, settings=settings)

@@ -13,6 +13,7 @@ from capabilities.data.relation import dataset_sql
 from capabilities.data.selection import build_dataset
 from capabilities.data.table_match import Wish, choose_match, match_table
 from capabilities.data.wording import date_range, date_text, listed
+from capabilities.data.words import MAX_TEXT
 from capabilities.periods.items import floor, shift
 from capabilities.periods.reading import read_times, to_time_range
 from framework.base import ValidationError
@@ -43,6 +44,7 @@ def retrieve(
     """
     settings = settings or {}
     wish = wish or Wish()
+    text = text[:MAX_TEXT]
     parsed = read_times(text, settings)
     if time_range is None:
         time_range = to_time_range(parsed, settings)

@@ -60,8 +60,9 @@ def build_part(
         groups = [focused.column]
     single = {item.column for item in filters if len(item.values) == 1}
     several = [item.column for item in filters if len(item.values) > 1]
-    series = groups or [name for name in profile.series if name not in single]
-    series = list(dict.fromkeys([*series, *(name for name in several if name not in series)]))
+    # Values that are named side by side are what is to be told apart, and nothing else.
+    series = list(dict.fromkeys([*groups, *several]))
+    series = series or [name for name in profile.series if name not in single]
     return DataPart(
         table=profile.table,
         time=profile.time,

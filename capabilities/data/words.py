@@ -9,6 +9,8 @@ from dataclasses import dataclass
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)")
 _QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)|\u201c([^\u201d]+)\u201d")
+MAX_TEXT = 4000
+"""Characters of a task that are read: what a longer one asks is said within these."""
 _KEEP = {
     "news", "gas", "bus", "gross", "mass", "class", "less", "loss", "address", "process", "status",
     "business", "series", "species", "celsius", "ibm", "aws", "us", "is", "was", "has", "this",

@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from capabilities.contexts import DataWindow, Period, TimeRange
+from capabilities.data.words import MAX_TEXT
 from capabilities.periods.connect import ParsedTime, parse
 from capabilities.periods.items import Interval
 from capabilities.periods.scan import Options
@@ -81,5 +82,6 @@ def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     >>> time_range_of("the first half of 2009", {}).label
     'the first half of 2009'
     """
+    text = text[:MAX_TEXT]
     found = to_time_range(read_times(text, settings), settings)
     return found.model_copy(update={"read_from": text})

@@ -58,9 +58,13 @@ def _aggregate(frame: Frame, kind: str, sql: str | None = None, word: str | None
             continue
         parts = [f"{text_of(value)} for {series}" for series, value in values[:MAX_LINES]]
         label = frame.name(Line(number))
+        overall = ""
+        if kind in ("mean", "median", "std", "percentile"):
+            total = frame.query(f"SELECT {sql} FROM d WHERE m = {number}")[0][0]  # noqa: S608
+            overall = f"; over all rows together {text_of(total)}" if total is not None else ""
         frame.add(
             kind,
-            f"The {word} {label}{frame.period} was {listed(parts)}.",
+            f"The {word} {label}{frame.period} was {listed(parts)}{overall}.",
             **{str(series): value for series, value in values[:60]},
         )
         if kind == "sum" and frame.measure(whole).additive:

@@ -20,6 +20,7 @@ from capabilities.data.analysis.frame import MAX_LINES, Frame
 from capabilities.data.analysis.request import Request, Threshold, parse_request
 from capabilities.data.files import open_session
 from capabilities.data.vocabulary import Direction
+from capabilities.data.words import MAX_TEXT
 from capabilities.periods.reading import read_times
 
 _FELL = re.compile(r"\bfell\b|\bfall\b|\bfallen\b", re.IGNORECASE)
@@ -49,6 +50,7 @@ def compute(
         progress: Told what is being done.
     """
     settings = settings or {}
+    text = text[:MAX_TEXT]
     if request is None:
         names = [measure.label for measure in dataset.measures]
         request = parse_request(text, read_times(text, settings).spans, names)
