@@ -1,0 +1,242 @@
+"""The parts of one step: inputs, parameters, outputs, waits, and how a turn's end is described."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.limits import Limits
+from framework import CapabilityContext, ErrorSeverity
+from framework.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
+from framework.execution.inputs import resolve_inputs, resolve_parameters
+from framework.execution.outcome import outcome_of
+from framework.execution.outputs import sort_output
+from framework.execution.retry import RetryPolicy, wait_seconds
+
+
+class Reading(CapabilityContext):
+    value: float
+
+
+class Note(CapabilityContext):
+    text: str
+
+
+TYPES: dict[str, type[CapabilityContext]] = {"READING": Reading, "NOTE": Note}
+
+
+def spec(*requires: Requirement, provides: tuple[str, ...] = (), **more: Any) -> CapabilitySpec:
+    return CapabilitySpec("cap", "Does it", provides=provides, requires=requires, **more)
+
+
+# --- inputs ------------------------------------------------------------------------------------------
+
+DATA = {"READING": {"a": {"value": 1}, "b": {"value": 2}}}
+
+
+def test_inputs_by_cardinality() -> None:
+    wants = spec(
+        Requirement("READING", "many"), Requirement("NOTE", "optional"), Requirement("RAW", "one")
+    )
+    step: Any = {"context_key": "s", "inputs": [{"READING": "a"}, {"READING": "b"}, {"RAW": "r"}]}
+    found = resolve_inputs(wants, step, {**DATA, "RAW": {"r": [1]}}, TYPES)
+    assert found == {"READING": [Reading(value=1), Reading(value=2)], "NOTE": None, "RAW": [1]}
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ([], "needs one READING, and the step 's' names 0"),
+        ([{"READING": "a"}, {"READING": "b"}], "names 2"),
+        ([{"READING": "z"}], r"READING\.z, which is not there; stored are \['a', 'b'\]"),
+    ],
+)
+def test_wrong_inputs_ask_for_another_plan(links: list[dict[str, str]], words: str) -> None:
+    with pytest.raises(ValidationError, match=words) as info:
+        resolve_inputs(spec(Requirement("READING")), {"context_key": "s", "inputs": links}, DATA, TYPES)
+    assert info.value.severity is ErrorSeverity.REPLANNING
+
+
+def test_inputs_that_were_not_asked_for_are_handed_over_too() -> None:
+    found = resolve_inputs(spec(), {"inputs": [{"READING": "a"}]}, DATA, TYPES)
+    assert found == {"READING": Reading(value=1)}
+
+
+def test_parameters() -> None:
+    class Parameters(pydantic.BaseModel):
+        n: int
+        unit: str = "K"
+
+    assert resolve_parameters(spec(), {"parameters": {"x": 1}}) == {"x": 1}
+    assert resolve_parameters(spec(), {"parameters": None}) == {}
+    typed = spec(parameters=Parameters)
+    assert resolve_parameters(typed, {"parameters": {"n": 1}}) == Parameters(n=1)
+    with pytest.raises(ValidationError, match="n: ") as info:
+        resolve_parameters(typed, {"parameters": {"n": "x"}})
+    assert info.value.severity is ErrorSeverity.REPLANNING
+
+
+# --- outputs -----------------------------------------------------------------------------------------
+
+
+def sort(result: Any, *provides: str, expected: str | None = None, stored: Any = ()) -> Any:
+    step: Any = {"context_key": "k", "expected_output": expected}
+    return sort_output(result, list(stored), spec(provides=provides), step, "k", TYPES)
+
+
+@pytest.mark.parametrize(
+    ("result", "provides", "updates", "contexts"),
+    [
+        (None, (), {}, {}),
+        ({}, ("READING",), {}, {}),
+        (Reading(value=1), ("READING",), {}, {"READING": {"k": {"value": 1.0}}}),
+        ({"value": 1}, ("READING",), {}, {"READING": {"k": {"value": 1.0}}}),
+        ({"READING": {"value": 1}}, ("READING", "NOTE"), {}, {"READING": {"k": {"value": 1.0}}}),
+        (
+            [Reading(value=1), Note(text="t")],
+            ("READING", "NOTE"),
+            {},
+            {"READING": {"k": {"value": 1.0}}, "NOTE": {"k": {"text": "t"}}},
+        ),
+        (
+            {"task_current_task": "t", "READING": Reading(value=1), "text": "n"},
+            ("READING", "NOTE"),
+            {"task_current_task": "t"},
+            {"READING": {"k": {"value": 1.0}}, "NOTE": {"k": {"text": "n"}}},
+        ),
+    ],
+)
+def test_where_each_value_goes(result: Any, provides: Any, updates: Any, contexts: Any) -> None:
+    if "text" in (result if isinstance(result, dict) else {}):
+        assert sort(result, *provides, expected="NOTE") == (updates, contexts)
+    else:
+        assert sort(result, *provides) == (updates, contexts)
+
+
+@pytest.mark.parametrize(
+    ("result", "provides", "expected", "words"),
+    [
+        (Note(text="x"), ("READING",), None, "NOTE, which it does not declare"),
+        ([Reading(value=1), Reading(value=2)], ("READING",), None, "READING twice"),
+        ({"x": 1}, (), None, r"\['x'\].*neither"),
+        ({"x": 1}, ("READING", "NOTE"), None, r"\['x'\].*neither"),
+        (None, ("READING",), "READING", "promised READING"),
+        ({"READING": {"value": 1}, "x": 2}, ("READING",), None, r"\['x'\]"),
+    ],
+)
+def test_what_has_no_place_is_an_error(result: Any, provides: Any, expected: Any, words: str) -> None:
+    with pytest.raises(CapabilityError, match=words) as info:
+        sort(result, *provides, expected=expected)
+    assert "Fix:" in str(info.value)
+
+
+def test_an_output_that_does_not_fit_its_type_is_an_error() -> None:
+    with pytest.raises(ValidationError, match="READING of step 'k' does not fit"):
+        sort({"READING": {"valu": 1}}, "READING")
+
+
+def test_stored_outputs_count_as_returned() -> None:
+    assert sort(None, "READING", expected="READING", stored=[Reading(value=1)])[1] == {
+        "READING": {"k": {"value": 1.0}}
+    }
+
+
+keys = st.sampled_from(["task_current_task", "ui_agent_context", "READING", "x", "y"])
+
+
+@given(st.dictionaries(keys, st.just({"value": 1})), st.booleans())
+def test_no_returned_key_is_ever_lost(result: dict[str, Any], provides: bool) -> None:
+    """Three ways: a state key, an output, or an error that names it."""
+    declared = spec(provides=("READING", "REST") if provides else ())
+    step: Any = {"context_key": "k", "expected_output": "REST" if provides else None}
+    try:
+        updates, contexts = sort_output(result, [], declared, step, "k", {})
+    except CapabilityError as exc:
+        rest = set(result) - {"task_current_task", "ui_agent_context"}
+        assert not rest or "promised" in str(exc) or all(name in str(exc) for name in rest)
+        return
+    kept = set(updates) | set(contexts) | set((contexts.get("REST") or {}).get("k") or {})
+    assert set(result) <= kept
+
+
+# --- waits -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 30),
+    st.floats(0, 1e9),
+    st.floats(0, 1e308),
+    st.one_of(st.none(), st.floats(0, 1e6)),
+    st.integers(),
+)
+def test_a_wait_is_never_negative_and_never_above_its_bound(
+    failures: int, delay: float, factor: float, asked: float | None, seed: int
+) -> None:
+    limits = Limits(max_retry_delay_seconds=60)
+    policy = RetryPolicy(50, delay, factor)
+    waited = wait_seconds(policy, failures, limits, retry_after=asked, rng=random.Random(seed))
+    assert 0 <= waited <= 60
+    if asked is not None and asked <= 60:
+        assert waited >= asked
+
+
+def test_waits_grow_by_the_factor_and_spread_by_a_tenth() -> None:
+    policy = RetryPolicy(9, 2.0, 2.0)
+    assert [policy.delay(n) for n in (1, 2, 3)] == [2.0, 4.0, 8.0]
+    waits = {wait_seconds(policy, 1, Limits(), rng=random.Random(n)) for n in range(50)}
+    assert min(waits) >= 2.0
+    assert max(waits) <= 2.2
+    assert len(waits) > 10
+
+
+@pytest.mark.parametrize("given_policy", [None, {}, {"max_attempts": 0}, {"max_attempts": -5}])
+def test_a_policy_has_at_least_one_try(given_policy: Any) -> None:
+    assert RetryPolicy.from_dict(given_policy, Limits()).max_attempts == 1
+
+
+# --- outcome -----------------------------------------------------------------------------------------
+
+PLAN = {
+    "steps": [
+        {"context_key": "a", "capability": "x"},
+        {"context_key": "b", "capability": "x"},
+        {"context_key": "r", "capability": "respond"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("results", "error", "status"),
+    [
+        ({"a": {"success": True}, "b": {"success": True}}, None, "completed"),
+        ({"a": {"success": True}}, None, "partial"),
+        ({"a": {"success": True}, "b": {"success": False, "skipped": True}}, None, "partial"),
+        ({"a": {"success": True}, "b": {"success": True}}, "critical", "failed"),
+        ({}, "critical", "failed"),
+    ],
+)
+def test_partial_and_failed_are_never_called_completed(
+    results: Any, error: str | None, status: str
+) -> None:
+    state: dict[str, Any] = {"planning_execution_plan": PLAN, "execution_step_results": results}
+    if error:
+        state |= {
+            "control_has_error": True,
+            "control_error_info": {"user_message": "m", "classification": {"severity": error}},
+        }
+    found = outcome_of(state)
+    assert found["status"] == status
+    assert set(found["done"]) | set(found["missing"]) == {"a", "b"}
+
+
+def test_a_limit_and_a_stop_are_told_apart_from_a_failure() -> None:
+    info = {"user_message": "m", "classification": {"metadata": {"code": "CG-LIMIT"}}}
+    found = outcome_of({"control_has_error": True, "control_error_info": info})
+    assert found["status"] == "stopped"
+    found = outcome_of({"control_is_killed": True, "control_kill_reason": "by hand"})
+    assert (found["status"], found["reason"]) == ("stopped", "by hand")

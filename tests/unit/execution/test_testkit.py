@@ -1,0 +1,171 @@
+"""The public test kit: what it runs, what it counts, what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework import BaseCapability, CapabilityContext
+from framework.base import CapabilityError, ValidationError, capability_node
+from framework.testing import assert_plan, fail_always, fail_times, run_capability, with_faults
+
+pytest_plugins = ["pytester"]
+
+
+class Reading(CapabilityContext):
+    value: float
+
+
+class Static(BaseCapability):
+    name = "static"
+    description = "Static form"
+    provides = ["READING"]
+
+    @staticmethod
+    async def execute(state: Any, step: Any) -> Any:
+        return {"value": step["parameters"].get("n", 1), "ui_agent_context": {"seen": True}}
+
+
+class Instance(BaseCapability):
+    name = "instance"
+    description = "Instance form"
+    provides = ["READING"]
+
+    async def execute(self) -> Any:
+        return Reading(value=self.parameters.get("n", 1))
+
+
+@capability_node
+async def function(n: float = 1) -> Reading:
+    """Function form."""
+    return Reading(value=n)
+
+
+FORMS = [capability_node(Static), capability_node(Instance), function]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["static", "instance", "function"])
+async def test_each_form_runs_and_can_be_made_to_fail(form: Any) -> None:
+    run = await run_capability(form, parameters={"n": 3})
+    value = run.output if isinstance(run.output, dict) else run.output.model_dump()
+    assert value == {"value": 3}
+    flaky = fail_times(form, 1, ConnectionError("gone"))
+    assert flaky.capability_spec.name == form.capability_spec.name
+    assert flaky.capability_spec.provides == form.capability_spec.provides
+    with pytest.raises(ConnectionError, match="gone"):
+        await run_capability(flaky)
+    assert (await run_capability(flaky, parameters={"n": 3})).contexts.keys() == {"READING"}
+    assert flaky.faults.calls == 2
+    assert not hasattr(form, "faults")
+
+
+async def test_updates_are_kept_apart_from_contexts() -> None:
+    run = await run_capability(FORMS[0])
+    assert run.updates == {"ui_agent_context": {"seen": True}}
+    assert run.contexts == {"READING": {"value": 1}}
+
+
+async def test_a_key_without_a_place_is_told_as_in_a_graph() -> None:
+    class Loses(BaseCapability):
+        name = "loses"
+        description = "Loses"
+
+        async def execute(self) -> Any:
+            return {"lost": 1}
+
+    with pytest.raises(CapabilityError, match="lost"):
+        await run_capability(capability_node(Loses))
+
+
+async def test_the_only_output_must_be_the_only_one() -> None:
+    @capability_node
+    async def nothing() -> None:
+        """Give nothing."""
+
+    with pytest.raises(ValidationError, match="0 outputs"):
+        (await run_capability(nothing)).output  # noqa: B018
+
+
+async def test_scripts_of_faults_are_followed_in_order() -> None:
+    script = with_faults(function, None, ValueError("two"), 0.001, KeyError)
+    outcomes = []
+    for _ in range(5):
+        try:
+            outcomes.append((await run_capability(script)).output.value)
+        except (ValueError, KeyError) as exc:
+            outcomes.append(type(exc).__name__)
+    assert outcomes == [1, "ValueError", 1, "KeyError", 1]
+    always = fail_always(function, OSError)
+    for _ in range(3):
+        with pytest.raises(OSError):
+            await run_capability(always)
+
+
+PLAN: dict[str, Any] = {
+    "steps": [
+        {"context_key": "a", "capability": "fetch"},
+        {"context_key": "b", "capability": "fetch", "parameters": {"n": 1}},
+        {"context_key": "c", "capability": "sum", "inputs": [{"DATA": "a"}, {"DATA": "b"}]},
+        {"context_key": "d", "capability": "show", "inputs": [{"SUM": "c"}]},
+        {"context_key": "end", "capability": "respond"},
+    ]
+}
+
+
+def test_a_plan_that_is_as_expected_passes() -> None:
+    assert_plan(
+        {"planning_execution_plan": PLAN},
+        capabilities=["fetch", "fetch", "sum", "show"],
+        before=[("a", "sum"), ("a", "show"), ("b", "c")],
+        parallel=[("a", "b")],
+        inputs={"sum": {"DATA": "b"}, "show": {"SUM": "c"}},
+        parameters={"b": {"n": 1}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("expectation", "words"),
+    [
+        ({"capabilities": ["fetch"]}, "not \\['fetch'\\]"),
+        ({"before": [("show", "sum")]}, "'sum' does not wait for 'show'"),
+        ({"before": [("fetch", "sum")]}, "'fetch' names 2 steps"),
+        ({"parallel": [("a", "show")]}, "do not run in parallel"),
+        ({"inputs": {"show": {"SUM": "x"}}}, "without {'SUM': 'x'}"),
+        ({"parameters": {"b": {"n": 2}}}, "without {'n': 2}"),
+        ({"inputs": {"nobody": {}}}, "'nobody' names no step"),
+    ],
+)
+def test_a_plan_that_differs_says_how(expectation: dict[str, Any], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        assert_plan(PLAN, **expectation)
+
+
+def test_a_plan_can_be_checked_against_a_registry(registry: Any) -> None:
+    registry.register(function)
+    registry.register(Reading)
+    plan = {"steps": [{"context_key": "a", "capability": "function"}]}
+    with pytest.raises(AssertionError, match="CG-P"):
+        assert_plan(plan, registry=registry)
+    plan["steps"].append({"context_key": "end", "capability": "respond", "inputs": [{"READING": "a"}]})
+    assert_plan(plan, registry=registry)
+
+
+def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest("pytest_plugins = ['framework.testing.plugin']")
+    pytester.makepyfile(
+        """
+        import socket
+        import pytest
+
+        def test_fixtures(registry, fake_clock):
+            assert "router" in registry.infrastructure
+            assert fake_clock.sleeps == []
+
+        def test_network(no_network):
+            with pytest.raises(Exception, match="tried to reach"):
+                socket.create_connection(("192.0.2.1", 80))
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:capgraph")
+    result.assert_outcomes(passed=2)
