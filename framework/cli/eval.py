@@ -1,0 +1,217 @@
+"""``capgraph eval``: how well an agent does over a set of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.commands.options import Config, Model
+from framework.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from framework.evaluation import CaseResult, Dataset, Report, Thresholds
+
+_SHARES = frozenset({"passed", "precision", "recall", "node_f1", "edge_f1"})
+_LEAST = "Least value, 0 to 1 (default: the set's own)."
+
+
+def _least(name: str) -> Any:
+    return typer.Option(f"--min-{name}", min=0.0, max=1.0, help=_LEAST, show_default=False)
+
+
+def evaluate(
+    dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
+    config: Config = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", help="A second configuration, shown beside the first."),
+    ] = None,
+    model: Model = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", help="Run only this case; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cases at once.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
+    ] = None,
+    min_passed: Annotated[float | None, _least("passed")] = None,
+    min_precision: Annotated[float | None, _least("precision")] = None,
+    min_recall: Annotated[float | None, _least("recall")] = None,
+    min_node_f1: Annotated[float | None, _least("node-f1")] = None,
+    min_edge_f1: Annotated[float | None, _least("edge-f1")] = None,
+) -> None:
+    """Run a set of requests and compare choice, plan and answer with what is expected.
+
+    The exit code is 0 when every least value is reached (without any: when every case passes), 1
+    when not, 2 when the set or the configuration cannot be used. It is about --config alone.
+    """
+    from framework.evaluation import load_dataset
+
+    given = {
+        "passed": min_passed,
+        "precision": min_precision,
+        "recall": min_recall,
+        "node_f1": min_node_f1,
+        "edge_f1": min_edge_f1,
+    }
+    loaded = _picked(load_dataset(dataset), case or [])
+    thresholds = loaded.thresholds.model_copy(
+        update={name: value for name, value in given.items() if value is not None}
+    )
+    if config is None and loaded.config is not None:
+        config = dataset.parent / loaded.config
+    to_stdout = json_file is not None and str(json_file) == "-"
+    reports = asyncio.run(_run(loaded, [config, *([compare] if compare else [])], model, jobs))
+    short = reports[0].below(thresholds)
+    if json_file is not None:
+        data = {
+            "dataset": loaded.name,
+            "ok": not short,
+            "below": [str(item) for item in short],
+            "thresholds": thresholds.model_dump(exclude_none=True),
+            "reports": [report.as_data() for report in reports],
+        }
+        _write(json_file, json.dumps(data, indent=2, ensure_ascii=False))
+    if not to_stdout:
+        _print(loaded, reports, thresholds)
+    raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
+
+
+def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Return the set with only the named cases; all without names."""
+    if not names:
+        return dataset
+    unknown = sorted(set(names) - {case.name for case in dataset.cases})
+    if unknown:
+        raise ConfigurationError(
+            f"The evaluation set {dataset.name!r} has no case {', '.join(map(repr, unknown))}.",
+            fix=f"Its cases are {', '.join(case.name for case in dataset.cases)}.",
+        )
+    cases = [case for case in dataset.cases if case.name in names]
+    return dataset.model_copy(update={"cases": cases})
+
+
+async def _run(
+    dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
+) -> list[Report]:
+    from framework.cli.agent import read_settings
+    from framework.evaluation import check_names, evaluate
+    from framework.registry import Registry
+
+    # Everything is read and checked before the first request costs anything.
+    agents = []
+    for config in configs:
+        settings = await asyncio.to_thread(read_settings, config)
+        registry = await asyncio.to_thread(Registry.from_settings, settings)
+        check_names(dataset, registry)
+        agents.append((settings, registry))
+    return [
+        await evaluate(
+            dataset,
+            registry,
+            settings=settings,
+            model=model,
+            jobs=jobs,
+            label=config.stem if config else settings.name,
+            on_case=_tell if sys.stderr.isatty() else None,
+        )
+        for config, (settings, registry) in zip(configs, agents, strict=True)
+    ]
+
+
+def _tell(result: CaseResult) -> None:
+    from framework.cli.terminal import one_line
+
+    sign = "ok" if result.passed else "failed"
+    typer.echo(f"{sign:7} {one_line(result.case.name, 60)} ({result.seconds:.2f} s)", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        typer.echo(text)
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise ConfigurationError(
+            f"The figures cannot be written to {str(path)!r}: {exc.strerror}.",
+            fix="Give another file with --json.",
+        ) from exc
+
+
+def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> None:
+    from framework.cli.terminal import make_console, one_line
+
+    console = make_console()
+    for report in reports:
+        for result in report.failures:
+            heading = f"{report.label}: " if len(reports) > 1 else ""
+            for line in _failure_lines(result, heading):
+                console.print(line, soft_wrap=True)
+            console.print()
+    if console.is_terminal:
+        console.print(_table(dataset, reports, thresholds))
+    else:
+        for row in _rows(reports, thresholds):
+            typer.echo("\t".join(one_line(cell) for cell in row))
+    for shortfall in reports[0].below(thresholds):
+        console.print(f"Below: {shortfall}", style="red" if console.is_terminal else None)
+
+
+def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
+    from framework.cli.terminal import one_line
+
+    yield f"FAILED {heading}{one_line(result.case.name)}: {one_line(result.case.request)}"
+    for problem in result.problems:
+        yield f"  {one_line(problem, 500)}"
+    if result.reason:
+        yield f"  reason: {one_line(result.reason, 500)}"
+    if result.answer:
+        yield f"  answer: {one_line(result.answer, 500)}"
+
+
+def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
+    """Yield a heading and one row for each figure."""
+    from framework.evaluation import METRICS
+
+    yield ("figure", *(report.label for report in reports), "at least")
+    figures = [report.figures for report in reports]
+    for name, label in METRICS.items():
+        least = getattr(thresholds, name, None)
+        cells = [
+            _cell(name, found[name], report) for found, report in zip(figures, reports, strict=True)
+        ]
+        yield (label, *cells, "" if least is None else f"{least:g}")
+
+
+def _cell(name: str, value: float | None, report: Report) -> str:
+    if value is None:
+        return "not judged"
+    if name == "passed":
+        return f"{len(report.results) - len(report.failures)} of {len(report.results)}"
+    if name in _SHARES:
+        return f"{value:.3f}"
+    return f"{value:.2f}" if name == "seconds" else f"{value:,.0f}"
+
+
+def _table(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from framework.cli.terminal import one_line
+
+    heading, *rows = _rows(reports, thresholds)
+    table = Table(title=Text(one_line(dataset.name)))
+    for number, name in enumerate(heading):
+        table.add_column(Text(one_line(name)), justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    return table

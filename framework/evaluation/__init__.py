@@ -1,0 +1,36 @@
+"""Evaluation: how well an agent chooses, plans and answers, over a set of requests.
+
+A set is a YAML file of requests with what is expected of them; :func:`evaluate` runs them and
+:class:`Report` holds the figures. The command ``capgraph eval`` is this with a terminal around it.
+
+Counting and the run loop are the project's own. The maintained library that comes nearest,
+pydantic-evals, was looked at: it requires the one release of pydantic-ai that bears its number
+(a second agent framework beside LangGraph) and takes as long to import as all the rest together,
+and what it would take over is a loop with a semaphore and a table; precision and recall of a
+choice, and F1 of a plan's nodes and edges, it does not have. A graph of this project is an
+ordinary async function to it, for those who keep their sets there.
+"""
+
+from framework.evaluation.dataset import AnswerCheck, Case, Dataset, Thresholds, load_dataset
+from framework.evaluation.metrics import Counts, count_edges, count_items, plan_edges, plan_nodes
+from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
+from framework.evaluation.run import check_names, evaluate
+
+__all__ = [
+    "METRICS",
+    "AnswerCheck",
+    "Case",
+    "CaseResult",
+    "Counts",
+    "Dataset",
+    "Report",
+    "ShortFall",
+    "Thresholds",
+    "check_names",
+    "count_edges",
+    "count_items",
+    "evaluate",
+    "load_dataset",
+    "plan_edges",
+    "plan_nodes",
+]

@@ -1,0 +1,238 @@
+"""The form of an evaluation set, and reading one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from configs.errors import ConfigurationError
+
+_NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as exc:
+        raise ValueError(f"{text!r} is no regular expression: {exc}") from exc
+    return text
+
+
+class AnswerCheck(_Part):
+    """One thing that the answer must or must not say; exactly one of the first four.
+
+    Attributes:
+        contains: Text that it must hold, whatever the case of its letters.
+        lacks: Text that it must not hold.
+        matches: Regular expression that must be found in it.
+        number: A number that must be in it, give or take ``tolerance``.
+        tolerance: How far off the number may be.
+
+    >>> AnswerCheck(number=35, tolerance=0.1).problem("It was 35.05 degrees.")
+    >>> AnswerCheck(contains="July").problem("In June.")
+    "does not contain 'July'"
+    """
+
+    contains: Name | None = None
+    lacks: Name | None = None
+    matches: Annotated[Name, AfterValidator(_pattern)] | None = None
+    number: float | None = Field(None, allow_inf_nan=False)
+    tolerance: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> AnswerCheck:
+        kinds = ("contains", "lacks", "matches", "number")
+        given = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(kinds)}; found {given or 'none'}")
+        if self.tolerance and self.number is None:
+            raise ValueError("'tolerance' belongs to 'number'")
+        return self
+
+    def problem(self, answer: str) -> str | None:
+        """Return what is wrong with an answer, or ``None``."""
+        folded = answer.casefold()
+        if self.contains is not None and self.contains.casefold() not in folded:
+            return f"does not contain {self.contains!r}"
+        if self.lacks is not None and self.lacks.casefold() in folded:
+            return f"contains {self.lacks!r}"
+        if self.matches is not None and not re.search(self.matches, answer):
+            return f"does not match {self.matches!r}"
+        if self.number is None or self._has_number(answer, self.number):
+            return None
+        give = f" (give or take {self.tolerance:g})" if self.tolerance else ""
+        return f"has no number {self.number:g}{give}"
+
+    def _has_number(self, answer: str, wanted: float) -> bool:
+        # What binary fractions round away is forgiven in any case.
+        allowed = self.tolerance + 1e-9 * max(1.0, abs(wanted))
+        return any(abs(found - wanted) <= allowed for found in numbers_in(answer))
+
+
+def numbers_in(text: str) -> list[float]:
+    """Return the numbers of a text.
+
+    >>> numbers_in("1,234.5 at -3 °C on 2015-07-19")
+    [1234.5, -3.0, 2015.0, 7.0, 19.0]
+    """
+    return [float(found.replace(",", "").replace("−", "-")) for found in _NUMBER.findall(text)]
+
+
+def _edge(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    parts = tuple(part.strip() for part in value.split("->"))
+    if len(parts) != 2 or not all(parts):
+        raise ValueError(f"{value!r} is no edge; write 'producer -> consumer'")
+    return parts
+
+
+Edge = Annotated[tuple[str, str], BeforeValidator(_edge)]
+
+
+class Case(_Part):
+    """A request, and what is expected of it. What is left out is not judged.
+
+    Attributes:
+        name: Unique name.
+        request: What the person asks.
+        earlier: Requests of the same thread before it; they run and are not judged.
+        context: Context data of the thread: type to key to value.
+        capabilities: Capabilities of the plan's steps; one that is used twice stands twice. An
+            empty list expects that nothing fits.
+        optional: Capabilities that may be used or not.
+        edges: ``"producer -> consumer"``: whose output whose step takes.
+        answer: Checks of the answer.
+        outcome: How the turn must end; ``waiting`` for a person's answer, ``raised`` when the
+            run ends with an exception.
+    """
+
+    name: Name
+    request: Name
+    earlier: list[Name] = Field(default_factory=list)
+    context: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    capabilities: list[Name] | None = None
+    optional: list[Name] = Field(default_factory=list)
+    edges: list[Edge] | None = None
+    answer: list[AnswerCheck] = Field(default_factory=list)
+    outcome: Literal["completed", "partial", "failed", "stopped", "waiting", "raised"] = "completed"
+
+    @model_validator(mode="after")
+    def _edges_join_what_is_expected(self) -> Case:
+        known = {*(self.capabilities or []), *self.optional}
+        ends = [end for edge in self.edges or [] for end in edge]
+        strange = sorted(set(ends) - known)
+        if strange and self.capabilities is not None:
+            raise ValueError(
+                f"the edges name {', '.join(map(repr, strange))}, which 'capabilities' and"
+                " 'optional' do not"
+            )
+        return self
+
+
+class Thresholds(_Part):
+    """Least values with which a run counts as good.
+
+    Attributes:
+        passed: Share of cases without a problem.
+        precision: Of the chosen capabilities, the share that was expected.
+        recall: Of the expected capabilities, the share that was chosen.
+        node_f1: Agreement of the plans' steps.
+        edge_f1: Agreement of the plans' data flow.
+    """
+
+    passed: Share = 1.0
+    precision: Share | None = None
+    recall: Share | None = None
+    node_f1: Share | None = None
+    edge_f1: Share | None = None
+
+
+class Dataset(_Part):
+    """An evaluation set.
+
+    Attributes:
+        version: Version of this form; 1.
+        name: Name of the set.
+        config: Configuration file of the agent, beside the set's file.
+        thresholds: Least values; the command's options win over them.
+        cases: The requests.
+
+    >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome
+    'completed'
+    """
+
+    version: Literal[1]
+    name: Name
+    config: Name | None = None
+    thresholds: Thresholds = Field(default_factory=Thresholds)
+    cases: list[Case] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Dataset:
+        twice = [name for name, count in Counter(c.name for c in self.cases).items() if count > 1]
+        if twice:
+            raise ValueError(f"several cases are named {', '.join(map(repr, twice))}")
+        return self
+
+
+def load_dataset(path: str | os.PathLike[str]) -> Dataset:
+    """Read an evaluation set from a YAML file.
+
+    Raises:
+        ConfigurationError: It cannot be read, or does not have the form; lists every problem with
+            its path.
+    """
+    name = os.fspath(path)
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(
+            f"The evaluation set {name!r} cannot be read: {exc}.",
+            fix="Check the path and its permissions.",
+        ) from exc
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ConfigurationError(
+            f"The evaluation set {name!r} is not valid YAML: {exc}.",
+            fix="Correct the place that the message names.",
+        ) from exc
+    try:
+        return Dataset.model_validate(values)
+    except ValidationError as exc:
+        listed = "\n".join(f"  {text}" for text in _explained(exc))
+        raise ConfigurationError(f"The evaluation set {name!r} cannot be used:\n{listed}") from exc
+
+
+def _explained(exc: ValidationError) -> list[str]:
+    lines = []
+    for error in exc.errors(include_url=False, include_input=False):
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
+        ).lstrip(".")
+        told = (
+            "unknown key. Fix: remove it, or check the spelling"
+            if error["type"] == "extra_forbidden"
+            else error["msg"].removeprefix("Value error, ")
+        )
+        lines.append(f"{path or 'the file'}: {told}.")
+    return lines

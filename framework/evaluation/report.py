@@ -1,0 +1,207 @@
+"""What an evaluation found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
+
+from framework.evaluation.dataset import Case, Thresholds
+from framework.evaluation.metrics import Counts, count_edges, count_items
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What came of one case.
+
+    Attributes:
+        case: The case.
+        chosen: Capabilities that the classifier made active.
+        nodes: Capabilities of the plan's steps.
+        edges: The plan's data flow.
+        answer: The final message.
+        outcome: How the turn ended.
+        reason: Why it did not end well, as the agent said it.
+        model_calls: Calls of chat models.
+        input_tokens: Tokens of the prompts, as the models report them.
+        output_tokens: Tokens that the models wrote.
+        seconds: Time of the judged turn.
+    """
+
+    case: Case
+    chosen: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    edges: tuple[tuple[str, str], ...] = ()
+    answer: str = ""
+    outcome: str = "failed"
+    reason: str = ""
+    model_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def choice_counts(self) -> Counts | None:
+        """Chosen capabilities against expected ones; ``None`` when not judged."""
+        if self.case.capabilities is None:
+            return None
+        return count_items(set(self.case.capabilities), set(self.chosen), self.case.optional)
+
+    @property
+    def node_counts(self) -> Counts | None:
+        """The plan's steps against the expected ones; ``None`` when not judged."""
+        if self.case.capabilities is None:
+            return None
+        return count_items(self.case.capabilities, self.nodes, self.case.optional)
+
+    @property
+    def edge_counts(self) -> Counts | None:
+        """The plan's edges against the expected ones; ``None`` when not judged."""
+        if self.case.edges is None:
+            return None
+        return count_edges(self.case.edges, self.edges, self.case.optional)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not as expected, as a diff: ``-`` is missing, ``+`` is too much."""
+        found = []
+        if self.case.capabilities is not None:
+            optional = set(self.case.optional)
+            wanted = [name for name in self.case.capabilities if name not in optional]
+            got = [name for name in self.nodes if name not in optional]
+            found += _diff("step", Counter(wanted), Counter(got), str)
+        if self.case.edges is not None:
+            optional = set(self.case.optional)
+            strict = [edge for edge in self.case.edges if not optional & set(edge)]
+            got_edges = [edge for edge in self.edges if not optional & set(edge)]
+            found += _diff("edge", Counter(strict), Counter(got_edges), " -> ".join)
+        if self.outcome != self.case.outcome:
+            found += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
+        for check in self.case.answer:
+            problem = check.problem(self.answer)
+            if problem:
+                found.append(f"- the answer {problem}")
+        return found
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as expected."""
+        return not self.problems
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "name": self.case.name,
+            "request": self.case.request,
+            "passed": self.passed,
+            "problems": self.problems,
+            "chosen": list(self.chosen),
+            "nodes": list(self.nodes),
+            "edges": [" -> ".join(edge) for edge in self.edges],
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "answer": self.answer,
+            "model_calls": self.model_calls,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "seconds": round(self.seconds, 4),
+        }
+
+
+def _diff(
+    kind: str, wanted: Counter[Any], got: Counter[Any], name: Callable[[Any], str]
+) -> list[str]:
+    missing = [f"- {kind} {name(item)}" for item in (wanted - got).elements()]
+    return missing + [f"+ {kind} {name(item)}" for item in (got - wanted).elements()]
+
+
+@dataclass(frozen=True, slots=True)
+class ShortFall:
+    """A figure below its least value."""
+
+    metric: str
+    value: float
+    least: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} is {self.value:.3f}, below {self.least:g}"
+
+
+METRICS: Mapping[str, str] = {
+    "passed": "cases without a problem",
+    "precision": "precision of the choice",
+    "recall": "recall of the choice",
+    "node_f1": "node F1 of the plans",
+    "edge_f1": "edge F1 of the plans",
+    "model_calls": "model calls",
+    "input_tokens": "prompt tokens",
+    "output_tokens": "answer tokens",
+    "seconds": "seconds",
+}
+"""Figures of a report in their order, with what they are; the first five are shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one configuration over one set.
+
+    Attributes:
+        results: One for each case, in the set's order.
+        label: Name of the configuration.
+    """
+
+    results: tuple[CaseResult, ...] = ()
+    label: str = field(default="")
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Every figure of :data:`METRICS`; ``None`` where no case is judged by it."""
+        choice = _total([result.choice_counts for result in self.results])
+        nodes = _total([result.node_counts for result in self.results])
+        edges = _total([result.edge_counts for result in self.results])
+        passed = sum(result.passed for result in self.results)
+        return {
+            "passed": passed / len(self.results) if self.results else None,
+            "precision": choice.precision if choice else None,
+            "recall": choice.recall if choice else None,
+            "node_f1": nodes.f1 if nodes else None,
+            "edge_f1": edges.f1 if edges else None,
+            "model_calls": sum(result.model_calls for result in self.results),
+            "input_tokens": sum(result.input_tokens for result in self.results),
+            "output_tokens": sum(result.output_tokens for result in self.results),
+            "seconds": sum(result.seconds for result in self.results),
+        }
+
+    @property
+    def failures(self) -> list[CaseResult]:
+        """The cases with problems."""
+        return [result for result in self.results if not result.passed]
+
+    def below(self, thresholds: Thresholds) -> list[ShortFall]:
+        """Return the figures that are below their least values.
+
+        A least value for what no case is judged by is not reached.
+        """
+        figures = self.figures
+        wanted: dict[str, float | None] = thresholds.model_dump()
+        return [
+            ShortFall(name, figures[name] or 0.0, least)
+            for name, least in wanted.items()
+            if least is not None and (figures[name] or 0.0) < least
+        ]
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "label": self.label,
+            "figures": self.figures,
+            "cases": [result.as_data() for result in self.results],
+        }
+
+
+def _total(counts: list[Counts | None]) -> Counts | None:
+    judged = [item for item in counts if item is not None]
+    return reduce(add, judged) if judged else None

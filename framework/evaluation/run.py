@@ -1,0 +1,180 @@
+"""Runs an agent over an evaluation set."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from configs.errors import ConfigurationError
+from framework.evaluation.dataset import Case, Dataset
+from framework.evaluation.metrics import plan_edges, plan_nodes
+from framework.evaluation.report import CaseResult, Report
+from framework.graph import build_graph
+from framework.registry import Registry
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+
+class _Meter(AsyncCallbackHandler):
+    """Counts the model calls of a run, those of capabilities included."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+
+    async def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+        self.calls += 1
+
+    async def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+        for generations in response.generations:
+            for generation in generations:
+                usage = getattr(getattr(generation, "message", None), "usage_metadata", None) or {}
+                self.input_tokens += usage.get("input_tokens", 0)
+                self.output_tokens += usage.get("output_tokens", 0)
+
+
+async def evaluate(
+    dataset: Dataset,
+    registry: Registry,
+    *,
+    settings: Settings | None = None,
+    model: Any = None,
+    jobs: int = 1,
+    label: str = "",
+    on_case: Callable[[CaseResult], None] | None = None,
+    **options: Any,
+) -> Report:
+    """Run every case and judge it.
+
+    Each case has a thread and a store of its own, in memory: nothing that one case leaves behind
+    reaches another, or the user's own threads. What capabilities write elsewhere is real.
+
+    Args:
+        dataset: The set.
+        registry: What the agent is made of.
+        settings: All settings of the agent.
+        model: As for ``build_graph``.
+        jobs: Cases that run at once; times are only worth comparing with one.
+        label: Name of this configuration in the report.
+        on_case: Called with each result as it comes.
+        **options: Anything else for ``build_graph``.
+
+    Raises:
+        ConfigurationError: A case names a capability that the agent does not have.
+
+    >>> import asyncio
+    >>> from framework import Registry
+    >>> cases = [{"name": "song", "request": "Sing", "capabilities": [], "outcome": "failed"}]
+    >>> report = asyncio.run(
+    ...     evaluate(Dataset(version=1, name="tiny", cases=cases), Registry())
+    ... )
+    >>> report.figures["passed"]
+    1.0
+    """
+    check_names(dataset, registry)
+    graph = build_graph(
+        registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options
+    )
+    gate = asyncio.Semaphore(jobs)
+
+    async def one(case: Case) -> CaseResult:
+        async with gate:
+            result = await _run_case(case, graph.copy(update={"store": InMemoryStore()}))
+        if on_case is not None:
+            on_case(result)
+        return result
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(case)) for case in dataset.cases]
+    return Report(tuple(task.result() for task in tasks), label)
+
+
+async def _run_case(case: Case, graph: Any) -> CaseResult:
+    thread = uuid.uuid4().hex
+    meter = _Meter()
+    values: dict[str, Any] = {}
+    given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
+    configurable = {"thread_id": thread}
+    started = time.perf_counter()
+    try:
+        for request in case.earlier:
+            await graph.ainvoke(
+                {"messages": [("user", request)], **given}, {"configurable": configurable}
+            )
+            given = {}
+        started = time.perf_counter()
+        values = await graph.ainvoke(
+            {"messages": [("user", case.request)], **given},
+            {"configurable": configurable, "callbacks": [meter]},
+        )
+        outcome, reason = _outcome(values)
+    except Exception as exc:
+        # A case that raises is a finding like any other; the rest of the set still runs.
+        outcome, reason = "raised", f"{type(exc).__name__}: {exc}"
+    seconds = time.perf_counter() - started
+    plan = values.get("planning_execution_plan")
+    return CaseResult(
+        case,
+        chosen=tuple(values.get("planning_active_capabilities") or ()),
+        nodes=tuple(plan_nodes(plan)),
+        edges=tuple(plan_edges(plan)),
+        answer=_answer(values),
+        outcome=outcome,
+        reason=reason,
+        model_calls=meter.calls,
+        input_tokens=meter.input_tokens,
+        output_tokens=meter.output_tokens,
+        seconds=seconds,
+    )
+
+
+def _outcome(values: dict[str, Any]) -> tuple[str, str]:
+    if values.get("__interrupt__"):
+        return "waiting", "A person is asked."
+    outcome = values.get("execution_outcome") or {}
+    return outcome.get("status", "failed"), outcome.get("reason") or ""
+
+
+def _answer(values: dict[str, Any]) -> str:
+    messages = values.get("messages") or []
+    last = messages[-1] if messages else None
+    return str(last.text) if isinstance(last, AIMessage) else ""
+
+
+def check_names(dataset: Dataset, registry: Registry) -> None:
+    """Check that an agent has the capabilities and context types that a set names.
+
+    Raises:
+        ConfigurationError: It has not; lists every problem with its path.
+    """
+    problems = []
+    for number, case in enumerate(dataset.cases):
+        for field in ("capabilities", "optional"):
+            for position, name in enumerate(getattr(case, field) or []):
+                if name not in registry.capabilities:
+                    near = difflib.get_close_matches(name, registry.capabilities, 1)
+                    hint = f" Did you mean {near[0]!r}?" if near else ""
+                    problems.append(
+                        f"  cases[{number}].{field}[{position}]: there is no capability"
+                        f" {name!r}.{hint}"
+                    )
+        problems += [
+            f"  cases[{number}].context.{kind}: there is no context type {kind!r}."
+            for kind in case.context
+            if kind not in registry.context_types
+        ]
+    if problems:
+        raise ConfigurationError(
+            f"The evaluation set {dataset.name!r} does not fit the agent:\n" + "\n".join(problems)
+        )

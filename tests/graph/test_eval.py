@@ -1,0 +1,183 @@
+"""The demonstration's own evaluation set, and the command over it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import configs
+from configs.settings import load_settings
+from framework import Registry
+from framework.base import CapgraphError
+from framework.cli.eval import evaluate as command
+from framework.evaluation import evaluate, load_dataset
+
+DEMO = Path(configs.__file__).with_name("demo_eval.yml")
+
+CAPABILITIES = '''
+from framework import CapabilityContext, capability_node
+
+
+class Numbers(CapabilityContext):
+    """Some numbers."""
+
+    values: list[int]
+
+
+class Total(CapabilityContext):
+    """A sum."""
+
+    value: int
+
+    def get_summary(self) -> str:
+        return f"The total is {self.value}."
+
+
+@capability_node(examples=["read the numbers"])
+async def read() -> Numbers:
+    """Read the numbers."""
+    return Numbers(values=[1, 2])
+
+
+@capability_node(examples=["add the numbers up", "what is the total?"])
+async def add(numbers: Numbers) -> Total:
+    """Add the numbers up to a total."""
+    return Total(value=sum(numbers.values))
+'''
+SET = """
+version: 1
+name: totals
+config: agent.yml
+cases:
+  - name: total
+    request: What is the total of the numbers?
+    capabilities: [read, add]
+    edges: [read -> add]
+    answer: [{number: 3}]
+  - name: song
+    request: Sing a love song
+    capabilities: []
+    outcome: failed
+"""
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    module = f"eval_totals_{abs(hash(request.node.name))}"
+    (tmp_path / f"{module}.py").write_text(CAPABILITIES, encoding="utf-8")
+    agent = {"name": "totals", "modules": [module]}
+    (tmp_path / "agent.yml").write_text(json.dumps(agent), encoding="utf-8")
+    (tmp_path / "less.yml").write_text(json.dumps({**agent, "exclude": ["add"]}), "utf-8")
+    (tmp_path / "set.yml").write_text(SET, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    monkeypatch.chdir(folder)
+    app = typer.Typer()
+    app.command()(command)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments))
+
+    return call
+
+
+def test_a_good_run(run: Command) -> None:
+    result = run("set.yml")
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split("\t", 1) for line in result.stdout.splitlines())
+    assert lines["cases without a problem"].startswith("2 of 2")
+    assert lines["node F1 of the plans"].startswith("1.000")
+    assert lines["model calls"].startswith("0")
+
+
+def test_failures_are_shown_with_a_diff_and_fail_the_command(run: Command, folder: Path) -> None:
+    text = SET.replace("number: 3", "number: 4").replace("[read, add]", "[read]")
+    (folder / "set.yml").write_text(text.replace("    edges: [read -> add]\n", ""), "utf-8")
+    result = run("set.yml")
+    assert result.exit_code == 1
+    assert "FAILED total: What is the total of the numbers?" in result.output
+    assert "  + step add\n" in result.output
+    assert "  - the answer has no number 4\n" in result.output
+    assert "answer: The total is 3." in result.output
+    assert "Below: passed is 0.500, below 1" in result.output
+
+
+def test_least_values_of_the_command_win(run: Command, folder: Path) -> None:
+    (folder / "set.yml").write_text(SET.replace("number: 3", "number: 4"), "utf-8")
+    assert run("set.yml").exit_code == 1
+    assert run("set.yml", "--min-passed", "0.5").exit_code == 0
+    assert run("set.yml", "--min-passed", "0", "--min-recall", "1").exit_code == 0
+    (folder / "set.yml").write_text(SET.replace("[read, add]", "[read, add, add]"), "utf-8")
+    result = run("set.yml", "--min-passed", "0", "--min-node-f1", "0.9")
+    assert result.exit_code == 1
+    assert "Below: node_f1 is 0.800, below 0.9" in result.output
+
+
+def test_two_configurations_side_by_side(run: Command, folder: Path) -> None:
+    judged = ("    capabilities: [read, add]\n", "    edges: [read -> add]\n")
+    text = SET
+    for line in judged:
+        text = text.replace(line, "")
+    (folder / "set.yml").write_text(text, "utf-8")
+    result = run("set.yml", "--compare", "less.yml", "--json", "out/figures.json")
+    assert result.exit_code == 0, "the exit code is about the first configuration"
+    lines = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
+    assert lines[0] == ["figure", "agent", "less", "at least"]
+    assert lines[1][1:3] == ["2 of 2", "1 of 2"]
+    assert "FAILED less: total" in result.output
+    data = json.loads((folder / "out" / "figures.json").read_text("utf-8"))
+    assert data["ok"] is True
+    assert [report["figures"]["passed"] for report in data["reports"]] == [1.0, 0.5]
+
+
+def test_figures_on_standard_output_are_json_alone(run: Command) -> None:
+    result = run("set.yml", "--json", "-", "--case", "song")
+    data = json.loads(result.stdout)
+    assert [case["name"] for case in data["reports"][0]["cases"]] == ["song"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.yml"], "cannot be read"),
+        (["set.yml", "--case", "sing"], "Its cases are total, song"),
+        (["set.yml", "--compare", "less.yml"], "there is no capability 'add'"),
+        (["set.yml", "--config", "none.yml"], "cannot be read"),
+        (["set.yml", "--json", "agent.yml/x.json"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_used_is_told(run: Command, arguments: list[str], words: str) -> None:
+    # The program's entry turns the error into its text and exit code 2.
+    result = run(*arguments)
+    assert isinstance(result.exception, CapgraphError)
+    assert words in str(result.exception)
+
+
+def test_a_share_above_one_is_a_usage_error(run: Command) -> None:
+    assert run("set.yml", "--min-recall", "1.2").exit_code == 2
+
+
+async def test_the_demonstration_keeps_what_it_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # plots are written to the working directory
+    dataset = await asyncio.to_thread(load_dataset, DEMO)
+    settings = load_settings(DEMO.with_name(str(dataset.config)))
+    report = await evaluate(dataset, Registry.from_settings(settings), settings=settings)
+    told: dict[str, Any] = {result.case.name: result.problems for result in report.failures}
+    assert [str(item) for item in report.below(dataset.thresholds)] == [], told
+    unrelated = [result for result in report.results if "unrelated" in result.case.name]
+    assert len(unrelated) >= 4
+    assert all(result.nodes == () for result in unrelated)

@@ -1,0 +1,230 @@
+"""Running a set: what is judged, what is kept apart, and what may go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+
+from configs.settings import load_settings
+from framework import BaseCapability, CapabilityContext, Registry, capability_node
+from framework.base import ConfigurationError, ErrorSeverity
+from framework.base.errors import CapabilityError
+from framework.evaluation import CaseResult, Dataset, Report, evaluate
+from framework.testing import ModelCall, ScriptedModel
+
+
+class Numbers(CapabilityContext):
+    """Some numbers."""
+
+    values: list[int]
+
+
+class Total(CapabilityContext):
+    """A sum."""
+
+    value: int
+
+    def get_summary(self) -> str:
+        return f"The total is {self.value}."
+
+
+@capability_node(examples=["read the numbers"])
+async def read() -> Numbers:
+    """Read the numbers."""
+    return Numbers(values=[1, 2])
+
+
+@capability_node(examples=["add the numbers up", "what is the total?"])
+async def add(numbers: Numbers) -> Total:
+    """Add the numbers up to a total."""
+    return Total(value=sum(numbers.values))
+
+
+def registry_of(*more: Any) -> Registry:
+    registry = Registry()
+    for item in (Numbers, Total, read, add, *more):
+        registry.register(item)
+    return registry
+
+
+def without_reading() -> Registry:
+    registry = Registry(given=["NUMBERS"])
+    for item in (Numbers, Total, add):
+        registry.register(item)
+    return registry
+
+
+def dataset_of(*cases: dict[str, Any]) -> Dataset:
+    named = [
+        {"name": f"case {number}", "request": "Total?", **case} for number, case in enumerate(cases)
+    ]
+    return Dataset.model_validate({"version": 1, "name": "tiny", "cases": named})
+
+
+TOTAL = {
+    "request": "What is the total of the numbers?",
+    "capabilities": ["read", "add"],
+    "edges": ["read -> add"],
+    "answer": [{"number": 3}],
+}
+
+
+async def run(*cases: dict[str, Any], registry: Registry | None = None, **options: Any) -> Report:
+    return await evaluate(dataset_of(*cases), registry or registry_of(), **options)
+
+
+async def test_choice_plan_answer_and_outcome_are_judged_offline() -> None:
+    report = await run(
+        TOTAL,
+        {"request": "Sing a love song", "capabilities": [], "outcome": "failed"},
+        {**TOTAL, "answer": [{"number": 4}]},
+    )
+    assert [result.passed for result in report.results] == [True, True, False]
+    assert report.results[2].problems == ["- the answer has no number 4"]
+    figures = report.figures
+    assert (figures["precision"], figures["node_f1"], figures["edge_f1"]) == (1, 1, 1)
+    assert figures["model_calls"] == 0
+    assert all(result.seconds > 0 for result in report.results)
+
+
+class Seen:
+    """Which values of a step the threads of a run had seen."""
+
+    def __init__(self) -> None:
+        self.before: list[bool] = []
+
+
+async def test_cases_share_neither_thread_nor_store() -> None:
+    seen = Seen()
+
+    class Note(BaseCapability):
+        name = "note"
+        description = "Makes a note"
+        provides = ["NOTE"]
+        always_active = False
+
+        async def execute(self) -> dict[str, Any]:
+            store = self.runtime.store
+            seen.before.append(await store.aget(("notes",), "last") is not None)
+            await store.aput(("notes",), "last", {"text": self.task})
+            return {"NOTE": {"text": self.task}}
+
+    registry = registry_of(capability_node(Note))
+    note = {"request": "note: makes a note", "capabilities": ["note"]}
+    await run(note, {**note, "earlier": ["note: makes a note"]}, registry=registry)
+    assert seen.before == [False, False, True]
+
+
+async def test_context_data_of_a_case_reaches_its_plan() -> None:
+    context = {"NUMBERS": {"given": {"values": [20, 22]}}}
+    case = {**TOTAL, "context": context, "capabilities": ["add"], "edges": []}
+    report = await run({**case, "answer": [{"number": 42}]}, registry=without_reading())
+    assert report.results[0].problems == []
+
+
+async def test_a_case_that_raises_is_a_finding_and_the_others_run() -> None:
+    @capability_node(examples=["open the vault"])
+    async def open_vault() -> Total:
+        """Open the vault."""
+        raise CapabilityError("The vault is gone.", severity=ErrorSeverity.FATAL)
+
+    registry = registry_of(open_vault)
+    vault = {"request": "Please open the vault", "answer": [], "outcome": "failed"}
+    report = await run(vault, {**vault, "outcome": "raised"}, TOTAL, registry=registry)
+    assert [result.passed for result in report.results] == [False, True, True]
+    assert report.results[0].problems == ["- outcome failed", "+ outcome raised"]
+    assert "The vault is gone" in report.results[0].reason
+
+
+async def test_a_question_to_a_person_is_an_outcome() -> None:
+    @capability_node(examples=["delete everything"], requires_approval=True)
+    async def delete() -> Total:
+        """Delete everything."""
+        return Total(value=0)
+
+    case = {"request": "delete everything", "capabilities": ["delete"], "outcome": "waiting"}
+    report = await run(case, registry=registry_of(delete))
+    assert report.results[0].problems == []
+
+
+def answers(call: ModelCall) -> Any:
+    if call.schema == "Task":
+        return {
+            "task": "Total?",
+            "depends_on_chat_history": False,
+            "depends_on_user_memory": False,
+        }
+    if call.schema == "Choice":
+        return {"reason": "It adds.", "capabilities": ["add"]}
+    if call.schema == "ExecutionPlan":
+        steps = [
+            {"context_key": "n", "capability": "read", "task_objective": "Read"},
+            {
+                "context_key": "t",
+                "capability": "add",
+                "task_objective": "Add",
+                "inputs": [{"NUMBERS": "n"}],
+            },
+        ]
+        return {"steps": steps}
+    return AIMessage(
+        content="The total is 3.",
+        usage_metadata={"input_tokens": 10, "output_tokens": 5, "total_tokens": 15},
+    )
+
+
+async def test_calls_and_tokens_of_a_model_are_counted_for_the_judged_turn_alone() -> None:
+    model = ScriptedModel(responses=answers)
+    report = await run(TOTAL, {**TOTAL, "earlier": ["Total?"]}, model=model)
+    first, second = report.results
+    assert first.problems == []
+    assert first.model_calls == 3
+    assert first.input_tokens > 10
+    assert first.output_tokens > 5
+    # The second turn also asks what the task is; the first turn of its thread is not counted.
+    assert second.model_calls == 4
+    assert len(model.calls) == 3 + 3 + 4
+
+
+async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> None:
+    running = 0
+    most = 0
+
+    @capability_node(examples=["wait a little"])
+    async def wait() -> Total:
+        """Wait a little."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return Total(value=1)
+
+    heard: list[CaseResult] = []
+    cases = [{"request": "wait a little", "capabilities": ["wait"]} for _ in range(6)]
+    report = await run(*cases, registry=registry_of(wait), jobs=3, on_case=heard.append)
+    assert [result.case.name for result in report.results] == [f"case {n}" for n in range(6)]
+    assert len(heard) == 6
+    assert 1 < most <= 3
+
+
+async def test_names_that_the_agent_does_not_have_are_all_listed() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        await run(
+            {"capabilities": ["red"], "optional": ["plot"]},
+            {"context": {"NUMBRS": {"given": {}}}},
+        )
+    text = str(caught.value)
+    assert "cases[0].capabilities[0]: there is no capability 'red'. Did you mean 'read'?" in text
+    assert "cases[0].optional[0]: there is no capability 'plot'." in text
+    assert "cases[1].context.NUMBRS" in text
+
+
+async def test_settings_are_those_of_the_configuration() -> None:
+    settings = load_settings(context={"NUMBERS": {"given": {"values": [5]}}})
+    case = {**TOTAL, "capabilities": ["add"], "edges": [], "answer": [{"number": 5}]}
+    report = await run(case, settings=settings, registry=without_reading())
+    assert report.results[0].problems == []
