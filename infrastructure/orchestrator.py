@@ -85,7 +85,7 @@ async def _plan(
             checked, repairs = _checked(plan, state, services, active)
         except _Problems as exc:
             problem = exc
-            request["problems"] = exc.problems
+            request |= {"problems": exc.problems, "refused": plan}
             if not services.planner.can_correct:
                 break
             continue

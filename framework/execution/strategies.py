@@ -47,6 +47,7 @@ class PlanRequest:
         failure: Why the last plan failed (a classification as a dictionary), if it did.
         failed_capability: The capability that failed.
         problems: What was wrong with the plan that this planner proposed just before.
+        refused: The plan with these problems, as the planner wrote it.
         previous: The plan that is being replaced.
         finished: Step records of what is already done, by context key.
         messages: The conversation.
@@ -60,6 +61,7 @@ class PlanRequest:
     failure: Mapping[str, Any] | None = None
     failed_capability: str | None = None
     problems: tuple[Problem, ...] = ()
+    refused: Any = None
     previous: ExecutionPlan | None = None
     finished: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     messages: Sequence[AnyMessage] = ()

@@ -95,6 +95,7 @@ class ModelPlanner:
             "failure": request.failure,
             "failed_capability": request.failed_capability,
             "problems": request.problems,
+            "refused": request.refused,
         }
         return [
             SystemMessage(self._prompt.get_prefix(**context)),

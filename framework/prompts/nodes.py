@@ -14,6 +14,7 @@ from framework.prompts.data import DATA_RULE, as_data, as_request, plain_text
 _MAX_ABILITIES = 8_000
 _MAX_KEYS = 20
 _MAX_PROBLEMS = 30
+_MAX_REFUSED = 20_000
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class OrchestratorPrompt(PromptBuilder):
     """Writes execution plans.
 
     Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``finished``,
-    ``previous``, ``failure``, ``failed_capability``, ``problems`` of the planning request.
+    ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused`` of the planning request.
     """
 
     role = "You plan how an agent answers a request with its capabilities."
@@ -142,6 +143,7 @@ class OrchestratorPrompt(PromptBuilder):
         failure: Mapping[str, Any] | None = None,
         failed_capability: str | None = None,
         problems: Sequence[Any] = (),
+        refused: Any = None,
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
@@ -174,6 +176,8 @@ class OrchestratorPrompt(PromptBuilder):
                 "The plan that you proposed just now was refused. Write it again without these"
                 f" problems:\n{as_data('problems', shown + more)}"
             )
+            text = refused if isinstance(refused, str) else json.dumps(refused, default=str)
+            parts.append(f"It was:\n{as_data('refused plan', text[:_MAX_REFUSED])}")
         return "\n\n".join(parts)
 
 
