@@ -142,23 +142,18 @@ def _check_form(cls: Any, kind: str) -> None:
     if isinstance(execute, staticmethod):
         return
     label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
-    first, *others = [
-        *inspect.signature(getattr(execute, "__func__", execute)).parameters.values(),
-        None,
-    ]
-    if isinstance(execute, classmethod) or kind != "capability" or first is None:
+    taken = list(inspect.signature(getattr(execute, "__func__", execute)).parameters.values())
+    if isinstance(execute, classmethod) or kind != "capability" or not taken:
         raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
-    if first.name == "state":
+    if taken[0].name == "state":
         raise ValueError(
             f"{label} takes the state but is not static. Fix: put @staticmethod above it, or"
             " write 'async def execute(self)' and read self.state."
         )
     needed = [
         p.name
-        for p in others
-        if p is not None
-        and p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        for p in taken[1:]
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if needed:
         raise ValueError(

@@ -196,7 +196,7 @@ class PlanRun:
         if not self._needs[key] <= self._succeeded:
             return None
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - LangGraph runs every step in a task of its own
+        assert task is not None
         self._running.add(task)
         try:
             return await self._in_slot(payload["step_index"], step)

@@ -84,7 +84,7 @@ def wait_seconds(
     2.0
     """
     source = rng.random if rng is not None else random.random
-    spread = 1.0 + JITTER * source()  # noqa: S311 - spreads load, protects nothing
+    spread = 1.0 + JITTER * source()
     delay = policy.delay(failures) * spread
     if retry_after is not None:
         delay = max(delay, retry_after)

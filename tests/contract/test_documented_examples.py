@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -159,7 +159,7 @@ class Search(BaseCapability):
             return ErrorClassification(
                 severity=ErrorSeverity.REPLANNING,
                 user_message="Required data not available, trying different approach",
-                metadata={"technical_details": f"Missing context data: {str(exc)}"},
+                metadata={"technical_details": f"Missing context data: {exc!s}"},
             )
         return BaseCapability.classify_error(exc, context)
 
@@ -225,7 +225,7 @@ class TimeRangeCapability(BaseCapability):
     async def execute(state: AgentState, **kwargs) -> dict[str, Any]:
         return {}
 
-    def _create_orchestrator_guide(self) -> Optional[OrchestratorGuide]:
+    def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
         return OrchestratorGuide(
             capability_name="time_range_parsing",
             description="Parse time references into structured datetime ranges",
@@ -234,7 +234,7 @@ class TimeRangeCapability(BaseCapability):
             example_usage="For 'show me data from last week' or 'yesterday's performance'",
         )
 
-    def _create_classifier_guide(self) -> Optional[TaskClassifierGuide]:
+    def _create_classifier_guide(self) -> TaskClassifierGuide | None:
         return TaskClassifierGuide(
             instructions="Activate when user mentions time-related data requests",
             examples=[

@@ -16,13 +16,31 @@ import pytest
 
 import framework.base as base
 
-NAMES = """
-BaseCapability BaseInfrastructureNode capability_node infrastructure_node
-ErrorSeverity ErrorClassification ExecutionError ExecutionResult ExecutionRecord CapabilityMatch
-PlannedStep ExecutionPlan save_execution_plan_to_file load_execution_plan_from_file
-BaseExample OrchestratorExample OrchestratorGuide ClassifierExample TaskClassifierGuide
-ClassifierActions ValidationError CapabilityError InfrastructureError
-""".split()
+NAMES = [
+    "BaseCapability",
+    "BaseInfrastructureNode",
+    "capability_node",
+    "infrastructure_node",
+    "ErrorSeverity",
+    "ErrorClassification",
+    "ExecutionError",
+    "ExecutionResult",
+    "ExecutionRecord",
+    "CapabilityMatch",
+    "PlannedStep",
+    "ExecutionPlan",
+    "save_execution_plan_to_file",
+    "load_execution_plan_from_file",
+    "BaseExample",
+    "OrchestratorExample",
+    "OrchestratorGuide",
+    "ClassifierExample",
+    "TaskClassifierGuide",
+    "ClassifierActions",
+    "ValidationError",
+    "CapabilityError",
+    "InfrastructureError",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,10 +60,18 @@ def parameters(function: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("owner", "expected"),
     [
-        (base.ErrorClassification, {"severity": "required", "user_message": None, "metadata": None}),
+        (
+            base.ErrorClassification,
+            {"severity": "required", "user_message": None, "metadata": None},
+        ),
         (
             base.ExecutionError,
-            {"severity": "required", "message": "required", "capability_name": None, "metadata": None},
+            {
+                "severity": "required",
+                "message": "required",
+                "capability_name": None,
+                "metadata": None,
+            },
         ),
         (
             base.ExecutionResult,
@@ -156,7 +182,12 @@ def test_kinds_of_types() -> None:
 
 
 def test_one_exception_tree() -> None:
-    for name in ("ValidationError", "CapabilityError", "InfrastructureError", "FatalExecutionError"):
+    for name in (
+        "ValidationError",
+        "CapabilityError",
+        "InfrastructureError",
+        "FatalExecutionError",
+    ):
         assert issubclass(getattr(base, name), base.CapgraphError)
     assert issubclass(base.ValidationError, ValueError)
     assert issubclass(base.FatalExecutionError, RuntimeError)
@@ -179,7 +210,9 @@ def test_default_policies() -> None:
 
 
 def test_default_classifications() -> None:
-    of_capability = base.BaseCapability.classify_error(RuntimeError("boom"), {"capability": "weather"})
+    of_capability = base.BaseCapability.classify_error(
+        RuntimeError("boom"), {"capability": "weather"}
+    )
     assert of_capability is not None
     assert of_capability.severity is base.ErrorSeverity.CRITICAL
     assert of_capability.user_message == "Unhandled error in weather: boom"
@@ -303,18 +336,45 @@ def test_a_plan_file(tmp_path: Path) -> None:
 def test_documented_state_keys_are_declared() -> None:
     from framework.state import STATE_KEYS
 
-    documented = """
-    messages capability_context_data agent_control status_updates progress_events
-    task_current_task task_depends_on_chat_history task_depends_on_user_memory
-    planning_active_capabilities planning_execution_plan planning_current_step_index
-    planning_ready_for_execution execution_step_results execution_last_result
-    execution_start_time execution_total_time execution_pending_approvals approval_approved
-    approved_payload control_has_error control_error_info control_last_error control_retry_count
-    control_current_step_retry_count control_max_retries control_reclassification_reason
-    control_reclassification_count control_plans_created_count control_is_killed
-    control_kill_reason control_is_awaiting_validation control_next_node ui_captured_notebooks
-    ui_captured_figures ui_launchable_commands ui_agent_context runtime_info
-    """.split()
+    documented = [
+        "messages",
+        "capability_context_data",
+        "agent_control",
+        "status_updates",
+        "progress_events",
+        "task_current_task",
+        "task_depends_on_chat_history",
+        "task_depends_on_user_memory",
+        "planning_active_capabilities",
+        "planning_execution_plan",
+        "planning_current_step_index",
+        "planning_ready_for_execution",
+        "execution_step_results",
+        "execution_last_result",
+        "execution_start_time",
+        "execution_total_time",
+        "execution_pending_approvals",
+        "approval_approved",
+        "approved_payload",
+        "control_has_error",
+        "control_error_info",
+        "control_last_error",
+        "control_retry_count",
+        "control_current_step_retry_count",
+        "control_max_retries",
+        "control_reclassification_reason",
+        "control_reclassification_count",
+        "control_plans_created_count",
+        "control_is_killed",
+        "control_kill_reason",
+        "control_is_awaiting_validation",
+        "control_next_node",
+        "ui_captured_notebooks",
+        "ui_captured_figures",
+        "ui_launchable_commands",
+        "ui_agent_context",
+        "runtime_info",
+    ]
     assert set(documented) <= STATE_KEYS
 
 
@@ -327,7 +387,18 @@ def test_helpers_live_where_the_documentation_imports_them_from() -> None:
     assert list(inspect.signature(get_streamer).parameters)[:3] == ["source", "component", "state"]
     assert inspect.signature(get_framework_prompts).parameters["application"].default is None
     logger = get_logger("framework", "x")
-    for kind in "info debug warning error critical success key_info timing approval resume".split():
+    for kind in [
+        "info",
+        "debug",
+        "warning",
+        "error",
+        "critical",
+        "success",
+        "key_info",
+        "timing",
+        "approval",
+        "resume",
+    ]:
         assert callable(getattr(logger, kind))
     streamer = get_streamer("framework", "x", {})
     for kind in ("status", "success", "warning", "error"):
@@ -336,8 +407,17 @@ def test_helpers_live_where_the_documentation_imports_them_from() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    "orchestrator task_extraction response_generation classification error_analysis clarification"
-    " memory_extraction time_range_parsing python".split(),
+    [
+        "orchestrator",
+        "task_extraction",
+        "response_generation",
+        "classification",
+        "error_analysis",
+        "clarification",
+        "memory_extraction",
+        "time_range_parsing",
+        "python",
+    ],
 )
 def test_the_prompt_provider_has_a_builder_for(kind: str) -> None:
     from framework.prompts import get_framework_prompts

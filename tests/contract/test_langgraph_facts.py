@@ -19,7 +19,12 @@ from typing_extensions import TypedDict
 
 from configs.streaming import get_streamer, stream_writer
 from framework import CapabilityContext, ErrorSeverity, Registry
-from framework.base import BaseInfrastructureNode, CapabilityError, capability_node, infrastructure_node
+from framework.base import (
+    BaseInfrastructureNode,
+    CapabilityError,
+    capability_node,
+    infrastructure_node,
+)
 from framework.state import STATE_KEYS
 from framework.telemetry import Status, emit
 from framework.testing import fail_always, with_faults
@@ -261,7 +266,9 @@ async def test_the_recursion_limit_is_never_what_stops_a_run(agent: Any, step: A
         bench = agent(Reading, broken, plans=[[step("a", "measure")]])
         steps = 0
         async with asyncio.timeout(10):
-            async for _ in bench.graph.astream({"messages": [("user", "x")]}, stream_mode="updates"):
+            async for _ in bench.graph.astream(
+                {"messages": [("user", "x")]}, stream_mode="updates"
+            ):
                 steps += 1
         assert steps < 20, level
 
@@ -270,7 +277,9 @@ async def test_a_long_plan_needs_no_more_supersteps_than_a_short_one(agent: Any,
     async def supersteps(count: int) -> int:
         plan = [step(f"s{n}", "measure") for n in range(count)]
         bench = agent(Reading, measure, plans=[plan])
-        events = [e async for e in bench.graph.astream({"messages": [("user", "x")]}, stream_mode="debug")]
+        events = [
+            e async for e in bench.graph.astream({"messages": [("user", "x")]}, stream_mode="debug")
+        ]
         return max(event["step"] for event in events)
 
     assert await supersteps(1) == await supersteps(40)

@@ -72,8 +72,11 @@ async def test_rejections_are_bounded_and_never_become_an_approval(agent: Any, s
     guarded = gated()
     watched = with_faults(guarded)
     bench = agent(
-        Reading, watched, plans=[[step(f"k{n}", "measure")] for n in range(60)],
-        checkpointer=InMemorySaver(), limits={"max_planning_attempts": 50},
+        Reading,
+        watched,
+        plans=[[step(f"k{n}", "measure")] for n in range(60)],
+        checkpointer=InMemorySaver(),
+        limits={"max_planning_attempts": 50},
     )
     out = await bench.ask()
     asked = 0
@@ -86,7 +89,9 @@ async def test_rejections_are_bounded_and_never_become_an_approval(agent: Any, s
     assert out["execution_outcome"]["status"] == "failed"
 
 
-@pytest.mark.parametrize("answer", ["perhaps", [], {"zzz": "approve"}, 5, {"a": {"decision": "eat"}}])
+@pytest.mark.parametrize(
+    "answer", ["perhaps", [], {"zzz": "approve"}, 5, {"a": {"decision": "eat"}}]
+)
 async def test_an_answer_that_makes_no_sense_leaves_the_question_open(
     agent: Any, step: Any, answer: Any
 ) -> None:
@@ -133,7 +138,9 @@ async def test_two_steps_of_one_key_never_overwrite_each_other(agent: Any, step:
         assert len(out["execution_step_results"]) == 2
 
 
-async def test_a_step_of_a_capability_that_was_not_chosen_does_not_run(agent: Any, step: Any) -> None:
+async def test_a_step_of_a_capability_that_was_not_chosen_does_not_run(
+    agent: Any, step: Any
+) -> None:
     forbidden = with_faults(measure)
 
     class OnlyAdd:
@@ -200,7 +207,9 @@ async def test_a_capability_cannot_change_the_state_in_place(
             return {}
 
     plan = [step("m", "meddler", {"n": 1}, RAW="r")]
-    bench = agent(capability_node(Meddler), plans=[plan], given=["RAW"], checkpointer=InMemorySaver())
+    bench = agent(
+        capability_node(Meddler), plans=[plan], given=["RAW"], checkpointer=InMemorySaver()
+    )
     out = await bench.ask(capability_context_data={"RAW": {"r": {"value": 1}}})
     assert out["capability_context_data"]["RAW"]["r"] == {"value": 1}
     assert len(out["messages"]) == 2

@@ -99,4 +99,6 @@ def test_importing_a_package_configures_nothing(root: str) -> None:
     import logging
 
     importlib.import_module(root)
-    assert not [h for h in logging.getLogger("capgraph").handlers if type(h) is logging.StreamHandler]
+    assert not [
+        h for h in logging.getLogger("capgraph").handlers if type(h) is logging.StreamHandler
+    ]

@@ -50,7 +50,9 @@ def said(out: dict[str, Any]) -> str:
     return str(last.content)
 
 
-def policy(attempts: int, delay: float, factor: float, name: str = "measure") -> type[BaseCapability]:
+def policy(
+    attempts: int, delay: float, factor: float, name: str = "measure"
+) -> type[BaseCapability]:
     class Slow(BaseCapability):
         description = "Fails for ever."
         provides = ["READING"]
@@ -130,13 +132,17 @@ async def test_what_the_other_side_asks_to_wait_is_waited(agent: Any, step: Any)
 
 
 async def test_a_retry_is_announced(agent: Any, step: Any) -> None:
-    bench = agent(Reading, fail_times(measure, 1, TimeoutError("late")), plans=[[step("a", "measure")]])
+    bench = agent(
+        Reading, fail_times(measure, 1, TimeoutError("late")), plans=[[step("a", "measure")]]
+    )
     events = [
         parse_event(event)
         async for event in bench.graph.astream({"messages": [("user", "x")]}, stream_mode="custom")
     ]
     retries = [event for event in events if isinstance(event, Retry)]
-    assert [(event.name, event.context_key, event.attempt) for event in retries] == [("measure", "a", 2)]
+    assert [(event.name, event.context_key, event.attempt) for event in retries] == [
+        ("measure", "a", 2)
+    ]
 
 
 async def test_each_step_of_a_wave_has_its_own_count(agent: Any, step: Any) -> None:
@@ -149,7 +155,9 @@ async def test_each_step_of_a_wave_has_its_own_count(agent: Any, step: Any) -> N
     assert out["execution_outcome"]["status"] == "completed"
 
 
-@pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ZeroDivisionError, NameError])
+@pytest.mark.parametrize(
+    "error", [TypeError, KeyError, AttributeError, ZeroDivisionError, NameError]
+)
 async def test_programming_errors_are_never_tried_again(
     agent: Any, step: Any, error: type[Exception]
 ) -> None:
@@ -178,8 +186,16 @@ async def test_what_acts_once_is_not_tried_again_by_default(
 
 
 @pytest.mark.parametrize(
-    "given", [None, {}, [], "often", {"max_attempts": "many"}, {"max_attempts": float("nan")},
-              {"max_attempts": 3, "delay_seconds": float("inf"), "backoff_factor": 1}]
+    "given",
+    [
+        None,
+        {},
+        [],
+        "often",
+        {"max_attempts": "many"},
+        {"max_attempts": float("nan")},
+        {"max_attempts": 3, "delay_seconds": float("inf"), "backoff_factor": 1},
+    ],
 )
 async def test_a_policy_that_makes_no_sense_still_ends(agent: Any, step: Any, given: Any) -> None:
     broken = policy(1, 0, 0)
@@ -344,7 +360,12 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
         ran.append("waits")
         return Reading(value=1)
 
-    plan = [step("a", "first"), step("b", "waits"), step("c", "waits"), step("t", "add", READING="a")]
+    plan = [
+        step("a", "first"),
+        step("b", "waits"),
+        step("c", "waits"),
+        step("t", "add", READING="a"),
+    ]
     bench = agent(
         Reading, Total, first, waits, add, plans=[plan], limits={"max_parallel": parallel}
     )
@@ -401,7 +422,9 @@ def explodes(exc: Exception, context: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("answer", [None, explodes, "retriable", 7, {"severity": "critical"}])
-async def test_no_usable_classification_means_the_default(agent: Any, step: Any, answer: Any) -> None:
+async def test_no_usable_classification_means_the_default(
+    agent: Any, step: Any, answer: Any
+) -> None:
     broken = classified(answer)
     out = await agent(broken, plans=[[step("a", "judged")]]).ask()
     assert broken.calls == 1
@@ -475,7 +498,9 @@ async def test_a_node_that_fails_for_ever_is_bounded_and_ends_with_a_message(
 
 @pytest.mark.parametrize("role", ["extractor", "selector", "planner", "answerer"])
 @pytest.mark.parametrize("level", ["critical", "replanning", "reclassification", "retriable"])
-async def test_no_severity_of_a_node_makes_a_loop(agent: Any, step: Any, role: str, level: str) -> None:
+async def test_no_severity_of_a_node_makes_a_loop(
+    agent: Any, step: Any, role: str, level: str
+) -> None:
     failing = Failing(severity(ErrorSeverity(level)))
     bench = agent(Reading, measure, plans=[[step("a", "measure")]], **{role: failing})
     out = await bench.ask()
@@ -510,9 +535,7 @@ async def test_a_question_that_cannot_be_written_still_ends_with_a_message(
     agent: Any, step: Any
 ) -> None:
     failing = Failing(ValueError("cannot ask"))
-    out = await agent(
-        Reading, measure, plans=[[step("q", "clarify")]], answerer=failing
-    ).ask()
+    out = await agent(Reading, measure, plans=[[step("q", "clarify")]], answerer=failing).ask()
     assert "cannot ask" in said(out)
 
 
@@ -632,7 +655,9 @@ async def test_independent_steps_finish_although_one_fails(agent: Any, step: Any
 async def test_a_step_that_takes_too_long_is_stopped_and_said_so(agent: Any, step: Any) -> None:
     slow = with_faults(measure, forever=30.0)
     bench = agent(
-        Reading, slow, plans=[[step("a", "measure")]],
+        Reading,
+        slow,
+        plans=[[step("a", "measure")]],
         limits={"step_timeout_seconds": 0.02, "max_attempts": 1},
     )
     out = await bench.ask()

@@ -57,7 +57,9 @@ async def test_context_and_messages_survive_and_the_rest_begins_anew(agent: Any,
     first = await bench.ask("Measure it")
     second = await bench.ask("Add it up")
     assert [type(message) for message in second["messages"]] == [HumanMessage, AIMessage] * 2
-    assert second["capability_context_data"]["READING"] == first["capability_context_data"]["READING"]
+    assert (
+        second["capability_context_data"]["READING"] == first["capability_context_data"]["READING"]
+    )
     assert second["capability_context_data"]["TOTAL"]["t"] == {"value": 7.0}
     assert list(second["execution_step_results"]) == ["t"]
     assert second["task_current_task"] == "Add it up"
@@ -67,7 +69,9 @@ async def test_context_and_messages_survive_and_the_rest_begins_anew(agent: Any,
 
 
 async def test_a_failed_turn_leaves_no_error_behind(agent: Any, step: Any) -> None:
-    broken = with_faults(measure, *[CapabilityError("No power", severity=ErrorSeverity.REPLANNING)] * 2)
+    broken = with_faults(
+        measure, *[CapabilityError("No power", severity=ErrorSeverity.REPLANNING)] * 2
+    )
     bench = agent(Reading, broken, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
     first = await bench.ask()
     assert first["execution_outcome"]["status"] == "failed"
@@ -165,7 +169,7 @@ async def test_a_bad_brought_plan_is_refused_and_does_not_come_back(
     )
     first = await bench.ask("Run this", planning_execution_plan=plan)
     assert said(first)
-    assert not (first.get("execution_step_results") or {})
+    assert not first.get("execution_step_results")
     second = await bench.ask("Something else")
     assert second["task_current_task"] == "Something else"
     assert len(bench.planner.calls) >= 1, "the refused plan was taken for a new one"
@@ -208,7 +212,9 @@ async def test_a_brought_plan_that_was_interrupted_by_a_failure_is_not_run_again
 async def test_a_plan_read_from_another_thread_can_be_brought(agent: Any, step: Any) -> None:
     bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
     first = await bench.ask("One", thread="1")
-    out = await bench.ask("Two", thread="2", planning_execution_plan=first["planning_execution_plan"])
+    out = await bench.ask(
+        "Two", thread="2", planning_execution_plan=first["planning_execution_plan"]
+    )
     assert len(bench.planner.calls) == 1
     assert said(out) == "The value is 7."
 
@@ -332,9 +338,7 @@ async def test_two_runs_of_one_thread_never_mix(agent: Any, step: Any) -> None:
     slow = with_faults(measure, forever=0.02)
     plans = [[step("a", "measure")], [step("b", "measure")]]
     bench = agent(Reading, slow, plans=plans, checkpointer=InMemorySaver())
-    results = await asyncio.gather(
-        bench.ask("One"), bench.ask("Two"), return_exceptions=True
-    )
+    results = await asyncio.gather(bench.ask("One"), bench.ask("Two"), return_exceptions=True)
     finished = [result for result in results if isinstance(result, dict)]
     assert finished, results
     for result in results:

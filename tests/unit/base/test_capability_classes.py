@@ -125,7 +125,9 @@ def test_an_instance_method_with_arguments_that_nobody_gives_is_refused() -> Non
         capability_node(Wrong)
 
 
-@pytest.mark.parametrize("missing", ["name", "description", "execute", "classify_error", "get_retry_policy"])
+@pytest.mark.parametrize(
+    "missing", ["name", "description", "execute", "classify_error", "get_retry_policy"]
+)
 @pytest.mark.parametrize("kind", [capability_node, infrastructure_node])
 def test_the_decorators_name_what_is_missing(kind: Any, missing: str) -> None:
     async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
@@ -492,7 +494,7 @@ def test_a_severity_may_be_given_by_value_and_must_exist() -> None:
 
 def test_every_filled_field_of_a_step_is_written_and_nothing_is_eaten() -> None:
     step = PlannedStep(
-        context_key="a", capability="b", task_objective="Say \"hi\",\nthen go,", parameters={}
+        context_key="a", capability="b", task_objective='Say "hi",\nthen go,', parameters={}
     )
     text = OrchestratorExample(step, "Scenario").format_for_prompt()
     assert '       task_objective="Say \\"hi\\",\\nthen go,"\n   )\n' in text
@@ -547,8 +549,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         ("[1]", "no list of steps"),
         ('{"steps": 5}', "no list of steps"),
         ('{"steps": [], "more": 1}', "more"),
-        ('{"steps": [], "__metadata__": {"version": "9.0", "serialization_type": "execution_plan"}}', "9.0"),
-        ('{"steps": [], "__metadata__": {"version": "1.0", "serialization_type": "recipe"}}', "recipe"),
+        (
+            '{"steps": [], "__metadata__": {"version": "9.0", "serialization_type": "execution_plan"}}',
+            "9.0",
+        ),
+        (
+            '{"steps": [], "__metadata__": {"version": "1.0", "serialization_type": "recipe"}}',
+            "recipe",
+        ),
         ("[" * 100_000, "JSON"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there_or_no_text_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_yaml(tmp_path / "none.yml")
     (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(ConfigurationError, match="cannot be read|not valid YAML"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read|not valid YAML"):
         read_yaml(tmp_path / "binary.yml")
 
 

@@ -72,8 +72,16 @@ TABLE = [
     ("reclassification", BELOW, "node", Route("classifier", "It broke")),
     ("reclassification", AT, "capability", Route("error", "It broke")),
     ("reclassification", AT, "node", Route("error", "It broke")),
-    *[("critical", n, o, Route("error", "It broke")) for n in (BELOW, AT) for o in ("capability", "node")],
-    *[("fatal", n, o, Route("fatal", "It broke")) for n in (BELOW, AT) for o in ("capability", "node")],
+    *[
+        ("critical", n, o, Route("error", "It broke"))
+        for n in (BELOW, AT)
+        for o in ("capability", "node")
+    ],
+    *[
+        ("fatal", n, o, Route("fatal", "It broke"))
+        for n in (BELOW, AT)
+        for o in ("capability", "node")
+    ],
 ]
 
 
@@ -174,6 +182,11 @@ def test_a_plan_that_names_what_is_no_longer_registered_goes_to_a_person() -> No
 def test_the_gravest_of_several_failures_decides() -> None:
     entries = [
         {"context_key": key, "classification": {"severity": severity}}
-        for key, severity in [("a", "retriable"), ("b", "replanning"), ("c", "critical"), ("d", "critical")]
+        for key, severity in [
+            ("a", "retriable"),
+            ("b", "replanning"),
+            ("c", "critical"),
+            ("d", "critical"),
+        ]
     ]
     assert decisive(entries)["context_key"] == "c"

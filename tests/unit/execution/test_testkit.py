@@ -147,12 +147,15 @@ def test_a_plan_can_be_checked_against_a_registry(registry: Any) -> None:
     plan = {"steps": [{"context_key": "a", "capability": "function"}]}
     with pytest.raises(AssertionError, match="CG-P"):
         assert_plan(plan, registry=registry)
-    plan["steps"].append({"context_key": "end", "capability": "respond", "inputs": [{"READING": "a"}]})
+    plan["steps"].append(
+        {"context_key": "end", "capability": "respond", "inputs": [{"READING": "a"}]}
+    )
     assert_plan(plan, registry=registry)
 
 
 def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("pytest_plugins = ['framework.testing.plugin']")
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(
         """
         import socket

@@ -20,7 +20,7 @@ def test_a_foreign_address_is_refused() -> None:
 
 
 def test_a_name_look_up_is_refused() -> None:
-    with pytest.raises(NetworkRefusedError, match="api.openai.com"):
+    with pytest.raises(NetworkRefusedError, match=r"api\.openai\.com"):
         socket.getaddrinfo("api.openai.com", 443)
 
 

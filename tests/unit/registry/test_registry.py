@@ -198,7 +198,8 @@ def test_entry_points_bring_modules_and_single_items(
     package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = package(
-        one=SOURCE.format(type="One", name="make_one"), two=SOURCE.format(type="Two", name="make_two")
+        one=SOURCE.format(type="One", name="make_one"),
+        two=SOURCE.format(type="Two", name="make_two"),
     )
     group = "capgraph.capabilities"
     entry_points(
@@ -251,7 +252,9 @@ def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_description_for_people_and_for_prompts() -> None:
     registry = Registry()
-    registry.register(capability("b", requires=["X", ("Y", "many"), ("Z", "optional")], provides=["R"]))
+    registry.register(
+        capability("b", requires=["X", ("Y", "many"), ("Z", "optional")], provides=["R"])
+    )
     registry.register(capability("a"))
     assert registry.describe() == "- b: Does b\n- a: Does a"
     assert registry.describe(for_prompt=True) == (

@@ -36,7 +36,9 @@ TYPES = {"READING": Reading}
 
 contexts = st.dictionaries(
     st.sampled_from("AB"),
-    st.dictionaries(st.sampled_from("xyz"), st.fixed_dictionaries({"v": st.integers()}), max_size=3),
+    st.dictionaries(
+        st.sampled_from("xyz"), st.fixed_dictionaries({"v": st.integers()}), max_size=3
+    ),
     max_size=2,
 )
 
@@ -146,7 +148,8 @@ def test_summaries() -> None:
     ],
 )
 def test_the_name_of_a_type_comes_from_its_class(name: str, expected: str) -> None:
-    assert type(name, (CapabilityContext,), {"__module__": __name__}).CONTEXT_TYPE == expected
+    made = type(name, (CapabilityContext,), {"__module__": __name__})
+    assert expected == made.CONTEXT_TYPE
 
 
 def test_unknown_fields_of_a_context_are_refused() -> None:
