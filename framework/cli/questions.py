@@ -11,6 +11,7 @@ from framework.cli.terminal import one_line, safe
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PLAN = "plan"
 _WORDS = {
     "a": "approve",
     "y": "approve",
@@ -21,6 +22,7 @@ _WORDS = {
     "no": "reject",
     "s": "respond",
     "k": "skip",
+    "d": "done",
     "again": "rerun",
 }
 _HINTS = {
@@ -30,7 +32,10 @@ _HINTS = {
     "respond": "re[s]pond instead",
     "rerun": "run it [again]",
     "skip": "s[k]ip it",
+    "done": "[d]one: its effect happened",
 }
+_STANDING = {"always": "thread", "everywhere": "everywhere"}
+_STANDING_HINT = "[always] in this thread, [everywhere]"
 
 
 def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any] | None:
@@ -90,8 +95,10 @@ def step_lines(step: Mapping[str, Any]) -> list[str]:
     """Say in lines what one step would do."""
     name = f"{step.get('context_key')} ({step.get('capability')})"
     lines = [one_line(f"May step {name} run? {step.get('description') or ''}", 1000)]
-    if step.get("kind") == "unknown_outcome":
-        lines = [one_line(f"Step {name}: {step.get('reason') or 'its outcome is unknown.'}", 1000)]
+    if step.get("kind") == _PLAN:
+        return _plan_lines(step)
+    if step.get("kind") not in {None, "step"}:
+        lines = [one_line(f"Step {name}: {step.get('reason') or 'it needs a decision.'}", 1000)]
     if step.get("task_objective"):
         lines.append("  " + one_line(f"objective: {step['task_objective']}", 1000))
     if step.get("effect") not in {None, "none"}:
@@ -102,6 +109,19 @@ def step_lines(step: Mapping[str, Any]) -> list[str]:
     if step.get("parameters"):
         shown = json.dumps(step["parameters"], indent=2, ensure_ascii=False, default=str)
         lines += ["  parameters:", *(f"    {safe(line)}" for line in shown.split("\n"))]
+    return lines
+
+
+def _plan_lines(entry: Mapping[str, Any]) -> list[str]:
+    steps = (entry.get("parameters") or {}).get("steps") or []
+    lines = [one_line(f"May this plan run? {entry.get('description') or ''}", 1000)]
+    for number, step in enumerate(steps, start=1):
+        inputs = [key for item in step.get("inputs") or [] for key in item.values()]
+        source = f" from {', '.join(inputs)}" if inputs else ""
+        text = f"{number}. {step.get('context_key')} = {step.get('capability')}{source}"
+        if step.get("parameters"):
+            text += f" {json.dumps(step['parameters'], ensure_ascii=False, default=str)}"
+        lines.append("  " + one_line(text, 1000))
     return lines
 
 
@@ -121,20 +141,49 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
     for line in rest:
         console.print(line)
     allowed = list(step.get("decisions") or ["approve", "reject"])
-    console.print("  " + ", ".join(_HINTS.get(word, word) for word in allowed))
+    rules = "approve" in allowed and step.get("kind") == "step"
+    hints = [_HINTS.get(word, word) for word in allowed] + ([_STANDING_HINT] if rules else [])
+    console.print("  " + ", ".join(hints))
     while True:
         typed = _read("decision> ").strip().lower()
         word = _WORDS.get(typed, typed)
+        if rules and word in _STANDING:
+            return {"decision": "approve", "remember": {"scope": _STANDING[word]}}
         if word not in allowed:
             console.print(f"Use one of: {', '.join(allowed)}.", style="red")
             continue
+        if word == "edit" and step.get("kind") == _PLAN:
+            return {"decision": word, "steps": _ask_plan(console)}
         if word == "edit":
             return {"decision": word, "parameters": _ask_parameters(step, console)}
+        if word == "done":
+            return {"decision": word, "outputs": _ask_outputs(console)}
         if word == "reject":
             return {"decision": word, "reason": _read("reason> ").strip()}
         if word == "respond":
             return {"decision": word, "message": _ask_text(console, "message> ")}
         return {"decision": word}
+
+
+def _ask_plan(console: Console) -> list[Any]:
+    from framework.base import PlanError, load_execution_plan_from_file
+
+    console.print("  The new plan is read from a file; it is checked before anything runs.")
+    while True:
+        path = _read("plan file> ").strip()
+        try:
+            return list(load_execution_plan_from_file(path)["steps"])
+        except PlanError as exc:
+            console.print(safe(exc), style="red")
+
+
+def _ask_outputs(console: Console) -> dict[str, Any]:
+    console.print("  What it gave, as JSON by context type; Enter for nothing.")
+    while True:
+        text = _read("outputs> ").strip()
+        given = _json_object(text, console) if text else {}
+        if given is not None:
+            return given
 
 
 def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
@@ -143,17 +192,22 @@ def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]
         "  New values as JSON; what you leave out stays as it is, null takes a value away."
     )
     while True:
-        text = _read("parameters> ")
-        try:
-            given = json.loads(text)
-        except (ValueError, RecursionError) as exc:
-            console.print(f"This is not JSON: {one_line(exc)}.", style="red")
-            continue
-        if not isinstance(given, dict):
-            console.print('Write an object, such as {"amount": 3}.', style="red")
-            continue
-        merged = {**current, **given}
-        return {key: value for key, value in merged.items() if value is not None}
+        given = _json_object(_read("parameters> "), console)
+        if given is not None:
+            merged = {**current, **given}
+            return {key: value for key, value in merged.items() if value is not None}
+
+
+def _json_object(text: str, console: Console) -> dict[str, Any] | None:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        console.print(f"This is not JSON: {one_line(exc)}.", style="red")
+        return None
+    if not isinstance(given, dict):
+        console.print('Write an object, such as {"amount": 3}.', style="red")
+        return None
+    return given
 
 
 def _ask_text(console: Console, prompt: str) -> str:

@@ -207,3 +207,34 @@ def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal
     again.type("/exit")
     assert again.end() == 0
     assert terminal.log() == ["look", "paint began", "paint began", "paint ended 10"]
+
+
+def test_always_makes_a_standing_rule_for_the_thread(terminal):
+    ask = terminal("ask", "Paint the sky", "--thread", "t1", approval=1)
+    ask.expect("[always] in this thread")
+    ask.expect("decision> ")
+    ask.type("always")
+    ask.expect("outcome: completed")
+    assert ask.end() == 0
+    again = terminal("ask", "Paint the sky", "--thread", "t1", approval=1)
+    again.expect("outcome: completed")
+    assert again.end() == 0
+    rules = terminal("approvals", "list")
+    rules.expect("paint")
+    rules.expect("thread t1")
+    assert rules.end() == 0
+
+
+def test_a_plan_is_reviewed_before_it_runs(terminal, tmp_path):
+    chat = terminal("chat", "--thread", "t1")
+    chat.expect("you> ")
+    chat.type("/planning:on What colour is the sky?")
+    chat.expect("May this plan run?")
+    chat.expect("1. sky = look")
+    chat.expect("decision> ")
+    assert not (tmp_path / "log").exists()
+    chat.type("a")
+    chat.expect("The sky is blue.")
+    chat.expect("you> ")
+    chat.type("/exit")
+    assert chat.end() == 0

@@ -44,6 +44,8 @@ def answer(monkeypatch, question, *typed):
     ("typed", "expected"),
     [
         (["a"], {"decision": "approve"}),
+        (["always"], {"decision": "approve", "remember": {"scope": "thread"}}),
+        (["everywhere"], {"decision": "approve", "remember": {"scope": "everywhere"}}),
         (["YES"], {"decision": "approve"}),
         (["r", "too many"], {"decision": "reject", "reason": "too many"}),
         (["n", ""], {"decision": "reject", "reason": ""}),
@@ -74,6 +76,31 @@ def test_an_unknown_outcome_offers_what_can_be_done_about_it(monkeypatch):
     assert found == {"mail": {"decision": "rerun"}}
     assert "It had started." in shown
     assert "Use one of: rerun, skip, reject." in shown
+
+
+def test_an_effect_that_happened_is_told_with_what_it_gave(monkeypatch):
+    unknown = {**UNKNOWN, "decisions": ["rerun", "skip", "done", "reject"]}
+    assert answer(monkeypatch, asked(unknown), "d", "")[0] == {
+        "mail": {"decision": "done", "outputs": {}}
+    }
+    found, _ = answer(monkeypatch, asked(unknown), "always", "done", "no", '{"SENT": {"n": 1}}')
+    assert found == {"mail": {"decision": "done", "outputs": {"SENT": {"n": 1}}}}
+
+
+def test_a_plan_is_shown_by_its_steps_and_replaced_from_a_file(monkeypatch, tmp_path):
+    steps = [
+        {"context_key": "a", "capability": "look", "parameters": {"at": "\x1b[2J"}},
+        {"context_key": "b", "capability": "paint", "inputs": [{"SKY": "a"}]},
+    ]
+    plan = {**STEP, "context_key": "plan", "kind": "plan", "parameters": {"steps": steps}}
+    file = tmp_path / "plan.json"
+    file.write_text('{"steps": [{"context_key": "c", "capability": "look"}]}')
+    found, shown = answer(monkeypatch, asked(plan), "always", "e", "no.json", str(file))
+    new = [{"context_key": "c", "capability": "look"}]
+    assert found == {"plan": {"decision": "edit", "steps": new}}
+    assert "2. b = paint from a" in shown
+    assert "\x1b[2J" not in shown
+    assert "'no.json' cannot be read" in shown
 
 
 def test_what_is_asked_is_shown_safely_and_in_full(monkeypatch):

@@ -1,0 +1,122 @@
+"""What ``capgraph new`` writes runs and passes its own tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from framework.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def new(folder, capsys):
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["new", *arguments])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def in_project(folder, *command):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_a_new_project_with_capabilities_and_a_node_passes_its_tests(folder, new):
+    assert new("project", "my-station")[0] == 0
+    project = folder / "my-station"
+    for arguments in (
+        ("capability", "wind-speed"),
+        ("capability", "tide", "--function"),
+        ("node", "brief-answer"),
+    ):
+        code, _, err = new(*arguments, "--in", str(project))
+        assert (code, err) == (0, "")
+    done = in_project(project, "pytest", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "11 passed" in done.stdout
+    done = in_project(project, "framework.cli", "ask", "How warm is it on average?", "-q")
+    assert done.stdout == "The mean temperature at roof is 21.0 °C.\n", done.stderr
+    done = in_project(project, "framework.cli", "check")
+    assert "0 error(s)" in done.stdout, done.stdout
+    done = in_project(project, "framework.cli", "capabilities")
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [
+        "average",
+        "read_station",
+        "tide",
+        "wind_speed",
+    ]
+
+
+def test_what_is_written_is_formatted_and_clean(folder, new):
+    new("project", "station")
+    new("capability", "wind", "--in", "station")
+    new("capability", "tide", "--function", "--in", "station")
+    new("node", "brief", "--role", "clarify", "--in", "station")
+    for command in (("ruff", "format", "--check"), ("ruff", "check", "--select", "E,F,D1,UP,B")):
+        done = in_project(
+            folder / "station", *command, "--isolated", "--line-length", "100", "station"
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_is_overwritten(folder, new):
+    new("project", "station")
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert new("project", "station")[0] == 2
+    assert new("capability", "average", "--in", "station")[0] == 2
+    assert new("node", "brief", "--role", "nobody", "--in", "station")[0] == 2
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["framework", "json", "class", "../up", "1st", "", "a b", "x" * 99, "capabilities"]
+)
+def test_names_that_cannot_work_are_refused(folder, new, name):
+    code, _, err = new("project", name)
+    assert code == 2
+    assert "Fix:" in err
+    assert list(folder.iterdir()) == []
+
+
+def test_capabilities_belong_to_a_project(folder, new):
+    code, _, err = new("capability", "wind")
+    assert code == 2
+    assert "no capgraph.yml" in err
+    (folder / "capgraph.yml").write_text("modules: [json]")
+    code, _, err = new("capability", "wind")
+    assert code == 2
+    assert "is a package beside it" in err
+
+
+def test_a_second_node_is_left_to_the_person(folder, new):
+    new("project", "station")
+    new("node", "brief", "--in", "station")
+    code, _, err = new("node", "other", "--role", "clarify", "--in", "station")
+    assert code == 2
+    assert "station.nodes.other" in err
