@@ -278,6 +278,7 @@ class Statistics(CapabilityContext):
     """What was computed, as numbers and as sentences."""
 
     CONTEXT_TYPE: ClassVar[str] = "STATISTICS"
+    CONTEXT_CATEGORY: ClassVar[str] = "ANSWER"
 
     findings: list[Finding]
     tables: list[TableResult] = Field(default_factory=list)
@@ -295,7 +296,6 @@ class Plot(CapabilityContext):
     Attributes:
         path: Where it lies.
         title: Its title.
-        caption: What it shows, in the words of the statistics that it was drawn with.
     """
 
     CONTEXT_TYPE: ClassVar[str] = "PLOT"
@@ -303,11 +303,10 @@ class Plot(CapabilityContext):
 
     path: str
     title: str
-    caption: str = ""
     media_type: str = "image/png"
     width: int
     height: int
 
     def get_summary(self) -> str:
         """Say what the picture shows and where it lies."""
-        return "\n\n".join(part for part in (self.caption, f"Plot: {self.path}") if part)
+        return f"Plot: {self.path}"

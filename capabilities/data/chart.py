@@ -96,7 +96,6 @@ def draw(
     return Plot(
         path=str(path),
         title=title,
-        caption=statistics.get_summary() if statistics else "",
         media_type="image/svg+xml" if wanted.file_format == "svg" else "image/png",
         width=round(wanted.width * wanted.dpi),
         height=round(figure.get_figheight() * wanted.dpi),
