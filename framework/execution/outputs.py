@@ -6,12 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError
+from framework.base.errors import CapabilityError, to_plain
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
 from framework.state import STATE_KEYS, ContextTypes, dump_context
 
 Contexts = dict[str, dict[str, Any]]
+
+_KEPT_BY_THE_GRAPH = frozenset(
+    {
+        "control_has_error",
+        "control_error_info",
+        "control_attempts",
+        "execution_step_results",
+        "execution_pending_approvals",
+    }
+)
+"""Keys by which the graph knows what ran and what failed; a capability's would be believed."""
 
 
 def sort_output(
@@ -32,7 +43,7 @@ def sort_output(
         Updates of state channels, and ``{type: {key: data}}``.
 
     Raises:
-        CapabilityError: The result has another form, or a key fits nowhere.
+        CapabilityError: The result has another form, or a key fits nowhere or is the graph's.
     """
     updates: dict[str, Any] = {}
     contexts: Contexts = {}
@@ -58,7 +69,7 @@ def sort_output(
             continue
         for name, item in value.items():
             if name in STATE_KEYS:
-                updates[name] = item
+                updates[name] = _channel_value(name, item, spec)
             elif name in spec.provides:
                 put(name, item)
             else:
@@ -75,6 +86,15 @@ def sort_output(
             fix=f"Return a value for {expected}, or remove expected_output from the step.",
         )
     return updates, contexts
+
+
+def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
+    if name in _KEPT_BY_THE_GRAPH:
+        raise CapabilityError(
+            f"{spec.name!r} returned {name!r}, which only the graph itself may write.",
+            fix="Raise an error with a severity to report a failure.",
+        )
+    return item if name == "messages" else to_plain(item)
 
 
 def _values(result: Any, spec: CapabilitySpec) -> list[Any]:

@@ -585,6 +585,77 @@ async def test_an_interrupt_inside_a_capability_waits_and_goes_on(agent: Any, st
     assert source.faults.calls == 1, "a finished step ran again after the interrupt"
 
 
+async def test_interrupts_of_one_wave_are_asked_together_and_answered_by_id(
+    agent: Any, step: Any
+) -> None:
+    runs: list[str] = []
+
+    class Asks(BaseCapability):
+        name = "asks"
+        description = "Ask for a value"
+        provides = ["READING"]
+
+        async def execute(self) -> Reading:
+            key = self.step["context_key"]
+            answer = interrupt(f"How much for {key}?")
+            runs.append(key)
+            return Reading(value=float(answer))
+
+    source = with_faults(measure)
+    plan = [
+        step("a", "asks"),
+        step("m", "measure"),
+        step("b", "asks"),
+        step("t", "add", READING=["a", "b", "m"]),
+    ]
+    bench = agent(
+        Reading,
+        Total,
+        capability_node(Asks),
+        source,
+        add,
+        plans=[plan],
+        checkpointer=InMemorySaver(),
+    )
+    out = await bench.ask()
+    asked = {item.value: item.id for item in out["__interrupt__"]}
+    assert set(asked) == {"How much for a?", "How much for b?"}
+    assert len(out["__interrupt__"]) == 2
+    out = await bench.graph.ainvoke(Command(resume={asked["How much for a?"]: 1}), bench.config())
+    assert [item.value for item in out["__interrupt__"]] == ["How much for b?"]
+    out = await bench.graph.ainvoke(Command(resume={asked["How much for b?"]: 2}), bench.config())
+    assert out["capability_context_data"]["TOTAL"]["t"] == {"value": 10.0}
+    assert source.faults.calls == 1
+    assert runs == ["a", "b"], "an answered step ran again"
+
+
+async def test_a_raw_event_of_a_capability_reaches_the_stream(agent: Any, step: Any) -> None:
+    class Streams(BaseCapability):
+        name = "streams"
+        description = "Streams"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> dict[str, Any]:
+            from langgraph.config import get_stream_writer
+
+            writer = get_stream_writer()
+            writer({"event_type": "status", "message": "Half", "progress": 0.3})
+            writer({"event_type": "status", "message": "Done", "progress": 1.0, "complete": True})
+            return {}
+
+    bench = agent(capability_node(Streams), plans=[[step("a", "streams")]])
+    stream = bench.graph.astream({"messages": [("user", "x")]}, stream_mode="custom")
+    events = [event async for event in stream]
+    own = [event for event in events if event.get("progress") is not None]
+    assert [(event["message"], event["progress"]) for event in own] == [
+        ("Executing streams...", 0.1),
+        ("Half", 0.3),
+        ("Done", 1.0),
+    ]
+    kinds = [event["event_type"] for event in events]
+    assert kinds.index("step_started") < kinds.index("step_finished") < kinds.index("turn_finished")
+
+
 @pytest.mark.parametrize("form", ["capability", "node"])
 async def test_every_signal_of_langgraph_passes_through(agent: Any, step: Any, form: str) -> None:
     class Signal(GraphBubbleUp):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from framework import CapabilityContext, ErrorSeverity
-from framework.base import BaseCapability, CapabilityError, capability_node
+from framework.base import BaseCapability, CapabilityError, PersistenceError, capability_node
 from framework.state import SURVIVES_A_TURN, AgentState
 from framework.testing import assert_plan, fail_always, with_faults
 
@@ -289,6 +290,30 @@ async def test_a_key_that_fits_nowhere_is_an_error_that_names_it_and_the_ways_ou
         assert word in said(out)
 
 
+@pytest.mark.parametrize(
+    "key", ["control_error_info", "control_has_error", "execution_step_results", "control_attempts"]
+)
+async def test_a_key_of_the_graph_cannot_be_written_by_a_capability(
+    agent: Any, step: Any, key: str
+) -> None:
+    capability = returning({key: {"b": {"success": True}}}, [])
+    plan = [step("a", "returns"), step("b", "returns")]
+    out = await agent(capability, plans=[plan]).ask()
+    assert out["execution_outcome"]["status"] == "failed"
+    assert out["execution_outcome"]["done"] == []
+    assert key in said(out)
+
+
+async def test_only_plain_data_enters_the_state(agent: Any, step: Any) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    result = {"ui_agent_context": {"level": ErrorSeverity.FATAL, "path": Path("a"), 1: {Odd()}}}
+    out = await agent(returning(result, []), plans=[[step("a", "returns")]]).ask()
+    assert out["ui_agent_context"] == {"level": "fatal", "path": "a", "1": ["odd"]}
+
+
 @pytest.mark.parametrize("result", [7, "text", {1, 2}, object()])
 async def test_a_result_of_another_form_is_an_error(agent: Any, step: Any, result: Any) -> None:
     out = await agent(returning(result, ["WEATHER"]), plans=[[step("a", "returns")]]).ask()
@@ -333,19 +358,17 @@ async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
 # --- one thread, two runs at once ---------------------------------------------------------------
 
 
-async def test_two_runs_of_one_thread_never_mix(agent: Any, step: Any) -> None:
-    """Either one waits for the other, or one is told; a mixture of both is never saved."""
-    slow = with_faults(measure, forever=0.02)
-    plans = [[step("a", "measure")], [step("b", "measure")]]
-    bench = agent(Reading, slow, plans=plans, checkpointer=InMemorySaver())
-    results = await asyncio.gather(bench.ask("One"), bench.ask("Two"), return_exceptions=True)
-    finished = [result for result in results if isinstance(result, dict)]
-    assert finished, results
-    for result in results:
-        if isinstance(result, BaseException):
-            assert "thread" in str(result).lower()
+async def test_a_second_run_of_a_thread_is_told_and_changes_nothing(agent: Any, step: Any) -> None:
+    slow = with_faults(measure, forever=0.05)
+    bench = agent(Reading, slow, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    one, two = await asyncio.gather(bench.ask("One"), bench.ask("Two"), return_exceptions=True)
+    told, finished = (one, two) if isinstance(one, BaseException) else (two, one)
+    assert isinstance(told, PersistenceError), told
+    assert "'1' is being run already" in str(told)
+    assert "Fix:" in str(told)
+    assert slow.faults.calls == 1
     state = (await bench.graph.aget_state(bench.config())).values
-    planned = [s["context_key"] for s in state["planning_execution_plan"]["steps"]]
-    assert set(state["execution_step_results"]) <= set(planned)
-    texts = [message.content for message in state["messages"]]
-    assert len(texts) == 2 * len(finished), texts
+    assert state["messages"] == finished["messages"]
+    assert len(state["messages"]) == 2
+    out = await bench.ask("Three")
+    assert [message.content for message in out["messages"]][2:] == ["Three", "The value is 7."]
