@@ -29,7 +29,10 @@ def check(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Check configuration, registry, extras, models and database; says how to mend each finding."""
+    """Say what would fail, and how to mend it.
+
+    Looks at configuration, registry, extras, models and database without running anything.
+    """
     findings = _all_findings(config, model, db, ask_models)
     errors = [finding for finding in findings if finding.level == "error"]
     if as_json:
