@@ -21,11 +21,15 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "exclude-members": "model_config",
+}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_attr_annotations = True
-suppress_warnings = ["autodoc.import_object", "ref.python"]
+suppress_warnings = ["ref.python"]  # names that several rooms export
 
 
 def _write_problem_pages(app):
