@@ -1,7 +1,13 @@
 """What one needs to test capabilities, plans and whole agents without a model or a wait."""
 
 from framework.testing.clock import FakeClock
-from framework.testing.faults import FaultScript, fail_always, fail_times, with_faults
+from framework.testing.faults import (
+    FaultScript,
+    FaultyCapability,
+    fail_always,
+    fail_times,
+    with_faults,
+)
 from framework.testing.models import ModelCall, ScriptedModel
 from framework.testing.network import NetworkRefusedError, loopback_only
 from framework.testing.plans import assert_plan
@@ -11,6 +17,7 @@ __all__ = [
     "CapabilityRun",
     "FakeClock",
     "FaultScript",
+    "FaultyCapability",
     "ModelCall",
     "NetworkRefusedError",
     "ScriptedModel",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from typing import Any, TypeVar
+from typing import Any, ClassVar, cast
 
-from framework.base import capability_node
+from framework.base import BaseCapability, capability_node
 
-C = TypeVar("C", bound=type)
 Fault = BaseException | type[BaseException] | float | None
 """An exception to raise, a delay in seconds before the real work, or ``None`` for no fault."""
 
@@ -38,7 +37,19 @@ class FaultScript:
         raise fault
 
 
-def with_faults(capability: C, *faults: Fault, forever: Fault = None) -> C:
+class FaultyCapability(BaseCapability):
+    """What the functions below return: the capability that was given, and its script.
+
+    Attributes:
+        faults: The script; counts the calls.
+    """
+
+    faults: ClassVar[FaultScript]
+
+
+def with_faults(
+    capability: type[Any], *faults: Fault, forever: Fault = None
+) -> type[FaultyCapability]:
     """Return a capability that meets faults before it does its work.
 
     It has the name and the declarations of the original, so it can be registered in its place.
@@ -87,11 +98,13 @@ def with_faults(capability: C, *faults: Fault, forever: Fault = None) -> C:
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    made: C = capability_node(type(original.__name__, (original,), namespace))  # type: ignore[assignment]
-    return made
+    made = capability_node(type(original.__name__, (original,), namespace))
+    return cast("type[FaultyCapability]", made)
 
 
-def fail_times(capability: C, times: int, error: BaseException | type[BaseException]) -> C:
+def fail_times(
+    capability: type[Any], times: int, error: BaseException | type[BaseException]
+) -> type[FaultyCapability]:
     """Return a capability whose first calls fail.
 
     Args:
@@ -102,7 +115,9 @@ def fail_times(capability: C, times: int, error: BaseException | type[BaseExcept
     return with_faults(capability, *([error] * times))
 
 
-def fail_always(capability: C, error: BaseException | type[BaseException]) -> C:
+def fail_always(
+    capability: type[Any], error: BaseException | type[BaseException]
+) -> type[FaultyCapability]:
     """Return a capability whose every call fails.
 
     Args:
