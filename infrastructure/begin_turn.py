@@ -36,7 +36,13 @@ class BeginTurnNode(BaseInfrastructureNode):
         update["runtime_info"] = {**info, "turn": turn, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if turn == 1 and services.settings.context:
-            update["capability_context_data"] = services.settings.context
+            # What the caller brings goes before what the settings would give.
+            stored = state.get("capability_context_data") or {}
+            update["capability_context_data"] = {
+                kind: entries
+                for kind, entries in services.settings.context.items()
+                if kind not in stored
+            }
         problem: CapgraphError | None = _problem(state, services, brought)
         if brought:
             try:

@@ -28,7 +28,8 @@ class Registry:
     """Holds capabilities, infrastructure nodes and context types by name.
 
     Args:
-        infrastructure: Modules or packages whose infrastructure nodes are registered at once.
+        infrastructure: Modules or packages whose infrastructure nodes are registered at once; a
+            later one replaces nodes of the same name.
         given: Context types that the caller of the graph supplies.
 
     Raises:
@@ -49,8 +50,8 @@ class Registry:
         self._context_types: dict[str, type[CapabilityContext]] = {}
         self._instances: dict[str, Any] = {}
         self._given: set[str] = set(given)
-        for name in infrastructure:
-            self.discover(name)
+        for place, name in enumerate(infrastructure):
+            self.discover(name, override=place > 0)
 
     # --- reading --------------------------------------------------------------------------
 
