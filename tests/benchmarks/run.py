@@ -11,8 +11,10 @@ import argparse
 import asyncio
 import importlib.metadata
 import json
+import os
 import platform
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import measure
+from tests.benchmarks import markdown, measure
 from tests.benchmarks.model_use import model_use
 from tests.benchmarks.peers.rounds import compare
 
@@ -143,7 +145,7 @@ def peer_rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 async def collect(quick: bool, only: str) -> dict[str, Any]:
     """Measure everything, or one part."""
-    rounds = 2 if quick else 9
+    rounds = 2 if quick else 7
     steps = 200 if quick else 1000
     found: dict[str, Any] = {}
     if only in ("all", "langgraph"):
@@ -174,27 +176,31 @@ def versions() -> dict[str, str]:
     return found
 
 
-def tables(found: dict[str, Any], quick: bool) -> list[Table]:
-    """Return the tables to print."""
-    made = []
+def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str], list[Any]]]:
+    """Return title, heading and rows of each table."""
+    made: list[tuple[str, Sequence[str], list[Any]]] = []
     if "per_step" in found:
-        table = Table("what", "capgraph", "bare LangGraph", "target", title="capgraph benchmarks")
-        for row in [*rows_of(found), *model_rows(found["model_use"])]:
-            table.add_row(*row)
-        made.append(table)
+        heading = ("what", "capgraph", "bare LangGraph", "target")
+        rows = [*rows_of(found), *model_rows(found["model_use"])]
+        made.append(("Against bare LangGraph", heading, rows))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
-        table = Table(*PEER_COLUMNS, title=f"One request of {steps} dependent tool steps")
-        for cells in peer_rows(found["peers"]):
-            table.add_row(*cells)
-        made.append(table)
+        title = f"One request of {steps} dependent tool steps"
+        made.append((title, PEER_COLUMNS, peer_rows(found["peers"])))
     return made
 
 
+def measured_with(found: dict[str, Any]) -> str:
+    """Return date, machine and versions in a line."""
+    names = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"{found['date']}, {os.cpu_count()} CPUs, {names}"
+
+
 def main() -> int:
-    """Measure, print the tables and write the JSON."""
+    """Measure, print the tables and write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--docs", type=Path, help="put the tables into this Markdown file")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a first look")
     parser.add_argument("--only", choices=("all", "langgraph", "peers"), default="all")
     options = parser.parse_args()
@@ -204,16 +210,19 @@ def main() -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    for table in tables(found, options.quick):
-        console.print(table)
-    console.print(
-        found["date"],
-        *(f"{name} {version}" for name, version in found["versions"].items()),
-        sep=", ",
-    )
+    written = [f"Measured {measured_with(found)}."]
+    for title, heading, rows in tables(found, options.quick):
+        shown = Table(*heading, title=title)
+        for row in rows:
+            shown.add_row(*row)
+        console.print(shown)
+        written.append(f"{title}:\n\n{markdown.table(heading, rows)}")
+    console.print(measured_with(found))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     console.print(f"figures: {options.json}")
+    if options.docs is not None:
+        markdown.replace_results(options.docs, "\n\n".join(written))
     return 0
 
 

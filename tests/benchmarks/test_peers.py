@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import peers, run
+from tests.benchmarks import markdown, peers, run
 from tests.benchmarks.model_use import model_use
 from tests.benchmarks.peers import rounds
 
@@ -71,3 +71,15 @@ async def test_more_capabilities_cost_no_more_prompt() -> None:
     few, many = await model_use(20), await model_use(200)
     assert many["model_calls"] == few["model_calls"]
     assert many["prompt_tokens"] <= 1.5 * few["prompt_tokens"]
+
+
+def test_results_go_between_the_marks_of_the_documentation(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n", encoding="utf-8")
+    for text in ("one", "two"):
+        markdown.replace_results(file, text)
+    expected = f"before\n{markdown.BEGIN}\n\ntwo\n\n{markdown.END}\nafter\n"
+    assert file.read_text("utf-8") == expected
+    file.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="no place"):
+        markdown.replace_results(file, "three")
