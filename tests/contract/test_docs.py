@@ -228,7 +228,7 @@ def test_the_extras_in_the_readme_are_the_real_ones() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## Install")[1]
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", readme, re.M)
     documented = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    assert documented == set(project["optional-dependencies"]) - {"docs", "dev"}
+    assert documented == set(project["optional-dependencies"]) - {"docs", "dev", "bench"}
     used = set(re.findall(r"capgraph\[([\w,]+)\]", "\n".join(p.read_text("utf-8") for p in PAGES)))
     assert {name for names in used for name in names.split(",")} <= set(
         project["optional-dependencies"]
