@@ -254,3 +254,13 @@ def test_the_import_order_of_the_architecture_is_the_one_that_is_enforced() -> N
     shown = page.split("## Who may import whom")[1].split("An arrow")[0]
     documented = [{n.strip() for n in row.split("|")} for row in shown.split("→")]
     assert documented == enforced
+
+
+def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    question = re.search(r'^\s+"(What .*\?)"$', makefile, re.M)
+    assert question is not None
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert question[1] in " ".join(readme.split())
+    picture = (DOCS / "_make_picture.py").read_text(encoding="utf-8")
+    assert question[1] in re.sub(r'"\s*"', "", picture)
