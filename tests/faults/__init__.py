@@ -1,0 +1,1 @@
+"""Faults on purpose: processes killed, databases away, disks full, clocks moved, nonsense given."""

