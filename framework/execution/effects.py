@@ -122,20 +122,24 @@ class EffectGuard:
         await self._journal.write(name, {"status": "failed", "run": run, "attempt": attempt.number})
         return None
 
-    async def earlier_failures(self, key: str) -> tuple[int, float | None]:
-        """Return how often a step failed in this turn, and when it may be tried again."""
+    async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
+        """Return how often a step failed in this turn, and how long to wait before the next try."""
         if not self._journal.durable:
             return 0, None
         async with self._lock:
             if self._waits is None:
                 self._waits = await self._journal.read(f"{self._turn}/waits")
-        entry = self._waits.get(key) or {}
-        return entry.get("failures", 0), entry.get("until")
+        entry = self._waits.get(key)
+        if entry is None:
+            return 0, None
+        # A clock that was set back must not make the wait longer than it was.
+        return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
 
-    async def failed(self, key: str, failures: int, until: float) -> None:
+    async def failed(self, key: str, failures: int, delay: float, now: float) -> None:
         """Leave word that a step failed and when it is tried again."""
+        entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
-            self._waits = {**(self._waits or {}), key: {"failures": failures, "until": until}}
+            self._waits = {**(self._waits or {}), key: entry}
             await self._journal.write(f"{self._turn}/waits", self._waits)
 
 

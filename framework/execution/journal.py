@@ -22,7 +22,7 @@ from framework.stores.threads import JOURNAL
 _CHANNEL = "journal"
 # One row for each key: the order of records must not hang on the clock.
 _ROW = "00000000-0000-6000-8000-000000000001"
-_CHECKPOINT_SECONDS = 30.0
+_CHECKPOINT_SECONDS = 10.0
 
 
 class Journal:

@@ -225,23 +225,22 @@ class PlanRun:
             idempotency_key=self._guard.key(step, self._plan),
             turn_task=self._view.get("task_current_task") or "",
         )
-        failures, wait_until = await self._guard.earlier_failures(key)
+        failures, wait = await self._guard.earlier_failures(key, self._services.clock.now())
         failures = max(failures, self._attempts.get(key, 0))
         while True:
-            if wait_until is not None:
-                left = wait_until - self._services.clock.now()
-                # A clock that was set back must not turn a short wait into a long one.
-                limit = self._services.limits.max_retry_delay_seconds
-                await self._services.clock.sleep(min(max(0.0, left), limit))
+            if wait is not None:
+                await self._services.clock.sleep(wait)
             attempt.number = failures + 1
             attempt.run_seconds_left = self._seconds_left()
             outcome = await self._guarded(attempt)
             if outcome.error is None:
                 return outcome.update
             failures += 1
-            wait_until = await self._next_try(attempt, outcome.error, failures)
-            if wait_until is None or self._stopping:
+            wait = await self._next_try(attempt, outcome.error, failures)
+            if wait is None or self._stopping:
                 outcome.error["attempts"] = failures
+                # Cut short by another failure, it may have tries left; that one has not.
+                outcome.error["final"] = wait_until is None
                 outcome.update["control_attempts"] = {key: failures}
                 return outcome.update
 
@@ -283,8 +282,7 @@ class PlanRun:
         left = self._seconds_left()
         if left is not None and delay >= left:
             return None
-        until = self._services.clock.now() + delay
-        await self._guard.failed(attempt.key, failures, until)
+        await self._guard.failed(attempt.key, failures, delay, self._services.clock.now())
         emit(
             Retry(
                 name=attempt.spec.name,
@@ -295,7 +293,7 @@ class PlanRun:
                 message=error.get("user_message") or "",
             )
         )
-        return until
+        return delay
 
 
 def _combined(signals: list[GraphBubbleUp]) -> GraphBubbleUp:

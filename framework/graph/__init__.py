@@ -1,5 +1,6 @@
 """From a registry to a compiled graph."""
 
 from framework.graph.build import build_graph
+from framework.graph.open import open_graph
 
-__all__ = ["build_graph"]
+__all__ = ["build_graph", "open_graph"]

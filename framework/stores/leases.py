@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import sqlite3
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from framework.base.errors import PersistenceError
 
 TTL_SECONDS = 30.0
 """After so long without a heartbeat a holder on another machine counts as gone."""
@@ -199,11 +202,21 @@ class SqliteLeases(_Rows):
 
     async def _run(self, statement: str, values: tuple[Any, ...]) -> tuple[int, Any]:
         text = statement.format("?", now=repr(time.time()))
+        conn = self._saver.conn
         # The lock keeps this apart from the saver's own transactions.
-        async with self._saver.lock, self._saver.conn.execute(text, values) as cursor:
-            row = await cursor.fetchone() if text.startswith("SELECT") else None
-            await self._saver.conn.commit()
-            return cursor.rowcount, row
+        async with self._saver.lock:
+            try:
+                async with conn.execute(text, values) as cursor:
+                    row = await cursor.fetchone() if text.startswith("SELECT") else None
+                    await conn.commit()
+                    return cursor.rowcount, row
+            except sqlite3.Error as exc:
+                with suppress(sqlite3.Error):
+                    await conn.rollback()
+                raise PersistenceError(
+                    f"The lease of a thread cannot be kept: {exc}.",
+                    fix="Look at the database; then run the thread again.",
+                ) from exc
 
 
 class PostgresLeases(_Rows):

@@ -86,8 +86,8 @@ class SqliteSaver(AsyncSqliteSaver):
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
-        await self.setup()
         async with self._told("written"):
+            await self.setup()
             await super().adelete_thread(thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:

@@ -1,0 +1,62 @@
+"""``open_graph``: a graph together with the database that it lives on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from langgraph.graph.state import CompiledStateGraph
+
+from framework.graph.build import build_graph
+from framework.registry import Registry
+from framework.state import AgentState
+from framework.stores import open_saver, open_store
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+
+@asynccontextmanager
+async def open_graph(
+    registry: Registry,
+    url: str | None = None,
+    *,
+    settings: Settings | None = None,
+    **options: Any,
+) -> AsyncIterator[CompiledStateGraph[AgentState, Any, AgentState, AgentState]]:
+    """Build a graph whose threads, standing rules and memories live in one database.
+
+    ``build_graph`` takes open savers and stores; a URL needs a block that closes what it opened.
+
+    Args:
+        registry: What the agent is made of.
+        url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` takes the settings'
+            ``persistence.url``, and without one nothing is kept.
+        settings: All other settings; the defaults when not given.
+        **options: Further arguments of ``build_graph``.
+
+    Raises:
+        ConfigurationError: The URL or the key cannot be used.
+        MissingExtraError: The extra of the database is not installed.
+        PersistenceError: The database cannot be reached.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     async with open_graph(Registry(), "sqlite://:memory:") as graph:
+    ...         out = await graph.ainvoke(
+    ...             {"messages": [("user", "Sing")]}, {"configurable": {"thread_id": "1"}}
+    ...         )
+    ...         return out["messages"][-1].content.splitlines()[0]
+    >>> asyncio.run(main())
+    'Nothing here can do that: Sing'
+    """
+    if settings is None:
+        from configs.settings import load_settings
+
+        settings = load_settings()
+    chosen = url if url is not None else settings.persistence.url
+    key = settings.persistence.encryption_key
+    secret = key.get_secret_value() if key is not None else None
+    async with open_saver(chosen, encryption_key=secret) as saver, open_store(chosen) as store:
+        yield build_graph(registry, checkpointer=saver, store=store, settings=settings, **options)
