@@ -240,7 +240,7 @@ class PlanRun:
             if wait is None or self._stopping:
                 outcome.error["attempts"] = failures
                 # Cut short by another failure, it may have tries left; that one has not.
-                outcome.error["final"] = wait_until is None
+                outcome.error["final"] = wait is None
                 outcome.update["control_attempts"] = {key: failures}
                 return outcome.update
 
