@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,57 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 
-_FIELDS = {"id": str, "channel_values": dict, "channel_versions": dict, "versions_seen": dict}
+_CHECKED = "/crc32"
+_FIELDS = {
+    "v": int,
+    "id": str,
+    "channel_values": dict,
+    "channel_versions": dict,
+    "versions_seen": dict,
+}
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """Rebuilds only known safe types, and notices bytes that changed on the disk.
+
+    Args:
+        checksum: Whether to add one; what is encrypted has a stronger one already.
+    """
+
+    def __init__(self, *, checksum: bool = True) -> None:
+        super().__init__(allowed_msgpack_modules=None)
+        self._checksum = checksum
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        """Turn a value into bytes.
+
+        Raises:
+            PersistenceError: It cannot be saved.
+        """
+        try:
+            kind, data = super().dumps_typed(obj)
+        except (TypeError, ValueError, RecursionError) as exc:
+            raise PersistenceError(
+                f"A value of the state cannot be saved: {exc}.",
+                fix="Keep to plain JSON: text, numbers of 64 bits, lists and dictionaries.",
+            ) from exc
+        if not self._checksum:
+            return kind, data
+        return f"{kind}{_CHECKED}", zlib.crc32(data).to_bytes(4) + data
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Turn bytes into a value; those of LangGraph's own serializer are read as well.
+
+        Raises:
+            ValueError: The bytes are not those that were written.
+        """
+        kind, content = data
+        if not kind.endswith(_CHECKED):
+            return super().loads_typed(data)
+        body = bytes(content[4:])
+        if zlib.crc32(body).to_bytes(4) != bytes(content[:4]):
+            raise ValueError("the checksum does not fit")
+        return super().loads_typed((kind.removesuffix(_CHECKED), body))
 
 
 def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
@@ -28,9 +79,8 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
         ConfigurationError: The key has another length.
         MissingExtraError: Encryption is asked for and its package is not installed.
     """
-    plain = JsonPlusSerializer(allowed_msgpack_modules=None)
     if encryption_key is None:
-        return plain
+        return StrictSerializer()
     key = encryption_key.encode() if isinstance(encryption_key, str) else bytes(encryption_key)
     if len(key) not in {16, 24, 32}:
         raise ConfigurationError(
@@ -38,7 +88,7 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
             " from 'openssl rand -hex 16'."
         )
     require_extra("Crypto.Cipher", "encryption")
-    return EncryptedSerializer.from_pycryptodome_aes(plain, key=key)
+    return EncryptedSerializer.from_pycryptodome_aes(StrictSerializer(checksum=False), key=key)
 
 
 @contextmanager
