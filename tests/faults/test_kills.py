@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults import outages
-from tests.faults.databases import postgres, sqlite_url
+from tests.faults.databases import sqlite_url
 from tests.faults.driver import Killer, Tally, Zygote
 
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(180)]
@@ -29,12 +29,6 @@ def zygote() -> Iterator[Zygote]:
 def sqlite(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Killer:
     folder = tmp_path_factory.mktemp("sqlite")
     return Killer(zygote, sqlite_url(Path("{folder}/threads.db")), folder, random.Random(SEED))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
