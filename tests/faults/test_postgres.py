@@ -50,7 +50,7 @@ async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> No
             assert rows
             text = " ".join(row[0] for row in rows)
             assert "treasure" not in text
-            assert "treasure".encode().hex() not in text
+            assert b"treasure".hex() not in text
     async with open_saver(url, encryption_key=KEY) as saver:
         assert await prune_threads(saver, policy="delete")
         assert await list_threads(saver) == []
