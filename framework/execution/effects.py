@@ -76,7 +76,8 @@ class EffectGuard:
         """
         if attempt.spec.effect == "none" or not self._journal.durable:
             return None
-        await self._journal.ready_for_effects()
+        # What knows its keys bears being called by two; what acts once does not.
+        await self._journal.ready_for_effects(confirm=attempt.spec.effect == "once")
         if attempt.spec.effect != "once":
             return None
         name = self._record(attempt.step, plan)

@@ -67,18 +67,21 @@ class Journal:
         # The identity of a task changes when its graph starts anew; its node's name does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
-    async def ready_for_effects(self) -> None:
+    async def ready_for_effects(self, *, confirm: bool) -> None:
         """Wait until a restart would come back to the plan that is being run.
 
         LangGraph saves checkpoints in the background. An effect that happens before its plan is
         saved would be planned anew after a crash, perhaps in other words, and happen again.
+
+        Args:
+            confirm: Whether to make sure in the database that this process has the thread.
 
         Raises:
             PersistenceError: The checkpoint is not saved, or another process has the thread.
         """
         if not self.durable or self._saver is None:
             return
-        if self._confirm is not None:
+        if confirm and self._confirm is not None:
             await self._confirm(self._thread_id)
         if self._built_on_rock or self._checkpoint is None:
             return
