@@ -19,6 +19,7 @@ class StepContext:
         capability: Name of the capability.
         step: The planned step.
         step_index: Its place in the plan.
+        total_steps: How many steps the plan has.
         state: The graph's state when the step began; read it, never change it.
         inputs: Context type to validated object, list of objects (``many``) or ``None``.
         parameters: Validated parameters model, or the step's plain dictionary.
@@ -34,6 +35,7 @@ class StepContext:
     capability: str
     step: PlannedStep
     step_index: int = 0
+    total_steps: int = 0
     state: Mapping[str, Any] = field(default_factory=dict)
     inputs: dict[str, Any] = field(default_factory=dict)
     parameters: Any = field(default_factory=dict)

@@ -11,6 +11,7 @@ import typer
 
 from configs.errors import CapgraphError
 from framework.cli.commands import approvals, check, look, new, talk, threads
+from framework.cli.eval import evaluate
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command("capabilities")(look.capabilities)
 app.command("graph")(look.graph)
 app.command("check")(check.check)
 # One line for each group of commands.
+app.command("eval", epilog=EXIT_CODES_HELP)(evaluate)
 app.add_typer(new.app, name="new")
 app.add_typer(threads.app, name="threads")
 app.add_typer(approvals.app, name="approvals")

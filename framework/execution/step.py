@@ -132,6 +132,7 @@ async def _call(
         capability=spec.name,
         step=copy.deepcopy(step),
         step_index=attempt.index,
+        total_steps=attempt.total,
         state=StepState(state),
         inputs=resolve_inputs(spec, step, context_data, types),
         parameters=resolve_parameters(spec, step),
@@ -184,11 +185,19 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
         "context": context.inputs,
         "runtime": context.runtime,
         "logger": context.logger,
-        "streamer": get_streamer("capability", context.capability, context.state),
+        "streamer": get_streamer("capability", context.capability, _position(context)),
     }
     names = _accepted(cls.execute)
     kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
     return await cls.execute(context.state, **kwargs)
+
+
+def _position(context: StepContext) -> dict[str, Any]:
+    # The streamer counts the plan's steps; the whole plan need not be copied for that.
+    return {
+        "planning_current_step_index": context.step_index,
+        "planning_execution_plan": {"steps": range(context.total_steps)},
+    }
 
 
 @lru_cache(maxsize=4096)

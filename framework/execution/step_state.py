@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_CONTEXT_LEVELS = 2
+
 
 class StepState(Mapping[str, Any]):
     """Hands out copies, made when a key is first read.
@@ -15,6 +17,8 @@ class StepState(Mapping[str, Any]):
 
     Args:
         state: The state when the step began.
+        levels: How many levels below are opened key by key as well; context data has two (type
+            and key).
 
     >>> state = {"ui_captured_figures": ["a.png"]}
     >>> StepState(state)["ui_captured_figures"].append("b.png")
@@ -22,15 +26,22 @@ class StepState(Mapping[str, Any]):
     {'ui_captured_figures': ['a.png']}
     """
 
-    __slots__ = ("_copies", "_state")
+    __slots__ = ("_copies", "_levels", "_state")
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    def __init__(self, state: Mapping[str, Any], levels: int = 0) -> None:
         self._state = state
+        self._levels = levels
         self._copies: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._copies:
-            self._copies[key] = copy.deepcopy(self._state[key])
+            value = self._state[key]
+            levels = _CONTEXT_LEVELS if key == "capability_context_data" else self._levels
+            if levels and isinstance(value, Mapping):
+                # Reading one entry must not cost a copy of all that earlier steps left.
+                self._copies[key] = StepState(value, levels - 1)
+            else:
+                self._copies[key] = copy.deepcopy(value)
         return self._copies[key]
 
     def __iter__(self) -> Iterator[str]:

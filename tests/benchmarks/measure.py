@@ -124,6 +124,21 @@ async def flatness(payload_bytes: int, steps: int = 1000) -> dict[str, Any]:
     }
 
 
+async def plan_length(short: int = 50, long: int = 800, rounds: int = 5) -> dict[str, float]:
+    """Seconds per step of a long chain against those of a short one: what a plan's length costs."""
+    graph = programs.build_graph(programs.chain_registry(), settings=programs.load_settings())
+    times: dict[int, list[float]] = {short: [], long: []}
+    for number in range(rounds + 1):
+        for steps, spent in times.items():
+            plan = programs.chain_plan(steps)
+            given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+            seconds = await _timed(graph.ainvoke(given))
+            if number:
+                spent.append(seconds / steps)
+    ratio = statistics.median(times[long]) / statistics.median(times[short])
+    return {"short": short, "long": long, "ratio": ratio}
+
+
 async def makespan(plans: int = 20, mean: float = 0.05, seed: int = 7) -> dict[str, Any]:
     """Time of random plans of uneven steps over the length of their critical path."""
     rng = random.Random(seed)

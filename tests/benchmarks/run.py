@@ -78,6 +78,15 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
                 "time at most 1.3, bytes 1",
             )
         )
+    lengths = found["plan_length"]
+    rows.append(
+        (
+            f"time per step, plan of {lengths['long']} / plan of {lengths['short']} steps",
+            f"{lengths['ratio']:.2f}",
+            "",
+            "at most 1.3",
+        )
+    )
     many = found["threads"]
     rows.append(
         (
@@ -152,6 +161,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
         found |= {
             "per_step": await measure.per_step(rounds=rounds),
             "per_step_saved": await measure.per_step_saved(rounds=rounds),
+            "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
             "flat_1k": await measure.flatness(1_000, steps),
             "flat_100k": await measure.flatness(100_000, steps),
