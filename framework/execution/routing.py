@@ -145,6 +145,15 @@ _RANK = (
 
 
 def decisive(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the failure that decides when several steps failed: the gravest, then the first."""
+    """Return the failure that decides when several steps failed: the gravest, then the first.
+
+    Among equals one that has no tries left comes before one that was cut short by it.
+    """
     order = [severity.value for severity in _RANK]
-    return min(failures, key=lambda info: order.index(info["classification"]["severity"]))
+    return min(
+        failures,
+        key=lambda info: (
+            order.index(info["classification"]["severity"]),
+            not info.get("final", True),
+        ),
+    )

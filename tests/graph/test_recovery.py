@@ -155,6 +155,19 @@ async def test_each_step_of_a_wave_has_its_own_count(agent: Any, step: Any) -> N
     assert out["execution_outcome"]["status"] == "completed"
 
 
+async def test_a_step_at_its_limit_is_not_tried_again_for_the_sake_of_another(
+    agent: Any, step: Any
+) -> None:
+    hasty = policy(1, 0, 1.0, "hasty")
+    # It is still at its first try when the other one has failed for good.
+    patient = with_faults(policy(5, 0.1, 1.0, "patient"), forever=0.02)
+    out = await agent(patient, hasty, plans=[[step("a", "patient"), step("b", "hasty")]]).ask()
+    assert hasty.calls == 1
+    assert patient.faults.calls <= 5
+    assert out["execution_outcome"]["status"] == "failed"
+    assert "line is down" in said(out)
+
+
 @pytest.mark.parametrize(
     "error", [TypeError, KeyError, AttributeError, ZeroDivisionError, NameError]
 )
