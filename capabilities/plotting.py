@@ -26,6 +26,12 @@ from framework.base import (
 _SVG = re.compile(r"\bsvg\b", re.IGNORECASE)
 _BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
 _LINES = re.compile(r"\blines?\s*(?:chart|plot|graph)?\b", re.IGNORECASE)
+_PICTURE = re.compile(
+    r"^\W*(?:please\s+|can you\s+|could you\s+)?(?:plot|graph|chart|draw|visuali[sz]e|sketch)\b"
+    r"|\b(?:plot|graph|chart|histogram|diagram|picture) (?:of|for|showing|with)\b"
+    r"|\band (?:plot|graph|chart|draw|visuali[sz]e)\b",
+    re.IGNORECASE,
+)
 DEFAULT_FOLDER = "capgraph-output"
 
 
@@ -88,6 +94,11 @@ class Plotting(BaseCapability):
         )
         self.progress(f"Drawing {', '.join(m.label for m in dataset.measures[:4])}")
         return await asyncio.to_thread(draw, dataset, statistics, wanted, dict(self.config))
+
+    @staticmethod
+    def recognises(task: str) -> bool | None:
+        """A request for a picture, whatever it is to show."""
+        return True if _PICTURE.search(task) else None
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(

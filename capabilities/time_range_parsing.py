@@ -16,6 +16,7 @@ from framework.base import (
     OrchestratorGuide,
     PlannedStep,
     TaskClassifierGuide,
+    ValidationError,
     capability_node,
 )
 
@@ -58,6 +59,14 @@ class TimeRangeParsing(BaseCapability):
         result = await asyncio.to_thread(time_range_of, text, dict(self.config))
         self.progress(result.label, 1.0)
         return result
+
+    @staticmethod
+    def recognises(task: str) -> bool | None:
+        """A task that names a time, also one that cannot be."""
+        try:
+            return None if time_range_of(task, {}).whole else True
+        except ValidationError:
+            return True  # the step then says what is wrong with it
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(

@@ -211,6 +211,21 @@ class BaseCapability(ABC):
         )
 
     @staticmethod
+    def recognises(task: str) -> bool | None:
+        """Say for sure whether a task needs this capability, where its wording shows it.
+
+        Used when capabilities are chosen without a model, on top of the examples: it decides
+        about this capability once the task resembles something that is served here at all.
+
+        Args:
+            task: What the user asks.
+
+        Returns:
+            ``True`` or ``False`` when it is plain, ``None`` to leave it to the examples.
+        """
+        return None
+
+    @staticmethod
     def get_retry_policy() -> dict[str, Any]:
         """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}

@@ -128,6 +128,7 @@ class Registry:
                     instructions=guide.instructions if guide else "",
                     positives=tuple(e.query for e in examples if e.result),
                     negatives=tuple(e.query for e in examples if not e.result),
+                    recognises=getattr(spec.cls, "recognises", None),
                 )
             )
         return found

@@ -87,7 +87,12 @@ class HeadSelector(ABC, Generic[FittedT]):
         # Beside the best: what is close to it, and what (nearly) fits by itself. The parts
         # of a compound request weaken one another, hence "nearly".
         enough = min(self._margin * top, _NEARLY * self._threshold / (1 - self._threshold))
-        names = tuple(name for name, value in open_ if value >= enough)[:limit]
+        sure = {c.name: c.recognises(task) for c in candidates if c.recognises is not None}
+        names = tuple(
+            name
+            for name, value in open_
+            if (sure.get(name) is None and value >= enough) or sure.get(name)
+        )[:limit]
         return Selection(names, scores, best, _reason(names, scores))
 
     async def _compare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -20,6 +20,8 @@ class Candidate:
         instructions: When to choose it, from its classifier guide.
         positives: Requests that need it (classifier examples with ``result=True``).
         negatives: Requests that do not (classifier examples with ``result=False``).
+        recognises: Says for sure whether a task needs it, if it is served at all; ``None``
+            for no opinion.
 
     >>> Candidate("weather", "Gives the weather of a place.", positives=("Is it raining?",)).name
     'weather'
@@ -30,6 +32,7 @@ class Candidate:
     instructions: str = ""
     positives: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ()
+    recognises: Callable[[str], bool | None] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

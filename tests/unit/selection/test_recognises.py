@@ -1,0 +1,46 @@
+"""A capability may say for sure that a task needs it; that counts once anything fits at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from framework.selection import Candidate, LexicalSelector
+
+
+def _candidates(verdict: bool | None) -> list[Candidate]:
+    return [
+        Candidate(
+            "figures",
+            "Computes figures about measurements.",
+            positives=("what is the mean temperature?", "highest pressure in May"),
+        ),
+        Candidate("picture", "Paints.", recognises=lambda task: verdict),
+    ]
+
+
+@pytest.mark.parametrize(("verdict", "chosen"), [(True, True), (None, False), (False, False)])
+async def test_a_verdict_decides_beside_a_capability_that_fits(
+    verdict: bool | None, chosen: bool
+) -> None:
+    found = await LexicalSelector().select("the mean temperature in May", _candidates(verdict))
+    assert "figures" in found.names
+    assert ("picture" in found.names) is chosen
+
+
+async def test_a_verdict_does_not_make_an_unrelated_task_fit() -> None:
+    found = await LexicalSelector().select("sing me a song", _candidates(True))
+    assert found.names == ()
+
+
+async def test_a_refusal_by_the_capability_itself_counts_too() -> None:
+    candidates = [
+        Candidate(
+            "figures",
+            "Computes figures.",
+            positives=("what is the mean temperature?",),
+            recognises=lambda task: False,
+        )
+    ]
+    found = await LexicalSelector().select("what is the mean temperature?", candidates)
+    assert found.names == ()
+    assert found.reason
