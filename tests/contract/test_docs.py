@@ -264,3 +264,20 @@ def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
     assert question[1] in " ".join(readme.split())
     picture = (DOCS / "_make_picture.py").read_text(encoding="utf-8")
     assert question[1] in re.sub(r'"\s*"', "", picture)
+
+
+def named_tests() -> list[Any]:
+    """Return the tests that the guarantees name, each with its file."""
+    found, file = [], ""
+    page = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    for path, name in re.findall(r"`([\w/]*\.py)?(?:::(\w+))?`", page):
+        file = path or file
+        if path or name:
+            found.append(pytest.param(file, name, id=f"{file}::{name}"))
+    return found
+
+
+@pytest.mark.parametrize(("file", "name"), named_tests())
+def test_a_test_that_holds_a_guarantee_exists(file: str, name: str) -> None:
+    [path] = [p for p in (ROOT / "tests").rglob("*.py") if p.as_posix().endswith(f"/{file}")]
+    assert f"def {name}(" in path.read_text(encoding="utf-8") or not name
