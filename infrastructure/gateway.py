@@ -106,7 +106,7 @@ async def prepare(
     if message:
         given["messages"] = [HumanMessage(content=message)]
         return Prepared(given, commands, switched=switches)
-    if (await graph.aget_state(config)).next:
+    if (await graph.aget_state(config)).tasks:
         raise ValidationError(
             "A switch cannot be set while a turn is unfinished: the turn would be lost.",
             fix="Finish the turn or answer its question first.",

@@ -171,7 +171,7 @@ async def unfinished(agent: Agent, thread_id: str) -> tuple[bool, dict[str, Any]
     """Return whether a thread has an unfinished turn, and its open questions."""
     config: Any = {"configurable": {"thread_id": thread_id}}
     snapshot = await agent.graph.aget_state(config)
-    return bool(snapshot.next), {item.id: item.value for item in snapshot.interrupts}
+    return bool(snapshot.tasks), {item.id: item.value for item in snapshot.interrupts}
 
 
 async def new_input(agent: Agent, thread_id: str, options: AskOptions) -> dict[str, Any]:

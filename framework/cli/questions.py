@@ -106,6 +106,8 @@ def step_lines(step: Mapping[str, Any]) -> list[str]:
     if step.get("inputs"):
         sources = [f"{kind} from {key}" for entry in step["inputs"] for kind, key in entry.items()]
         lines.append("  " + one_line(f"inputs: {', '.join(sources)}", 1000))
+    for name, summary in (step.get("input_summaries") or {}).items():
+        lines += [f"  {one_line(name)}:", *(f"    {safe(line)}" for line in summary.split("\n"))]
     if step.get("parameters"):
         shown = json.dumps(step["parameters"], indent=2, ensure_ascii=False, default=str)
         lines += ["  parameters:", *(f"    {safe(line)}" for line in shown.split("\n"))]

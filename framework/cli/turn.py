@@ -204,14 +204,14 @@ async def _end_of_turn(
     outcome = dict(values.get("execution_outcome") or {})
     if error is not None:
         status = "failed"
-    elif stopped and snapshot.next:
+    elif stopped and snapshot.tasks:
         status = stopped
     elif questions:
         status = "waiting"
     else:
         status = outcome.get("status", "failed")
     outcome["status"] = status
-    over = not snapshot.next and error is None
+    over = not snapshot.tasks and error is None
     return TurnEnd(
         thread_id,
         status,

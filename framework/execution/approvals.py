@@ -18,10 +18,12 @@ from pydantic import ValidationError as PydanticValidationError
 from framework.base.errors import ValidationError
 from framework.execution.effects import UNKNOWN
 from framework.execution.services import Services
+from framework.execution.summaries import summary_of
 from framework.planning import CLOSING, check_plan
 from framework.state import dump_context
 
 QUESTION_VERSION = 1
+_MAX_SHOWN = 20_000
 PLAN = "plan"
 """Key of the entry that shows the whole plan."""
 MISSING = "missing_capability"
@@ -82,12 +84,17 @@ def question_for(
     plan = state.get("planning_execution_plan") or {}
     steps = {step["context_key"]: step for step in plan.get("steps") or []}
     pending = state.get("execution_pending_approvals") or {}
-    entries = [_entry(key, steps[key], pending.get(key) or {}, services) for key in keys]
+    data = state.get("capability_context_data") or {}
+    entries = [_entry(key, steps[key], pending.get(key) or {}, data, services) for key in keys]
     return _question(plan, entries)
 
 
 def _entry(
-    key: str, step: Mapping[str, Any], asked: Mapping[str, Any], services: Services
+    key: str,
+    step: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    data: Mapping[str, Mapping[str, Any]],
+    services: Services,
 ) -> dict[str, Any]:
     spec = services.registry.capabilities.get(step["capability"])
     kind, reason = asked.get("kind", "step"), asked.get("reason")
@@ -101,6 +108,7 @@ def _entry(
         "task_objective": step.get("task_objective"),
         "parameters": step.get("parameters") or {},
         "inputs": step.get("inputs") or [],
+        "input_summaries": _input_summaries(step, data, services),
         "kind": kind,
         "reason": reason,
         "decisions": _DECISIONS[kind],
@@ -108,6 +116,19 @@ def _entry(
     if asked.get("idempotency_key"):
         entry["idempotency_key"] = asked["idempotency_key"]
     return entry
+
+
+def _input_summaries(
+    step: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]], services: Services
+) -> dict[str, str]:
+    """Say what the step is about to work on: nobody can agree to code that is not shown."""
+    types = services.registry.context_types
+    return {
+        f"{kind}.{key}": summary_of(kind, key, data[kind][key], types)[:_MAX_SHOWN]
+        for entry in step.get("inputs") or []
+        for kind, key in entry.items()
+        if key in data.get(kind, {})
+    }
 
 
 def plan_question(state: Mapping[str, Any], services: Services) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     context_key=key,
                     objective=step.get("task_objective", ""),
                     kind=kind,
-                    summary=_summary(kind, stored, entry, types),
+                    summary=summary_of(kind, stored, entry, types),
                     terminal=(kind, stored) not in used or _category(kind, types) == ANSWER,
                 )
             )
@@ -51,7 +51,8 @@ def _category(kind: str, types: ContextTypes) -> str:
     return types.get(kind, CapabilityContext).CONTEXT_CATEGORY
 
 
-def _summary(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
+def summary_of(kind: str, key: str, entry: Any, types: ContextTypes) -> str:
+    """Say what a stored entry holds, or why that cannot be said."""
     try:
         return summarize(kind, key, entry, types)
     except ValidationError as exc:

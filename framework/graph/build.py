@@ -16,6 +16,7 @@ from framework.execution.exclusive import OneRunPerThread
 from framework.execution.journal import Journal
 from framework.execution.ready_queue import run_step_task
 from framework.execution.services import Services
+from framework.graph.compiled import with_sync_calls
 from framework.graph.strategies import choose_strategies
 from framework.graph.validate import validate
 from framework.registry import Registry
@@ -98,7 +99,9 @@ def build_graph(
     _add_infrastructure(builder, services)
     _add_capabilities(builder, services)
     _add_edges(builder)
-    graph = builder.compile(checkpointer=checkpointer, store=store, name=settings.name)
+    graph = with_sync_calls(
+        builder.compile(checkpointer=checkpointer, store=store, name=settings.name)
+    )
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {"recursion_limit": 1000, "configurable": _STRICT}
     if runs is not None:

@@ -63,6 +63,18 @@ def validate(registry: Registry) -> None:
     if problems:
         listed = "\n".join(f"  {n}. {text}" for n, text in enumerate(problems, start=1))
         raise RegistryError(f"The registry has {len(problems)} problem(s):\n{listed}")
-    # Building the guides and parameter schemas here makes a broken one fail now, with its name.
     for name in registry.capabilities:
-        registry.capability(name)
+        _check_guides(registry, name)
+
+
+def _check_guides(registry: Registry, name: str) -> None:
+    """Build a capability's guides now, so that a broken one does not wait for a request."""
+    try:
+        capability = registry.capability(name)
+        for guide in ("classifier_guide", "orchestrator_guide"):
+            getattr(capability, guide, None)
+    except Exception as exc:
+        raise RegistryError(
+            f"The guides of the capability {name!r} cannot be built: {type(exc).__name__}: {exc}.",
+            fix="Correct its __init__, _create_classifier_guide or _create_orchestrator_guide.",
+        ) from exc

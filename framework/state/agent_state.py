@@ -105,9 +105,7 @@ def _keys_with_reducer() -> dict[str, Any]:
     return empty
 
 
-def reset_of_turn(
-    state: Mapping[str, Any], keep: frozenset[str] = frozenset()
-) -> dict[str, Any]:
+def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the update that begins a turn: everything empty but what survives.
 
     Args:

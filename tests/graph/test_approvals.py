@@ -12,7 +12,13 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
-from framework import BaseCapability, CapabilityContext, capability_node
+from framework import (
+    BaseCapability,
+    CapabilityContext,
+    Registry,
+    build_graph,
+    capability_node,
+)
 from framework.base import ValidationError
 from framework.stores import Rule, add_rule, list_rules, revoke_rule
 
@@ -404,3 +410,34 @@ async def test_a_capability_that_is_gone_goes_to_a_person(
     assert out["execution_outcome"]["status"] == "partial"
     assert out["execution_outcome"]["missing"] == ["a"]
     assert work == {"paid": [], "looked": ["b"]}
+
+
+async def test_a_person_sees_what_the_step_is_about_to_work_on() -> None:
+    class Script(CapabilityContext):
+        code: str
+
+        def get_summary(self) -> str:
+            return self.code
+
+    class Output(CapabilityContext):
+        text: str
+
+    @capability_node(examples=["run the script"], requires_approval=True)
+    async def run_script(script: Script) -> Output:
+        """Run the script."""
+        return Output(text="ran")
+
+    registry = Registry()
+    for item in (Script, Output, run_script):
+        registry.register(item)
+    registry.give(Script)
+    graph = build_graph(registry, checkpointer=InMemorySaver())
+    out = await graph.ainvoke(
+        {
+            "messages": [("user", "run the script")],
+            "capability_context_data": {"SCRIPT": {"mine": {"code": "remove(everything)"}}},
+        },
+        {"configurable": {"thread_id": "shown"}},
+    )
+    (step,) = out["__interrupt__"][0].value["steps"]
+    assert step["input_summaries"] == {"SCRIPT.mine": "remove(everything)"}

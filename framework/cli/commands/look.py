@@ -120,7 +120,7 @@ async def _run_mermaid(settings: Any, thread: str, db: str | None) -> str:
             f"The thread {thread!r} has no plan to draw.",
             fix="See 'capgraph threads list' for the threads of this database.",
         )
-    statuses = run_statuses(values, over=not snapshot.next)
+    statuses = run_statuses(values, over=not snapshot.tasks)
     history = values.get("planning_history") or []
     return versions_mermaid(history, statuses) if len(history) > 1 else plan_mermaid(plan, statuses)
 

@@ -1,0 +1,95 @@
+"""The compiled graph with ``invoke`` and ``stream`` for callers without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any
+
+from langgraph.graph.state import CompiledStateGraph
+
+_END = object()
+
+
+class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
+    """A compiled LangGraph graph whose nodes are coroutines.
+
+    ``ainvoke`` and ``astream`` are LangGraph's own. ``invoke`` and ``stream`` run the same path on
+    an event loop of their own, in a thread of their own, so that they also work where a loop is
+    running already (a notebook).
+    """
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
+        return _in_thread(lambda: self.ainvoke(*args, **kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:  # type: ignore[override]
+        """Run the graph and yield what it streams; takes what ``astream`` takes."""
+        return _iterate(lambda: self.astream(*args, **kwargs))
+
+
+def with_sync_calls(graph: CompiledStateGraph[Any, Any, Any, Any]) -> AgentGraph:
+    """Give a compiled graph the synchronous calls."""
+    # StateGraph.compile names its class itself; the subclass adds methods and no data.
+    graph.__class__ = AgentGraph
+    return graph  # type: ignore[return-value]
+
+
+def _in_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(asyncio.run(make()))
+        except BaseException as exc:  # handed to the caller's thread, whatever it is
+            failed.append(exc)
+
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(work,), name="capgraph invoke", daemon=True
+    )
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _iterate(make: Callable[[], AsyncIterator[Any]]) -> Iterator[Any]:
+    items: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = queue.Queue()
+
+    async def pump() -> None:
+        started.put((asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[arg-type]
+        async for item in make():
+            items.put((item, None))
+
+    def work() -> None:
+        try:
+            asyncio.run(pump())
+        except BaseException as exc:  # handed to the caller's thread, whatever it is
+            items.put((_END, exc))
+        else:
+            items.put((_END, None))
+
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(work,), name="capgraph stream", daemon=True
+    )
+    thread.start()
+    loop, task = started.get()
+    try:
+        while True:
+            item, error = items.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        # A caller that stops reading stops the run; what is finished stays saved.
+        if thread.is_alive() and not loop.is_closed():
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
