@@ -47,6 +47,10 @@ class RouterNode(BaseInfrastructureNode):
             changed = await run_ready_steps(view, services)
             updates += changed.writes
             view = changed.view
+            if changed.draining:
+                # LangGraph stops between supersteps; whoever resumes comes back here.
+                decision = Route("router", "The process is to stop.")
+                break
         if decision.failures:
             await _wait(view, decision, services)
         _announce(decision, view)

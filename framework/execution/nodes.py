@@ -26,9 +26,9 @@ from framework.execution.retry import declared_policy
 from framework.execution.services import Services
 from framework.execution.step import (
     Attempt,
-    _accepted,
-    _raw_errors_wanted,
-    _runtime,
+    accepted_arguments,
+    raw_errors_wanted,
+    current_runtime,
     attempt_step,
     step_key,
 )
@@ -116,7 +116,7 @@ async def run_infrastructure_node(
         # What cannot be saved must not be reported as done: the run stops, the thread stays.
         raise
     except Exception as exc:
-        if _raw_errors_wanted():
+        if raw_errors_wanted():
             raise
         return _failure(spec, exc, time.perf_counter() - started, state)
     if not spec.quiet:
@@ -135,10 +135,10 @@ def _arguments(
         **extra,
         "logger": logger,
         "streamer": get_streamer("framework", spec.name, state),
-        "runtime": _runtime(),
+        "runtime": current_runtime(),
         "services": services,
     }
-    names = _accepted(spec.cls.execute)
+    names = accepted_arguments(spec.cls.execute)
     return offered if names is None else {n: v for n, v in offered.items() if n in names}
 
 

@@ -20,10 +20,12 @@ class Pass:
     Attributes:
         writes: Channel writes, in order.
         view: The state as it is after them.
+        draining: Whether the process is to stop, so that the next pass belongs to another.
     """
 
     writes: list[tuple[str, Any]]
     view: dict[str, Any]
+    draining: bool = False
 
 
 async def run_ready_steps(state: Mapping[str, Any], services: Services) -> Pass:
@@ -58,7 +60,7 @@ async def run_ready_steps(state: Mapping[str, Any], services: Services) -> Pass:
             "control_retry_count": 0,
             "control_current_step_retry_count": 0,
         }
-    return Pass([*writes, *more.items()], {**view, **more})
+    return Pass([*writes, *more.items()], {**view, **more}, run.draining)
 
 
 def _applied(state: Mapping[str, Any], writes: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from framework.execution.step import (
     Attempt,
     StepOutcome,
     attempt_step,
+    current_runtime,
     failed_outcome,
     run_limit_reached,
 )
@@ -79,6 +80,7 @@ class PlanRun:
         self._settled: dict[str, asyncio.Event] = {}
         self._succeeded: set[str] = set(self._done)
         self._stopping = False
+        self._control = getattr(current_runtime(), "control", None)
         self._signals: list[GraphBubbleUp] = []
         self._running: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(services.limits.max_parallel)
@@ -211,8 +213,13 @@ class PlanRun:
         async with own, self._slots:
             return await self._tries(index, step)
 
+    @property
+    def draining(self) -> bool:
+        """Whether the process is to stop: what runs may end, nothing else begins."""
+        return bool(self._control is not None and self._control.drain_requested)
+
     async def _tries(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
-        if self._stopping:
+        if self._stopping or self.draining:
             return None
         key = step["context_key"]
         spec = self._services.registry.capabilities[step["capability"]]
@@ -237,6 +244,8 @@ class PlanRun:
                 return outcome.update
             failures += 1
             wait = await self._next_try(attempt, outcome.error, failures)
+            if wait is not None and self.draining:
+                return None  # the journal holds the attempt and the wait
             if wait is None or self._stopping:
                 outcome.error["attempts"] = failures
                 # Cut short by another failure, it may have tries left; that one has not.

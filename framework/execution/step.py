@@ -103,7 +103,7 @@ async def attempt_step(
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        if _raw_errors_wanted():
+        if raw_errors_wanted():
             raise
         return failed_outcome(attempt, exc, loop_time() - started, state)
     duration = loop_time() - started
@@ -139,7 +139,7 @@ async def _call(
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key,
-        runtime=_runtime(),
+        runtime=current_runtime(),
         notify=lambda message, fraction: emit(
             StepProgress(message=message, progress=fraction, **attempt.event())
         ),
@@ -187,7 +187,7 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
         "logger": context.logger,
         "streamer": get_streamer("capability", context.capability, _position(context)),
     }
-    names = _accepted(cls.execute)
+    names = accepted_arguments(cls.execute)
     kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
     return await cls.execute(context.state, **kwargs)
 
@@ -201,7 +201,8 @@ def _position(context: StepContext) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _accepted(function: Any) -> frozenset[str] | None:
+def accepted_arguments(function: Any) -> frozenset[str] | None:
+    """Return the names of a function's parameters; ``None`` when it takes any."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None
@@ -306,7 +307,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _runtime() -> Any:
+def current_runtime() -> Any:
+    """Return LangGraph's ``Runtime`` of the run that calls this, or ``None`` outside of one."""
     from langgraph.runtime import get_runtime
 
     try:
@@ -315,7 +317,8 @@ def _runtime() -> Any:
         return None
 
 
-def _raw_errors_wanted() -> bool:
+def raw_errors_wanted() -> bool:
+    """Return whether the run asks for the original exceptions, for debugging."""
     from langgraph.config import get_config
 
     try:

@@ -114,6 +114,7 @@ def _add_infrastructure(builder: Any, services: Services) -> None:
         destinations: tuple[str, ...] | None = None
         if name == "router":
             destinations = (
+                "router",
                 "task_extraction",
                 "classifier",
                 "orchestrator",
