@@ -71,6 +71,7 @@ class BaseCapability(ABC):
         cls.requires = list(cls.requires or [])
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
+        """Check what is required before anything of the subclass runs."""
         for attribute in ("name", "description"):
             if getattr(cls, attribute, None) is None:
                 raise NotImplementedError(
@@ -89,7 +90,7 @@ class BaseCapability(ABC):
 
     if TYPE_CHECKING:
         # To a type checker any signature may override it: static or not, with what it needs.
-        async def execute(*args: Any, **kwargs: Any) -> Any: ...
+        async def execute(*args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
 
     else:
 

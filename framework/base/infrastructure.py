@@ -9,7 +9,7 @@ from framework.base.classify import classify_exception
 from framework.base.errors import ErrorClassification
 
 
-class BaseInfrastructureNode(ABC):
+class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract at run time
     """Base of every infrastructure node.
 
     A subclass sets ``name`` and ``description`` and writes a static coroutine
@@ -27,7 +27,7 @@ class BaseInfrastructureNode(ABC):
     if TYPE_CHECKING:
         # To a type checker any signature may override it: a node names what it needs.
         @staticmethod
-        async def execute(*args: Any, **kwargs: Any) -> Any: ...
+        async def execute(*args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
 
     else:
 

@@ -27,9 +27,9 @@ from framework.execution.services import Services
 from framework.execution.step import (
     Attempt,
     accepted_arguments,
-    raw_errors_wanted,
-    current_runtime,
     attempt_step,
+    current_runtime,
+    raw_errors_wanted,
     step_key,
 )
 from framework.state import STATE_KEYS

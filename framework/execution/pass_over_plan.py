@@ -60,7 +60,7 @@ async def run_ready_steps(state: Mapping[str, Any], services: Services) -> Pass:
             "control_retry_count": 0,
             "control_current_step_retry_count": 0,
         }
-    return Pass([*writes, *more.items()], {**view, **more}, run.draining)
+    return Pass([*writes, *more.items()], {**view, **more}, run.drain_requested())
 
 
 def _applied(state: Mapping[str, Any], writes: list[tuple[str, Any]]) -> dict[str, Any]:

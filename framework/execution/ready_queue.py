@@ -213,13 +213,12 @@ class PlanRun:
         async with own, self._slots:
             return await self._tries(index, step)
 
-    @property
-    def draining(self) -> bool:
+    def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
         return bool(self._control is not None and self._control.drain_requested)
 
     async def _tries(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
-        if self._stopping or self.draining:
+        if self._stopping or self.drain_requested():
             return None
         key = step["context_key"]
         spec = self._services.registry.capabilities[step["capability"]]
@@ -244,7 +243,7 @@ class PlanRun:
                 return outcome.update
             failures += 1
             wait = await self._next_try(attempt, outcome.error, failures)
-            if wait is not None and self.draining:
+            if wait is not None and self.drain_requested():
                 return None  # the journal holds the attempt and the wait
             if wait is None or self._stopping:
                 outcome.error["attempts"] = failures

@@ -26,7 +26,7 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
         return _in_thread(lambda: self.ainvoke(*args, **kwargs))
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:  # type: ignore[override]
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Run the graph and yield what it streams; takes what ``astream`` takes."""
         return _iterate(lambda: self.astream(*args, **kwargs))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from framework.base import ErrorSeverity
 
 
 @pytest.fixture
-def own_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def own_module(monkeypatch: pytest.MonkeyPatch) -> str:
     module = types.ModuleType("own_nodes")
 
     @infrastructure_node
@@ -29,7 +28,7 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     OwnErrorNode.__module__ = module.__name__
     module.OwnErrorNode = OwnErrorNode  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_nodes", module)
-    yield "own_nodes"
+    return "own_nodes"
 
 
 async def test_a_later_module_replaces_a_built_in_node(own_module: str) -> None:
