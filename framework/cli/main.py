@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -13,6 +14,7 @@ from configs.errors import CapgraphError
 from framework.cli.commands import approvals, check, look, new, talk, threads
 from framework.cli.eval import evaluate
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.terminal import OutputClosedError, print_error
 
 app = typer.Typer(
     name="capgraph",
@@ -71,11 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="capgraph")
+    except (OutputClosedError, BrokenPipeError):
+        # What is buffered can go nowhere; without this the interpreter complains at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.FAILED)
     except CapgraphError as exc:
         if logging.getLogger("capgraph").isEnabledFor(logging.DEBUG):
             raise
-        from framework.cli.terminal import print_error
-
         print_error(exc)
         sys.exit(ExitCode.USAGE)
     sys.exit(ExitCode.ANSWERED)

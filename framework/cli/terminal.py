@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class OutputClosedError(OSError):
+    """Standard output was closed while the command wrote to it."""
+
+
 def safe(text: object) -> str:
     r"""Make text of any origin safe for a terminal; its line breaks stay.
 
@@ -38,7 +42,13 @@ def make_console(file: TextIO | None = None) -> Console:
     """Return a console that prints text as it is: no markup, no emoji codes, no highlighting."""
     from rich.console import Console
 
-    return Console(
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end the process from inside the running turn; an ordinary error lets
+            # the turn be cancelled and the database be closed.
+            raise OutputClosedError("Nobody reads the output any more.")
+
+    return PlainConsole(
         file=file, markup=False, emoji=False, highlight=False, soft_wrap=False, legacy_windows=False
     )
 

@@ -99,6 +99,7 @@ async def run_turn(
     from langgraph.runtime import RunControl
     from pydantic import ValidationError
 
+    from framework.cli.terminal import OutputClosedError
     from framework.telemetry import parse_event
 
     config: Any = {"configurable": {"thread_id": thread_id}}
@@ -106,15 +107,17 @@ async def run_turn(
     began = time.monotonic()
 
     async def stream() -> None:
-        part: Any
-        async for part in agent.graph.astream(
+        events: Any = agent.graph.astream(
             given, config, stream_mode=["custom"], version="v2", durability="sync", control=control
-        ):
-            try:
-                event = parse_event(part["data"])
-            except ValidationError:  # a capability may write events of its own
-                continue
-            on_event(event)
+        )
+        # Closed at once when a view fails, so that the run ends before its database does.
+        async with contextlib.aclosing(events):
+            async for part in events:
+                try:
+                    event = parse_event(part["data"])
+                except ValidationError:  # a capability may write events of its own
+                    continue
+                on_event(event)
 
     task = asyncio.create_task(stream())
     error: CapgraphError | None = None
@@ -128,6 +131,8 @@ async def run_turn(
             if not seen:
                 raise
             stopped = "cancelled" if signal.SIGINT in seen else "drained"
+        except OutputClosedError:
+            raise
         except CapgraphError as exc:
             error = exc
         except Exception as exc:

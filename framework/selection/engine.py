@@ -87,7 +87,8 @@ class HeadSelector(ABC, Generic[FittedT]):
         # Beside the best: what is close to it, and what (nearly) fits by itself. The parts
         # of a compound request weaken one another, hence "nearly".
         enough = min(self._margin * top, _NEARLY * self._threshold / (1 - self._threshold))
-        sure = {c.name: c.recognises(task) for c in candidates if c.recognises is not None}
+        # Foreign code that may be slow or read a file: not on the event loop.
+        sure = await self._in_thread(lambda: _verdicts(task, candidates))
         names = tuple(
             name
             for name, value in open_
@@ -132,6 +133,11 @@ class HeadSelector(ABC, Generic[FittedT]):
             f"{self._threshold:.2f} is needed."
         )
         return text + (f" Excluded after failing: {', '.join(excluded)}." if excluded else "")
+
+
+def _verdicts(task: str, candidates: Sequence[Candidate]) -> dict[str, bool | None]:
+    text = task[:MAX_CHARACTERS]
+    return {c.name: c.recognises(text) for c in candidates if c.recognises is not None}
 
 
 def _score(evidence: float) -> float:
