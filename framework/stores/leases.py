@@ -12,6 +12,7 @@ import os
 import platform
 import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ class MemoryLeases:
             del self._holders[thread_id]
 
 
-class _Rows:
+class _Rows(ABC):
     """Leases as rows; a subclass says how a statement is run."""
 
     _insert = (
@@ -189,8 +190,9 @@ class _Rows:
     async def _prepare(self) -> None:
         await self._run(_TABLE, ())
 
+    @abstractmethod
     async def _run(self, statement: str, values: tuple[Any, ...]) -> tuple[int, Any]:
-        raise NotImplementedError
+        """Run one statement; return how many rows it touched and the first row it gave."""
 
 
 class SqliteLeases(_Rows):
