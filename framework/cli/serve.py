@@ -1,4 +1,4 @@
-"""The packaged agents for LangGraph's servers, which bring a saver and a store of their own."""
+"""Agents for LangGraph's servers, which bring a saver and a store of their own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ def demo() -> Any:
     >>> "statistics" in demo().get_graph().nodes
     True
     """
-    from configs.settings import load_settings
     from framework.cli.agent import packaged_config
+
+    return _graph(packaged_config("demo.yml"))
+
+
+def configured() -> Any:
+    """Return the graph of the agent that the file in ``CAPGRAPH_CONFIG`` describes."""
+    return _graph()
+
+
+def _graph(*files: Any) -> Any:
+    from configs.settings import load_settings
     from framework.graph import build_graph
     from framework.registry import Registry
 
-    settings = load_settings(packaged_config("demo.yml"))
+    settings = load_settings(*files)
     return build_graph(Registry.from_settings(settings), settings=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,22 @@ from langgraph_sdk import get_client
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "What was the hottest day in the summer of 2015?"
+RISKY = '''
+from framework import CapabilityContext, capability_node
+
+
+class Valve(CapabilityContext):
+    opened: int
+
+    def get_summary(self) -> str:
+        return f"Valve {self.opened} is open."
+
+
+@capability_node(examples=["open the valve", "open valve 2"], requires_approval=True)
+async def open_valve(number: int = 1) -> Valve:
+    """Open a valve."""
+    return Valve(opened=number)
+'''
 
 
 def _free_port() -> int:
@@ -30,6 +47,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = _free_port()
     folder = tmp_path_factory.mktemp("server")
     log = folder / "server.log"
+    (folder / "risky_valves.py").write_text(RISKY)
+    (folder / "agent.yml").write_text("modules: [risky_valves]\n")
+    served = json.loads((ROOT / "langgraph.json").read_text())
+    served["graphs"]["own"] = "framework.cli.serve:configured"
+    (folder / "langgraph.json").write_text(json.dumps(served))
     command = [
         sys.executable,
         "-m",
@@ -42,14 +64,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--port",
         str(port),
         "--config",
-        str(ROOT / "langgraph.json"),
+        str(folder / "langgraph.json"),
     ]
     environment = {
         **os.environ,
         "LANGGRAPH_CLI_NO_ANALYTICS": "1",
         "LANGSMITH_TRACING": "false",
         "CAPGRAPH_CAPABILITIES__PLOTTING__OUTPUT_DIR": str(folder),
-        "PYTHONPATH": str(ROOT),
+        "CAPGRAPH_CONFIG": str(folder / "agent.yml"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
     }
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -117,3 +140,28 @@ async def test_the_server_shows_every_node_with_its_description(server: str) -> 
     nodes = {node["id"]: node for node in graph["nodes"]}
     assert {"classifier", "router", "statistics", "data_retrieval", "memory"} <= set(nodes)
     assert nodes["statistics"]["metadata"]["kind"] == "capability"
+
+
+@pytest.mark.service
+@pytest.mark.timeout(120)
+async def test_a_person_answers_through_the_server(server: str) -> None:
+    async with get_client(url=server) as client, asyncio.timeout(90):
+        thread = (await client.threads.create())["thread_id"]
+        asked = {"messages": [{"role": "user", "content": "open the valve"}]}
+        await client.runs.wait(thread, "own", input=asked)
+        state = await client.threads.get_state(thread)
+        (question,) = [i for task in state["tasks"] for i in task["interrupts"]]
+        (step,) = question["value"]["steps"]
+        assert step["capability"] == "open_valve"
+        key = step["context_key"]
+
+        await client.runs.wait(thread, "own", command={"resume": {key: {"decision": "maybe"}}})
+        state = await client.threads.get_state(thread)
+        (question,) = [i for task in state["tasks"] for i in task["interrupts"]]
+        assert "decision" in question["value"]["problems"][0]
+
+        edited = {key: {"decision": "edit", "parameters": {"number": 2}}}
+        await client.runs.wait(thread, "own", command={"resume": edited})
+        state = await client.threads.get_state(thread)
+    assert state["values"]["messages"][-1]["content"] == "Valve 2 is open."
+    assert state["values"]["execution_outcome"]["status"] == "completed"
