@@ -10,14 +10,8 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from framework.base import (
-    BaseInfrastructureNode,
-    ConfigurationError,
-    ExecutionPlan,
-    infrastructure_node,
-)
-from framework.execution import Services
-from framework.execution.approvals import (
+from framework.approvals.apply_answers import apply_answers, ending, plan_rejected
+from framework.approvals.questions import (
     PLAN,
     Answer,
     new_steps,
@@ -25,8 +19,14 @@ from framework.execution.approvals import (
     question_for,
     read_answers,
 )
-from framework.execution.decisions import apply_answers, ending, plan_rejected
-from framework.execution.routing import route
+from framework.base import (
+    BaseInfrastructureNode,
+    ConfigurationError,
+    ExecutionPlan,
+    infrastructure_node,
+)
+from framework.engine import Services
+from framework.engine.routing import route
 from framework.state import AgentState
 from framework.stores import Rule, add_rule, list_rules, matching_rule
 from framework.telemetry import ApprovalAsked, emit

@@ -11,9 +11,9 @@ from framework.base import (
     ValidationError,
     infrastructure_node,
 )
-from framework.execution import Services
-from framework.execution.brought import is_left_over, refusal, taken_over
-from framework.execution.offline import last_request
+from framework.engine import Services
+from framework.engine.caller_plan import is_left_over, refusal, taken_over
+from framework.engine.default_strategies import last_request
 from framework.state import AgentState, reset_of_turn
 
 

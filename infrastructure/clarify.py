@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.execution import Services
-from framework.execution.strategies import AnswerRequest
-from framework.execution.summaries import missing_steps, step_summaries
+from framework.engine import Services
 from framework.planning import CLARIFY
+from framework.planning.strategies import AnswerRequest
+from framework.planning.summaries import missing_steps, step_summaries
 from framework.state import AgentState
 from infrastructure.respond import finished, without_own_failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.execution import Services
+from framework.engine import Services
 from framework.planning import requires_closure
 from framework.selection import Selection
 from framework.state import AgentState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.execution import Services
-from framework.execution.summaries import step_summaries
+from framework.engine import Services
+from framework.planning.summaries import step_summaries
 from framework.state import AgentState
 from framework.telemetry import AnswerToken, emit
 from infrastructure.respond import finished

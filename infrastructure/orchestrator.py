@@ -15,10 +15,10 @@ from framework.base import (
     PlanError,
     infrastructure_node,
 )
-from framework.execution import Services
-from framework.execution.brought import refusal
-from framework.execution.strategies import PlanRequest
+from framework.engine import Services
+from framework.engine.caller_plan import refusal
 from framework.planning import CLOSING, carry_over, fingerprints, next_version, repair_plan
+from framework.planning.strategies import PlanRequest
 from framework.state import AgentState
 from framework.telemetry import PlanMade, emit
 

@@ -7,11 +7,11 @@ from typing import Any
 from langchain_core.messages import AIMessage
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.execution import Services
-from framework.execution.brought import plan_digest
-from framework.execution.outcome import outcome_of
-from framework.execution.strategies import AnswerRequest
-from framework.execution.summaries import missing_steps, step_summaries
+from framework.engine import Services
+from framework.engine.caller_plan import plan_digest
+from framework.engine.turn_outcome import outcome_of
+from framework.planning.strategies import AnswerRequest
+from framework.planning.summaries import missing_steps, step_summaries
 from framework.state import AgentState
 from framework.telemetry import TurnFinished, emit
 

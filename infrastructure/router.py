@@ -8,10 +8,10 @@ from typing import Any
 from langgraph.types import Command
 
 from framework.base import BaseInfrastructureNode, FatalExecutionError, infrastructure_node
-from framework.execution import Services
-from framework.execution.pass_over_plan import run_ready_steps
-from framework.execution.retry import RetryPolicy, wait_seconds
-from framework.execution.routing import FATAL, RUN, Route, route
+from framework.engine import Services
+from framework.engine.pass_over_plan import run_ready_steps
+from framework.engine.routing import FATAL, RUN, Route, route
+from framework.pipeline.retry import RetryPolicy, wait_seconds
 from framework.state import AgentState
 from framework.telemetry import Reclassify, Replan, Retry, emit
 

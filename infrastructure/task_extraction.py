@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
-from framework.execution import Services
-from framework.execution.offline import LastMessageExtractor
+from framework.engine import Services
+from framework.engine.default_strategies import LastMessageExtractor
 from framework.state import AgentState
 
 

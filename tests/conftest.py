@@ -11,7 +11,7 @@ import pytest
 from blockbuster import BlockBuster
 
 from framework import Registry, build_graph
-from framework.execution.strategies import PlanRequest
+from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
 from framework.testing import FakeClock, plugin
 

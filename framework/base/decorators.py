@@ -1,7 +1,7 @@
 """``@capability_node`` and ``@infrastructure_node``: check a class, describe it, make it a node.
 
 A decorator only attaches metadata and one function. What that function does stands in
-``framework.execution``, which is imported when a node first runs.
+``framework.engine``, which is imported when a node first runs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
     async def langgraph_node(state: Any, **kwargs: Any) -> dict[str, Any]:
         # Deferred: the contract must not depend on the engine that runs it.
-        from framework.execution.nodes import run_capability_node
+        from framework.pipeline.nodes import run_capability_node
 
         return await run_capability_node(spec, state, **kwargs)
 
@@ -104,7 +104,7 @@ def _make_node(cls: Any, *, quiet: bool) -> Any:
 
     async def langgraph_node(state: Any, **kwargs: Any) -> Any:
         # Deferred for the same reason as above.
-        from framework.execution.nodes import run_infrastructure_node
+        from framework.pipeline.nodes import run_infrastructure_node
 
         return await run_infrastructure_node(spec, state, **kwargs)
 

@@ -12,13 +12,13 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import get_runtime
 
-from framework.execution.exclusive import OneRunPerThread
-from framework.execution.journal import Journal
-from framework.execution.ready_queue import run_step_task
-from framework.execution.services import Services
+from framework.engine.ready_queue import run_step_task
+from framework.engine.services import Services
+from framework.engine.thread_lease import OneRunPerThread
 from framework.graph.compiled import with_sync_calls
 from framework.graph.strategies import choose_strategies
 from framework.graph.validate import validate
+from framework.pipeline.journal import Journal
 from framework.registry import Registry
 from framework.state import AgentState
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
     from configs.settings import Settings
-    from framework.execution.clock import Clock
+    from framework.base.clock import Clock
 
 # A resume that names an interrupt which is not open is refused instead of being taken for new.
 _STRICT = {"__pregel_strict_resume": True}

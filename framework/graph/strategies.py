@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ConfigurationError
-from framework.execution.offline import ChainPlanner, LastMessageExtractor, SummaryAnswerer
+from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.registry import Registry
 
 

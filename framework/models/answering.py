@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from framework.execution.strategies import AnswerRequest
 from framework.models.calls import streamed
 from framework.models.history import split_last
 from framework.models.roles import RoleModel
+from framework.planning.strategies import AnswerRequest
 from framework.prompts import PromptProvider
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
-from framework.execution.strategies import PlanRequest
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
+from framework.planning.strategies import PlanRequest
 from framework.prompts import PromptBuilder
 
 _TEXT = {"type": "string"}

@@ -1,9 +1,9 @@
 """Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
 
+from framework.approvals.rules import Rule, add_rule, list_rules, matching_rule, revoke_rule
 from framework.stores.leases import Claim, Holder, LeaseTable, lease_table
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
-from framework.stores.rules import Rule, add_rule, list_rules, matching_rule, revoke_rule
 from framework.stores.threads import (
     ThreadSummary,
     fork_thread,

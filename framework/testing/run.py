@@ -9,9 +9,9 @@ from typing import Any
 
 from framework.base import CapabilityContext, CapabilitySpec, PlannedStep, StepContext
 from framework.base.errors import ValidationError
-from framework.execution.inputs import resolve_inputs, resolve_parameters
-from framework.execution.outputs import sort_output
-from framework.execution.step import invoke_capability
+from framework.pipeline.inputs import resolve_inputs, resolve_parameters
+from framework.pipeline.sort_result import sort_output
+from framework.pipeline.step import invoke_capability
 from framework.state import dump_context, load_context
 
 STEP_KEY = "result"

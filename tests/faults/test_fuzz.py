@@ -18,8 +18,8 @@ from pydantic import BaseModel, Field
 from configs.errors import CapgraphError
 from configs.settings import load_settings
 from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.execution.approvals import Answer, plan_question, question_for, read_answers
-from framework.execution.services import Services
+from framework.approvals.questions import Answer, plan_question, question_for, read_answers
+from framework.engine.services import Services
 from framework.stores import open_saver
 
 pytestmark = pytest.mark.may_block

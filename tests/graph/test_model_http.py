@@ -227,7 +227,7 @@ async def test_a_wait_until_a_date_is_kept(
 
 
 async def test_the_wait_is_a_real_one(server: OpenAIServer, client: Callable[..., Client]) -> None:
-    from framework.execution.clock import SystemClock
+    from framework.base.clock import SystemClock
 
     server.on("Choice", fail(429, "rate_limit_exceeded", retry_after="1.2"))
     good(server)

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from configs.settings import load_settings
 from framework.base import ErrorSeverity, ModelError, PlannedStep
 from framework.base.classify import classify_exception
-from framework.execution.strategies import AnswerRequest, PlanRequest, StepSummary
 from framework.models import model_strategies
 from framework.models.planning import PLAN_SCHEMA, describe_capability
+from framework.planning.strategies import AnswerRequest, PlanRequest, StepSummary
 from framework.registry import Registry
 from framework.selection import Candidate, Selection
 from framework.testing import ModelCall, ScriptedModel

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.limits import Limits
-from framework.execution.clock import Clock, SystemClock
-from framework.execution.journal import Journal
-from framework.execution.strategies import Answerer, Planner, TaskExtractor
+from framework.base.clock import Clock, SystemClock
+from framework.pipeline.journal import Journal
+from framework.planning.strategies import Answerer, Planner, TaskExtractor
 from framework.registry import Registry
 from framework.selection import Selector
 

@@ -9,8 +9,8 @@ from langchain_core.messages import AnyMessage, HumanMessage
 
 from framework.base.errors import ErrorSeverity, PlanError, ValidationError
 from framework.base.plan import ExecutionPlan
-from framework.execution.strategies import AnswerRequest, ExtractedTask, PlanRequest
 from framework.planning import chain_plan
+from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 from framework.telemetry import AnswerToken, emit
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from configs.limits import Limits
 from framework.base import CapabilitySpec
-from framework.execution import Route, route
-from framework.execution.routing import decisive
+from framework.engine import Route, route
+from framework.engine.routing import decisive
 from framework.planning import StaticCatalog
 
 CATALOG = StaticCatalog.of(

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from configs.limits import Limits
 from framework import CapabilityContext, ErrorSeverity
 from framework.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
-from framework.execution.inputs import resolve_inputs, resolve_parameters
-from framework.execution.outcome import outcome_of
-from framework.execution.outputs import sort_output
-from framework.execution.retry import RetryPolicy, wait_seconds
+from framework.engine.turn_outcome import outcome_of
+from framework.pipeline.inputs import resolve_inputs, resolve_parameters
+from framework.pipeline.retry import RetryPolicy, wait_seconds
+from framework.pipeline.sort_result import sort_output
 
 
 class Reading(CapabilityContext):

@@ -21,7 +21,7 @@ from langgraph.types import Command
 
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
-from framework.execution.journal import Journal
+from framework.pipeline.journal import Journal
 from framework.stores.leases import BEAT_SECONDS, Claim, LeaseTable, lease_table, this_process
 from framework.stores.threads import open_questions
 

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.errors import ValidationError
-from framework.execution.effects import UNKNOWN
-from framework.execution.services import Services
-from framework.execution.summaries import summary_of
+from framework.engine.services import Services
+from framework.pipeline.effects import UNKNOWN
 from framework.planning import CLOSING, check_plan
+from framework.planning.summaries import summary_of
 from framework.state import dump_context
 
 QUESTION_VERSION = 1

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from framework.base.errors import CapabilityError
 from framework.base.plan import ExecutionPlan, PlannedStep
-from framework.execution.journal import Journal
+from framework.pipeline.journal import Journal
 from framework.planning import fingerprints
 
 if TYPE_CHECKING:
-    from framework.execution.step import Attempt, StepOutcome
+    from framework.pipeline.step import Attempt, StepOutcome
 
 UNKNOWN = "unknown_outcome"
 _NO_ANSWER = frozenset({"timeout", "network"})

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from framework.execution.effects import EffectGuard
-from framework.execution.ready_queue import PlanRun, failure_update, merge_updates
-from framework.execution.services import Services
+from framework.engine.ready_queue import PlanRun, failure_update, merge_updates
+from framework.engine.services import Services
+from framework.pipeline.effects import EffectGuard
 from framework.planning import CLOSING
 from framework.state import REDUCED_KEYS, append, merge_by_key, merge_context
 

@@ -22,9 +22,9 @@ from framework.base.errors import (
 )
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
-from framework.execution.retry import declared_policy
-from framework.execution.services import Services
-from framework.execution.step import (
+from framework.engine.services import Services
+from framework.pipeline.retry import declared_policy
+from framework.pipeline.step import (
     Attempt,
     accepted_arguments,
     attempt_step,

@@ -7,8 +7,8 @@ from typing import Any
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
-from framework.execution.strategies import StepSummary
 from framework.planning import CLOSING
+from framework.planning.strategies import StepSummary
 from framework.state import ContextTypes, summarize
 
 ANSWER = "ANSWER"

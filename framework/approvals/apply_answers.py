@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from framework.execution.approvals import PLAN, Answer
-from framework.execution.effects import UNKNOWN
-from framework.execution.services import Services
+from framework.approvals.questions import PLAN, Answer
+from framework.engine.services import Services
+from framework.pipeline.effects import UNKNOWN
 from framework.planning import fingerprints
 from framework.state import dump_context
 

@@ -26,11 +26,11 @@ from framework.base.errors import (
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
 from framework.base.step_context import StepContext
-from framework.execution.inputs import resolve_inputs, resolve_parameters
-from framework.execution.outputs import sort_output
-from framework.execution.retry import declared_policy
-from framework.execution.services import Services
-from framework.execution.step_state import StepState
+from framework.engine.services import Services
+from framework.pipeline.inputs import resolve_inputs, resolve_parameters
+from framework.pipeline.retry import declared_policy
+from framework.pipeline.sort_result import sort_output
+from framework.pipeline.step_state import StepState
 from framework.telemetry import Status, StepFailed, StepFinished, StepProgress, StepStarted, emit
 
 

@@ -19,11 +19,11 @@ from langgraph.types import Overwrite
 
 from framework.base.errors import CapabilityError, InfrastructureError
 from framework.base.plan import PlannedStep
-from framework.execution.effects import EffectGuard, Unknown
-from framework.execution.retry import RetryPolicy, wait_seconds
-from framework.execution.routing import decisive
-from framework.execution.services import Services
-from framework.execution.step import (
+from framework.engine.routing import decisive
+from framework.engine.services import Services
+from framework.pipeline.effects import EffectGuard, Unknown
+from framework.pipeline.retry import RetryPolicy, wait_seconds
+from framework.pipeline.step import (
     Attempt,
     StepOutcome,
     attempt_step,

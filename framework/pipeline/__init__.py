@@ -1,0 +1,1 @@
+"""One attempt at one step, whoever asks for it."""
