@@ -1,0 +1,360 @@
+"""What rooms say to each other: the carriers of a step, and the protocols of rooms above.
+
+An :class:`Attempt` is what somebody asks for; a :class:`StepRecord` is what it left behind, with a
+:class:`Failure` when it failed; a :class:`Question` is what a person has to decide first. They are
+plain values, so the place where a step is asked for and the place where it runs may be two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from framework.base.clock import Clock
+from framework.base.errors import ErrorClassification, ErrorSeverity
+from framework.base.plan import ExecutionPlan, PlannedStep
+
+__all__ = [
+    "STAGES",
+    "Attempt",
+    "Caller",
+    "Clock",
+    "Failure",
+    "Middleware",
+    "PlanPolicy",
+    "Question",
+    "Sink",
+    "StepPolicy",
+    "StepRecord",
+    "Verdict",
+    "View",
+]
+
+STAGES = (
+    "observe",
+    "screen",
+    "permit",
+    "retry",
+    "settle",
+    "reserve",
+    "ledger",
+    "bound",
+    "call",
+)
+"""The stages that every attempt passes, from the outside in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One request for one step, or for one call of a model.
+
+    Attributes:
+        capability: Name of the capability; of a model call, the model's role.
+        step: The planned step.
+        key: Its context key.
+        index: Its place in the plan, from 0.
+        total: How many steps the plan has.
+        number: Which try this is, from 1.
+        objective: What it is for.
+        inputs: Context type to validated input; filled by ``screen``.
+        parameters: Validated parameters (a model, else a dictionary); filled by ``screen``.
+        values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
+        idempotency_key: Name of the effect, the same for every try and every plan of the turn.
+        kind: ``step`` or ``model``.
+    """
+
+    capability: str
+    step: PlannedStep = field(default_factory=PlannedStep)
+    key: str = ""
+    index: int = 0
+    total: int = 0
+    number: int = 1
+    objective: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Any = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str = ""
+    kind: Literal["step", "model"] = "step"
+
+    def event(self) -> dict[str, Any]:
+        """Fields that every event of this attempt carries."""
+        return {
+            "context_key": self.key,
+            "capability": self.capability,
+            "step": self.index + 1,
+            "total_steps": self.total,
+            "attempt": self.number,
+        }
+
+
+def now_text() -> str:
+    """Return the moment as ISO text with its zone."""
+    return datetime.now(UTC).isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a step or a node failed, and what that means.
+
+    Attributes:
+        severity: Decides what happens next.
+        message: What a person is told; secrets are masked.
+        original_error: Type and text of what was raised; secrets are masked.
+        metadata: Details for developers and for the next planning prompt.
+        capability: The capability that failed, or ``None`` for a node.
+        node: The node that failed, or ``None`` for a step.
+        key: The step's context key.
+        retry_policy: What the failing class says about its tries.
+        execution_time: Seconds until it failed.
+        timestamp: When, as ISO text.
+        attempts: Tries so far.
+        final: Whether nothing is left to try; a try that another failure cut short has some.
+        more: Further entries for the state, such as which steps a person rejected.
+    """
+
+    severity: ErrorSeverity
+    message: str
+    original_error: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    capability: str | None = None
+    node: str | None = None
+    key: str | None = None
+    retry_policy: Mapping[str, Any] = field(default_factory=dict)
+    execution_time: float = 0.0
+    timestamp: str = field(default_factory=now_text)
+    attempts: int = 1
+    final: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def classification(self) -> ErrorClassification:
+        """What the failure means."""
+        return ErrorClassification(self.severity, self.message, dict(self.metadata))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the plain form, the only one that enters the state."""
+        named = {
+            "capability_name": self.capability,
+            "node_name": self.node,
+            "context_key": self.key,
+        }
+        return {
+            **{name: value for name, value in named.items() if value is not None},
+            "classification": self.classification.to_dict(),
+            "retry_policy": dict(self.retry_policy),
+            "original_error": self.original_error or self.message,
+            "user_message": self.message,
+            "execution_time": self.execution_time,
+            "timestamp": self.timestamp,
+            "attempts": self.attempts,
+            "final": self.final,
+            **self.more,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What a step left behind.
+
+    Attributes:
+        key: The step's context key.
+        capability: The capability that ran.
+        index: The step's place in the plan.
+        objective: What the step was for.
+        success: Whether it did its work.
+        contexts: Context type to context key to plain data.
+        updates: Further state keys that the capability returned.
+        plan: A plan that it proposed; it is checked like any other before anything of it runs.
+        error: Why it failed.
+        skipped: Why it was passed over, for a step that nobody will run.
+        attempts: Which try this was.
+        execution_time: Seconds of the last try.
+        timestamp: When it ended, as ISO text.
+        source: ``run``; ``ledger`` for the result of the same effect done earlier in the turn;
+            ``cache`` or ``fallback``.
+        effect: Name of the effect in the ledger.
+    """
+
+    key: str
+    capability: str
+    index: int = 0
+    objective: str = ""
+    success: bool = False
+    contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    updates: Mapping[str, Any] = field(default_factory=dict)
+    plan: Any = None
+    error: Failure | None = None
+    skipped: str | None = None
+    attempts: int = 1
+    execution_time: float = 0.0
+    timestamp: str = field(default_factory=now_text)
+    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    effect: str | None = None
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """Context type to the key under which the output is stored."""
+        return {kind: next(iter(entries)) for kind, entries in self.contexts.items()}
+
+    def entry(self) -> dict[str, Any]:
+        """Return the step's entry in ``execution_step_results``."""
+        found: dict[str, Any] = {
+            "step_index": self.index,
+            "capability": self.capability,
+            "task_objective": self.objective,
+            "success": self.success,
+            "execution_time": self.execution_time,
+            "timestamp": self.timestamp,
+            "attempts": self.attempts,
+        }
+        if self.success:
+            found["outputs"] = self.outputs
+        if self.effect is not None:
+            found["effect"] = self.effect
+        if self.source != "run":
+            found["source"] = self.source
+        if self.skipped is not None:
+            found |= {"skipped": True, "error": self.skipped}
+        if self.error is not None:
+            found |= {"error": self.error.message, "severity": self.error.severity.value}
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a person has to decide before a step may go on.
+
+    Attributes:
+        kind: ``step`` (agreement), ``unknown_outcome``, ``acted_before`` or
+            ``missing_capability``.
+        capability: The capability.
+        reason: Why it is asked.
+        digest: Names what was shown; an agreement holds for nothing else.
+        run: Which run of an effect the question is about.
+        effect: Name of the effect in the ledger.
+        idempotency_key: Key under which the outside system knows the effect.
+    """
+
+    kind: str
+    capability: str
+    reason: str = ""
+    digest: str = ""
+    run: int = 0
+    effect: str = ""
+    idempotency_key: str = ""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return plain data; what is empty is left out."""
+        named = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in named.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a policy says about a plan or a step.
+
+    Attributes:
+        decision: ``allow``, ``deny`` or ``ask`` (a person decides).
+        problems: Why, in words; a person and the planner read them.
+
+    Raises:
+        ValueError: The decision is none of these.
+
+    >>> Verdict("deny", problems=["No payments on Sundays."]).decision
+    'deny'
+    """
+
+    decision: Literal["allow", "deny", "ask"] = "allow"
+    problems: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.decision not in ("allow", "deny", "ask"):
+            raise ValueError(
+                f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks for a turn.
+
+    Attributes:
+        user_id: The person.
+        role: What the person may do.
+        tenant: To whom the person belongs.
+        authenticated: Whether a server made sure; then nothing else is believed.
+    """
+
+    user_id: str | None = None
+    role: str | None = None
+    tenant: str | None = None
+    authenticated: bool = False
+
+
+CallNext = Callable[..., Awaitable[Any]]
+
+
+@runtime_checkable
+class Middleware(Protocol):
+    """Something that stands around an attempt or a model call.
+
+    ``stage`` names one of :data:`STAGES`. From ``observe`` to ``settle`` what is inside gives a
+    :class:`StepRecord` or a :class:`Question`; from ``reserve`` to ``call`` it gives the raw result
+    and raises what went wrong. LangGraph's signals and cancellation pass through.
+    """
+
+    stage: str
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Do something, ``await call_next(attempt)``, and return what it gave."""
+
+
+class View(Protocol):
+    """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
+
+    @property
+    def task(self) -> str:
+        """What is to be done."""
+
+    @property
+    def plan(self) -> ExecutionPlan:
+        """The plan in force."""
+
+    @property
+    def results(self) -> Mapping[str, Mapping[str, Any]]:
+        """Records of the steps so far, by context key."""
+
+    @property
+    def contexts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Context type to context key to plain data."""
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread."""
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+
+
+class PlanPolicy(Protocol):
+    """Looks at a plan before it is accepted."""
+
+    async def review(self, plan: ExecutionPlan, view: View) -> Verdict:
+        """Allow the plan, refuse it, or have a person look at it."""
+
+
+class StepPolicy(Protocol):
+    """Looks at a step when its plan is accepted and again just before it starts."""
+
+    async def decide(self, step: PlannedStep, view: View) -> Verdict:
+        """Allow the step, refuse it, or have a person decide."""
+
+
+class Sink(Protocol):
+    """Takes up the events of runs."""
+
+    def emit(self, event: Any) -> Any:
+        """Take up one event; may be a coroutine function."""

@@ -1,0 +1,176 @@
+"""One typed reading of a turn, so that no room spells state keys for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from langchain_core.messages import AnyMessage
+
+from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.ports import Caller
+
+_NOBODY = Caller()
+
+
+class TurnView:
+    """What a state says about the turn that is under way. It reads and never writes.
+
+    Args:
+        state: The graph's state.
+        thread_id: The thread.
+        caller: Who asks.
+
+    >>> TurnView({"task_current_task": "Sing"}).task
+    'Sing'
+    >>> TurnView({}).steps
+    []
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        *,
+        thread_id: str | None = None,
+        caller: Caller = _NOBODY,
+    ) -> None:
+        self.state = state
+        self._thread_id = thread_id
+        self._caller = caller
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread; ``None`` when nothing is kept."""
+        return self._thread_id
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks."""
+        return self._caller
+
+    @property
+    def turn_id(self) -> str:
+        """What opened the turn: the id of a message or of a brought plan."""
+        return str(self._turn.get("id") or "")
+
+    @property
+    def turn_number(self) -> int:
+        """Which turn of its thread it is, from 1."""
+        return int(self._turn.get("number") or 0)
+
+    @property
+    def _turn(self) -> Mapping[str, Any]:
+        return _mapping(self.state.get("control_turn"))
+
+    @property
+    def messages(self) -> Sequence[AnyMessage]:
+        """The conversation."""
+        return self.state.get("messages") or []
+
+    @property
+    def task(self) -> str:
+        """What is to be done."""
+        return self.state.get("task_current_task") or ""
+
+    @property
+    def active(self) -> tuple[str, ...] | None:
+        """The chosen capabilities; ``None`` before anything is chosen."""
+        chosen = self.state.get("planning_active_capabilities")
+        return None if chosen is None else tuple(chosen)
+
+    @property
+    def excluded(self) -> Mapping[str, str]:
+        """Capabilities that asked for another choice in this turn, with their reasons."""
+        return _mapping(self.state.get("planning_excluded"))
+
+    @cached_property
+    def plan(self) -> ExecutionPlan:
+        """The plan in force; without steps when there is none."""
+        plan = self.state.get("planning_execution_plan")
+        return plan if isinstance(plan, dict) else ExecutionPlan(steps=[])  # type: ignore[return-value]
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether there is a plan, be it in force or not."""
+        return self.state.get("planning_execution_plan") is not None
+
+    @property
+    def plan_id(self) -> str:
+        """The stamp of the plan in force."""
+        return str(_mapping(self.plan.get("stamp")).get("id") or "")
+
+    @property
+    def steps(self) -> list[PlannedStep]:
+        """The plan's steps."""
+        return self.plan.get("steps") or []
+
+    @property
+    def results(self) -> Mapping[str, Mapping[str, Any]]:
+        """Records of the steps so far, by context key."""
+        return _mapping(self.state.get("execution_step_results"))
+
+    @cached_property
+    def done(self) -> set[str]:
+        """Keys of the steps that succeeded."""
+        return {key for key, record in self.results.items() if record.get("success")}
+
+    @cached_property
+    def skipped(self) -> set[str]:
+        """Keys of the steps that nobody will run."""
+        return {key for key, record in self.results.items() if record.get("skipped")}
+
+    @property
+    def contexts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Context type to context key to plain data."""
+        return _mapping(self.state.get("capability_context_data"))
+
+    @property
+    def pending(self) -> Mapping[str, Mapping[str, Any]]:
+        """Steps that wait for a person, with what is asked."""
+        return _mapping(self.state.get("execution_pending_approvals"))
+
+    @property
+    def decisions(self) -> Mapping[str, Mapping[str, Any]]:
+        """What a person decided in this turn, by context key, for showing."""
+        return _mapping(self.state.get("approval_decisions"))
+
+    @property
+    def effects(self) -> Mapping[str, Mapping[str, Any]]:
+        """What was done to the world in this turn, by the name of the effect."""
+        return _mapping(self.state.get("execution_effects"))
+
+    @property
+    def failure(self) -> Mapping[str, Any] | None:
+        """The error entry, when something has failed and is not taken back."""
+        info = self.state.get("control_error_info")
+        return info if self.state.get("control_has_error") and isinstance(info, Mapping) else None
+
+    @property
+    def last_failure(self) -> Mapping[str, Any]:
+        """The failure that the present plan or choice answers; empty when there is none."""
+        return _mapping(self.state.get("control_last_error"))
+
+    @property
+    def attempts(self) -> Mapping[str, int]:
+        """Failed tries by context key or node name."""
+        return _mapping(self.state.get("control_attempts"))
+
+    @property
+    def budget(self) -> Mapping[str, int]:
+        """What the turn has used: ``plans``, ``classifications``, ``attempts``, ``model_calls``."""
+        return _mapping(self.state.get("control_budget"))
+
+    @property
+    def switches(self) -> Mapping[str, Any]:
+        """The caller's switches."""
+        return _mapping(self.state.get("agent_control"))
+
+    @property
+    def seconds_used(self) -> float:
+        """Seconds that steps have run in this turn."""
+        return float(_mapping(self.state.get("runtime_info")).get("seconds_used") or 0.0)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
