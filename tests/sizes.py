@@ -40,9 +40,9 @@ def code_lines(source: str) -> int:
         if token.type not in _NO_CODE:
             held.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str) and node.end_lineno is not None:
-                held.difference_update(range(node.lineno, node.end_lineno + 1))
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                held.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(held)
 
 
