@@ -53,6 +53,9 @@ def build_graph(
 ) -> CompiledStateGraph[AgentState, Any, AgentState, AgentState]:
     """Build the graph of an agent.
 
+    Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
+    ``await asyncio.to_thread(build_graph, …)``.
+
     Args:
         registry: What the agent is made of.
         model: ``"provider:name"``, a chat model, or one of these for each role (``extraction``,
