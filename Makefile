@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check docs bench bench-selection faults format clean
+.PHONY: demo test check docs bench bench-selection faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -36,6 +36,10 @@ bench-selection: $(VENV)/.dev
 SEED ?= 1
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)
+
+# Lines of code that ship, room by room, without docstrings, comments and blanks.
+sizes:
+	@$(PYTHON) -m tests.sizes
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -30,9 +30,9 @@ def _only_this_machine(no_network: None) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's keys and settings must not change what a test sees."""
+    """A developer's keys, settings and certificates must not change what a test sees."""
     for name in list(os.environ):
-        if name.startswith("CAPGRAPH_") or name.endswith(("_API_KEY", "_API_TOKEN")):
+        if name.startswith(("CAPGRAPH_", "SSL_CERT_")) or name.endswith(("_API_KEY", "_API_TOKEN")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
@@ -41,6 +41,7 @@ def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 # Setting up reads files by nature; what runs after it must not.
 _SET_UP = (
     ("<frozen importlib._bootstrap>", "_find_and_load"),
+    ("framework/graph/build.py", "build_graph"),
     ("framework/registry/discovery.py", "walk"),
     ("framework/registry/discovery.py", "load_entry_points"),
     ("configs/settings.py", "load_settings"),

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel
 
 from configs.logger import ComponentLogger, get_logger
 from framework.base.classify import classify_exception
 from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorClassification, ValidationError
+from framework.base.errors import CapabilityError, ErrorClassification, ValidationError
 from framework.base.guides import OrchestratorGuide, TaskClassifierGuide
 from framework.base.plan import PlannedStep
-from framework.base.spec import CapabilitySpec, Effect, OnUnknown, Requirement
+from framework.base.spec import DECLARED, CapabilitySpec, Declarations
 from framework.base.step_context import StepContext
 
+ContextType = str | type[CapabilityContext]
 
-class BaseCapability(ABC):
+if TYPE_CHECKING:
+    _Declared = Declarations
+else:
+    # The defaults alone: a subclass may be any class, a data class of its own kind included.
+    _Declared = type("_Declared", (), dict(DECLARED))
+
+
+class BaseCapability(_Declared, ABC):
     """Base of every capability.
 
     A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static
@@ -28,15 +37,12 @@ class BaseCapability(ABC):
     Attributes:
         name: Unique name (required).
         description: What it does (required).
-        provides: Context types of its outputs.
-        requires: Context types of its inputs; an entry is a name or ``(name, cardinality)``.
-        effect: ``"none"``, ``"idempotent"`` or ``"once"``.
-        requires_approval: Whether a person must agree before it runs.
-        max_parallel: How many of its steps may run at once.
-        timeout_seconds: Time limit of one attempt, in seconds.
-        on_unknown: What to do when a ``once`` step began and its end is not known.
-        always_active: Whether every request selects it.
+        provides: Context types of its outputs, by name or as classes.
+        requires: Context types of its inputs; an entry is a type or ``(type, cardinality)``.
         Parameters: Pydantic model of a step's parameters.
+
+    Further attributes (``effect``, ``requires_approval``, ``timeout_seconds`` and so on) are the
+    ones of :class:`~framework.base.spec.Declarations`.
 
     Raises:
         NotImplementedError: On creation, when name, description or execute is missing.
@@ -52,14 +58,8 @@ class BaseCapability(ABC):
 
     name: str = None  # type: ignore[assignment]
     description: str = None  # type: ignore[assignment]
-    provides: list[str] = []  # noqa: RUF012 - copied for each subclass below
-    requires: Sequence[str | tuple[str, str]] = []
-    effect: Effect = "none"
-    requires_approval: bool = False
-    max_parallel: int | None = None
-    timeout_seconds: float | None = None
-    on_unknown: OnUnknown = "ask"
-    always_active: bool = False
+    provides: Sequence[ContextType] = []
+    requires: Sequence[ContextType | tuple[ContextType, str]] = []
     Parameters: ClassVar[type[BaseModel] | None] = None
 
     _context: StepContext
@@ -67,8 +67,10 @@ class BaseCapability(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A list on the base would be shared by every subclass that appends to it.
-        cls.provides = list(cls.provides or [])
-        cls.requires = list(cls.requires or [])
+        for name in ("provides", "requires"):
+            given = getattr(cls, name)
+            if given is None or isinstance(given, (list, tuple)):
+                setattr(cls, name, list(given or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
         """Check what is required before anything of the subclass runs."""
@@ -232,67 +234,65 @@ class BaseCapability(ABC):
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
-        """Write planning advice; the default has none."""
-        self.logger.debug("No orchestrator guide for %s", self.name)
+        """Write planning advice; the default has none, and says so once for each class."""
+        _warn_of_defaults(type(self))
         return None
 
     def _create_classifier_guide(self) -> TaskClassifierGuide | None:
-        """Write selection advice; the default has none."""
-        self.logger.debug("No classifier guide for %s", self.name)
+        """Write selection advice; the default has none, and says so once for each class."""
+        _warn_of_defaults(type(self))
         return None
 
     @property
     def orchestrator_guide(self) -> OrchestratorGuide | None:
         """Planning advice, made on first use."""
-        if "orchestrator" not in self._guides:
-            self._guides["orchestrator"] = self._create_orchestrator_guide()
-        guide: OrchestratorGuide | None = self._guides["orchestrator"]
-        return guide
+        return cast("OrchestratorGuide | None", self._guide("orchestrator"))
 
     @property
     def classifier_guide(self) -> TaskClassifierGuide | None:
         """Selection advice, made on first use."""
-        if "classifier" not in self._guides:
-            self._guides["classifier"] = self._create_classifier_guide()
-        guide: TaskClassifierGuide | None = self._guides["classifier"]
-        return guide
+        return cast("TaskClassifierGuide | None", self._guide("classifier"))
+
+    def _guide(self, kind: str) -> Any:
+        if kind not in self._guides:
+            try:
+                self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
+            except AttributeError as exc:
+                # From a property it would read as "there is no such property", which is what
+                # getattr with a default and a __getattr__ of the subclass swallow.
+                raise CapabilityError(
+                    f"The {kind} guide of {self!r} cannot be made: {exc}.",
+                    fix=f"Correct {type(self).__name__}._create_{kind}_guide.",
+                ) from exc
+        return self._guides[kind]
 
     @classmethod
     def spec(cls) -> CapabilitySpec:
         """Return what this class declares, as a frozen value.
 
         Raises:
-            ValidationError: An entry of ``requires``, or another declaration, is malformed.
+            ValidationError: A declaration is malformed.
         """
-        for attribute, allowed in (
-            ("effect", ("none", "idempotent", "once")),
-            ("on_unknown", ("ask", "rerun", "fail", "skip")),
-        ):
-            if getattr(cls, attribute) not in allowed:
-                raise ValidationError(
-                    f"{cls.__name__}.{attribute} is {getattr(cls, attribute)!r}.",
-                    fix=f"Use one of {', '.join(allowed)}.",
-                )
-        for limit in ("max_parallel", "timeout_seconds"):
-            value = getattr(cls, limit)
-            if value is not None and value <= 0:
-                raise ValidationError(
-                    f"{cls.__name__}.{limit} is {value!r}.", fix="Use a number above 0 or None."
-                )
-        return CapabilitySpec(
-            name=cls.name,
-            description=cls.description,
-            provides=tuple(cls.provides),
-            requires=tuple(Requirement.parse(entry) for entry in cls.requires),
-            effect=cls.effect,
-            requires_approval=cls.requires_approval,
-            max_parallel=cls.max_parallel,
-            timeout_seconds=cls.timeout_seconds,
-            on_unknown=cls.on_unknown,
-            parameters=cls.Parameters,
-            always_active=cls.always_active,
-            cls=cls,
-        )
+        return CapabilitySpec.of(cls)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"
+
+
+_warned: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _warn_of_defaults(cls: type[BaseCapability]) -> None:
+    if cls in _warned:
+        return
+    _warned.add(cls)
+    missing = [
+        kind
+        for kind in ("orchestrator", "classifier")
+        if getattr(cls, f"_create_{kind}_guide") is getattr(BaseCapability, f"_create_{kind}_guide")
+    ]
+    get_logger("capability", cls.name).warning(
+        "%s writes no %s guide, so its description alone has to do",
+        cls.__name__,
+        " and no ".join(missing),
+    )

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from framework.base.capability import BaseCapability
+from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
-from framework.base.spec import InfrastructureSpec
+from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 
 T = TypeVar("T", bound=type)
 NodeFunction = Callable[..., Any]
@@ -35,10 +36,10 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         target: A class with name, description, ``execute``, ``classify_error`` and
-            ``get_retry_policy``; or a function whose annotations are context types.
-        **options: For functions only: ``name``, ``description``, ``effect``,
-            ``requires_approval``, ``max_parallel``, ``timeout_seconds``, ``on_unknown``,
-            ``always_active``, ``examples``.
+            ``get_retry_policy``; or a function whose annotations are context types. It may be
+            given as ``cls=`` too.
+        **options: For functions only: ``name``, ``description``, ``examples`` and what
+            :class:`~framework.base.spec.Declarations` lists.
 
     Raises:
         ValueError: Something required is missing; the message names it.
@@ -55,16 +56,23 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
     >>> forecast.capability_spec.requires
     (Requirement(type='PLACE', cardinality='one'),)
     """
+    target = options.pop("cls", target)
     if target is None:
-        return lambda function: capability_node(capability_from_function(function, **options))
+        return lambda function: capability_node(function, **options)
     if not isinstance(target, type):
         return capability_node(capability_from_function(target, **options))
+    if options:
+        raise ValidationError(
+            f"capability_node got {sorted(options)} for the class {target.__name__}.",
+            fix="Set them as attributes of the class; only a function takes them as keywords.",
+        )
     _check_class(target, "capability")
-    spec = (
-        target.spec()
-        if issubclass(target, BaseCapability)
-        else BaseCapability.spec.__func__(_with_defaults(target))  # type: ignore[attr-defined]
-    )
+    if not issubclass(target, BaseCapability):
+        # A class that has all methods need not inherit; its declarations default as the base's.
+        for name, value in DECLARED.items():
+            if not hasattr(target, name):
+                setattr(target, name, value)
+    spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
     async def langgraph_node(state: Any, **kwargs: Any) -> dict[str, Any]:
         # Deferred: the contract must not depend on the engine that runs it.
@@ -79,28 +87,46 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
 
 @overload
-def infrastructure_node(cls: T, /) -> T: ...
+def infrastructure_node(cls: T) -> T: ...
 @overload
-def infrastructure_node(*, quiet: bool = False) -> Callable[[T], T]: ...
-def infrastructure_node(cls: Any = None, /, *, quiet: bool = False) -> Any:
+def infrastructure_node(
+    *, quiet: bool = False, before: str | None = None, after: str | None = None
+) -> Callable[[T], T]: ...
+def infrastructure_node(
+    cls: Any = None,
+    *,
+    quiet: bool = False,
+    before: str | None = None,
+    after: str | None = None,
+) -> Any:
     """Turn a class into an infrastructure node.
 
     Args:
         cls: A class with name, description, static ``execute``, ``classify_error`` and
             ``get_retry_policy``.
         quiet: Keep start and end out of the log, for nodes that run often.
+        before: For a node of one's own: the node that follows it, such as ``"classifier"``. The
+            class attribute of that name does the same.
+        after: For a node of one's own: the node that it follows, such as ``"respond"``.
 
     Raises:
         ValueError: Something required is missing; the message names it.
     """
     if cls is None:
-        return lambda target: _make_node(target, quiet=quiet)
-    return _make_node(cls, quiet=quiet)
+        return lambda target: _make_node(target, quiet, before, after)
+    return _make_node(cls, quiet, before, after)
 
 
-def _make_node(cls: Any, *, quiet: bool) -> Any:
+def _make_node(cls: Any, quiet: bool, before: str | None, after: str | None) -> Any:
     _check_class(cls, "infrastructure node")
-    spec = InfrastructureSpec(cls.name, cls.description, quiet, cls)
+    before = before or getattr(cls, "before", None)
+    after = after or getattr(cls, "after", None)
+    if before and after:
+        raise ValueError(
+            f"The infrastructure node {cls.name!r} stands before {before!r} and after {after!r}."
+            " Fix: name one of the two."
+        )
+    spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, cls)
 
     async def langgraph_node(state: Any, **kwargs: Any) -> Any:
         # Deferred for the same reason as above.
@@ -162,25 +188,6 @@ def _check_form(cls: Any, kind: str) -> None:
         )
 
 
-def _with_defaults(cls: Any) -> Any:
-    # A class that has all methods need not inherit; the declarations default as on the base.
-    for name in (
-        "provides",
-        "requires",
-        "effect",
-        "requires_approval",
-        "max_parallel",
-        "timeout_seconds",
-        "on_unknown",
-        "always_active",
-        "Parameters",
-    ):
-        if not hasattr(cls, name):
-            value = getattr(BaseCapability, name)
-            setattr(cls, name, list(value) if isinstance(value, list) else value)
-    return cls
-
-
 def _attach(cls: Any, node: Any, name: str, description: str) -> None:
     node.__name__ = "langgraph_node"
     node.__qualname__ = f"{cls.__qualname__}.langgraph_node"
@@ -190,4 +197,19 @@ def _attach(cls: Any, node: Any, name: str, description: str) -> None:
     node.description = description
     node.error_classifier = cls.classify_error
     node.original_class = cls
-    cls.langgraph_node = staticmethod(node)
+    cls.langgraph_node = _NodeOf(cls, node)
+
+
+class _NodeOf:
+    """A class's own node: a subclass that is not decorated would run its parent's steps."""
+
+    def __init__(self, owner: type, node: Any) -> None:
+        self.owner, self.node = owner, node
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if owner is self.owner:
+            return self.node
+        raise AttributeError(
+            f"{owner.__name__} is not decorated, and the node of {self.owner.__name__} would run"
+            f" {self.owner.__name__}. Fix: put the decorator above {owner.__name__} too."
+        )

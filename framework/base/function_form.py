@@ -6,7 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import create_model
 
@@ -14,16 +14,9 @@ from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
+from framework.base.spec import DECLARED
 
-_OPTIONS = (
-    "name",
-    "effect",
-    "requires_approval",
-    "max_parallel",
-    "timeout_seconds",
-    "on_unknown",
-    "always_active",
-)
+_OPTIONS = ("name", *DECLARED)
 
 
 def capability_from_function(
@@ -60,7 +53,7 @@ def capability_from_function(
             fix=f"Use: description, examples, {', '.join(_OPTIONS)}.",
         )
     hints = _hints(function, label)
-    inputs: dict[str, tuple[str, str]] = {}
+    inputs: dict[str, tuple[type[CapabilityContext], str]] = {}
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         _read_parameter(parameter, hints, label, inputs, fields)
@@ -72,7 +65,7 @@ def capability_from_function(
         )
 
     async def execute(self: BaseCapability) -> Any:
-        given = {name: self.inputs[kind] for name, (kind, _) in inputs.items()}
+        given = {name: self.inputs[kind.CONTEXT_TYPE] for name, (kind, _) in inputs.items()}
         if fields:
             given.update({name: getattr(self.parameters, name) for name in fields})
         return await function(**given)
@@ -91,6 +84,8 @@ def capability_from_function(
         "Parameters": create_model(f"{name}_parameters", **fields) if fields else None,
         "execute": execute,
         "_create_classifier_guide": guide,
+        # A function has no place for planning advice, so there is nothing to warn of.
+        "_create_orchestrator_guide": lambda _self: None,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
@@ -109,7 +104,8 @@ def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
         local = {**frame.f_locals, **local} if frame.f_globals is function.__globals__ else local
         frame = frame.f_back
     try:
-        return get_type_hints(function, localns=local)
+        # With the extras: what Annotated says about a parameter is part of its declaration.
+        return get_type_hints(function, localns=local, include_extras=True)
     except NameError as exc:
         raise ValidationError(
             f"The annotations of {label!r} cannot be read: {exc}.",
@@ -121,7 +117,7 @@ def _read_parameter(
     parameter: inspect.Parameter,
     hints: dict[str, Any],
     label: str,
-    inputs: dict[str, tuple[str, str]],
+    inputs: dict[str, tuple[type[CapabilityContext], str]],
     fields: dict[str, Any],
 ) -> None:
     if parameter.name not in hints or parameter.kind in (
@@ -139,10 +135,11 @@ def _read_parameter(
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (annotation, default)
         return
-    if any(found[0] == kind for kind, _ in inputs.values()):
+    kind = found[0].CONTEXT_TYPE
+    if any(kind == known.CONTEXT_TYPE for known, _ in inputs.values()):
         raise ValidationError(
-            f"{label!r} takes the context type {found[0]!r} twice.",
-            fix=f"Take list[...] to get several {found[0]} at once.",
+            f"{label!r} takes the context type {kind!r} twice.",
+            fix=f"Take list[...] to get several {kind} at once.",
         )
     inputs[parameter.name] = found
 
@@ -151,27 +148,34 @@ def _is_context(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, CapabilityContext)
 
 
-def _as_input(annotation: Any) -> tuple[str, str] | None:
+def _as_input(annotation: Any) -> tuple[type[CapabilityContext], str] | None:
+    annotation = _bare(annotation)
     if _is_context(annotation):
-        return (annotation.CONTEXT_TYPE, "one")
-    arguments = get_args(annotation)
+        return (annotation, "one")
+    arguments = [_bare(item) for item in get_args(annotation)]
     origin = get_origin(annotation)
     if origin in (list, Sequence) and arguments and _is_context(arguments[0]):
-        return (arguments[0].CONTEXT_TYPE, "many")
+        return (arguments[0], "many")
     if origin in (Union, types.UnionType) and type(None) in arguments:
         inner = [item for item in arguments if item is not type(None)]
         if len(inner) == 1 and _is_context(inner[0]):
-            return (inner[0].CONTEXT_TYPE, "optional")
+            return (inner[0], "optional")
     return None
 
 
-def _outputs(annotation: Any, label: str) -> list[str]:
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _outputs(annotation: Any, label: str) -> list[type[CapabilityContext]]:
+    annotation = _bare(annotation)
     if annotation in (None, type(None)):
         return []
     kinds = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
+    kinds = tuple(_bare(kind) for kind in kinds)
     if not all(_is_context(kind) for kind in kinds):
         raise ValidationError(
             f"{label!r} returns {annotation!r}, which is not a context type.",
             fix="Annotate the return value with a CapabilityContext subclass.",
         )
-    return [kind.CONTEXT_TYPE for kind in kinds]
+    return list(kinds)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import ValidationError as PydanticError
 
+from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 
 Cardinality = Literal["one", "many", "optional"]
@@ -33,32 +36,95 @@ class Requirement:
     cardinality: Cardinality = "one"
 
     @classmethod
-    def parse(cls, entry: str | Sequence[str] | Requirement) -> Requirement:
-        """Read an entry of ``requires``: a type name or ``(type, cardinality)``.
+    def parse(cls, entry: Any) -> Requirement:
+        """Read an entry of ``requires``: a type or ``(type, cardinality)``.
+
+        A type is its name, or the context class itself.
 
         Raises:
             ValidationError: The entry is neither.
         """
         if isinstance(entry, Requirement):
             return entry
-        if isinstance(entry, str) and entry:
-            return cls(entry)
-        if (
-            isinstance(entry, (tuple, list))
-            and len(entry) == 2
-            and all(isinstance(part, str) and part for part in entry)
-        ):
+        if (name := type_name(entry)) is not None:
+            return cls(name)
+        if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], str):
+            name = type_name(entry[0])
             cardinality = _CARDINALITY_NAMES.get(entry[1], entry[1])
-            if cardinality in get_args(Cardinality):
-                return cls(entry[0], cast("Cardinality", cardinality))
+            if name is not None and cardinality in get_args(Cardinality):
+                return cls(name, cast("Cardinality", cardinality))
         raise ValidationError(
             f"{entry!r} is not a valid entry of 'requires'.",
-            fix="Write 'TYPE' or ('TYPE', 'one' | 'many' | 'optional').",
+            fix="Write 'TYPE' or ('TYPE', 'one' | 'many' | 'optional'); a context class serves"
+            " as TYPE too.",
         )
 
 
+def type_name(entry: Any) -> str | None:
+    """Return the name of a context type given by name or as its class; ``None`` for neither."""
+    if isinstance(entry, type) and issubclass(entry, CapabilityContext):
+        return entry.CONTEXT_TYPE
+    return entry if isinstance(entry, str) and entry else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declarations:
+    """What a capability may say about itself besides its name and its types.
+
+    This is the one table: each line is a class attribute of ``BaseCapability``, a keyword of the
+    function form and a field of :class:`CapabilitySpec`, checked against its type.
+
+    Attributes:
+        effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
+        requires_approval: Whether a person must agree before it runs.
+        max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
+        timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
+        on_unknown: What to do when a ``once`` step started and its end is not known.
+        always_active: Selected for every request.
+        effect_key: Names of the parameters that make two effects the same one; ``None`` for all
+            parameters and inputs.
+        repeatable: Whether a new plan of the same turn may let it act again without asking.
+    """
+
+    effect: Effect = "none"
+    requires_approval: bool = False
+    max_parallel: Annotated[int, Field(ge=1)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    on_unknown: OnUnknown = "ask"
+    always_active: bool = False
+    effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
+    repeatable: bool = False
+
+
+DECLARED: dict[str, Any] = {entry.name: entry.default for entry in fields(Declarations)}
+"""Name of each declaration and its default."""
+
+
+@cache
+def _adapters() -> dict[str, TypeAdapter[Any]]:
+    strict = ConfigDict(strict=True)
+    hints = get_type_hints(Declarations, include_extras=True)
+    return {name: TypeAdapter(hints[name], config=strict) for name in DECLARED}
+
+
+def check_declaration(owner: str, name: str, value: Any) -> Any:
+    """Check one declaration and return it in the form that the spec keeps.
+
+    Raises:
+        ValidationError: The value does not fit.
+    """
+    try:
+        return _adapters()[name].validate_python(value)
+    except PydanticError as exc:
+        wrong = "; ".join(dict.fromkeys(error["msg"] for error in exc.errors(include_url=False)))
+        raise ValidationError(
+            f"{owner}.{name} is {value!r}: {wrong}.",
+            fix=f"Give another value, or leave {name} out (then it is {DECLARED[name]!r}).",
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
-class CapabilitySpec:
+class CapabilitySpec(Declarations):
     """What one capability declares; made once, when the class is decorated.
 
     Attributes:
@@ -66,13 +132,9 @@ class CapabilitySpec:
         description: What it does, for people and prompts.
         provides: Context types of its outputs.
         requires: Context types of its inputs.
-        effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
-        requires_approval: Whether a person must agree before it runs.
-        max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
-        timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
-        on_unknown: What to do when a ``once`` step started and its end is not known.
         parameters: Pydantic model of a step's ``parameters``; ``None`` when not declared.
-        always_active: Selected for every request.
+        context_types: Context classes that ``provides`` and ``requires`` were given as; they are
+            registered with the capability.
         cls: The decorated class.
     """
 
@@ -80,14 +142,105 @@ class CapabilitySpec:
     description: str
     provides: tuple[str, ...] = ()
     requires: tuple[Requirement, ...] = ()
-    effect: Effect = "none"
-    requires_approval: bool = False
-    max_parallel: int | None = None
-    timeout_seconds: float | None = None
-    on_unknown: OnUnknown = "ask"
     parameters: type[BaseModel] | None = None
-    always_active: bool = False
+    context_types: tuple[type[CapabilityContext], ...] = field(default=(), repr=False)
     cls: type[Any] = field(default=object, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, target: type[Any]) -> CapabilitySpec:
+        """Read what a class declares.
+
+        Raises:
+            ValidationError: A declaration is malformed; names the class, the attribute, the fix.
+        """
+        owner = target.__name__
+        provides, requires = (_entries(target, name) for name in ("provides", "requires"))
+        outputs = [type_name(entry) for entry in provides]
+        if None in outputs:
+            raise ValidationError(
+                f"{owner}.provides holds {provides[outputs.index(None)]!r}.",
+                fix="Give names of context types, or context classes.",
+            )
+        declared = {
+            name: check_declaration(owner, name, getattr(target, name)) for name in DECLARED
+        }
+        parameters = _parameters_model(target)
+        _check_effect_key(owner, declared["effect_key"], parameters)
+        parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
+        return cls(
+            name=target.name,
+            description=target.description,
+            provides=cast("tuple[str, ...]", tuple(outputs)),
+            requires=tuple(Requirement.parse(entry) for entry in requires),
+            parameters=parameters,
+            context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
+            cls=target,
+            **declared,
+        )
+
+
+def _entries(target: type[Any], name: str) -> list[Any]:
+    given = getattr(target, name, None) or []
+    if isinstance(given, (str, type)) or not isinstance(given, Iterable):
+        shown = given.__name__ if isinstance(given, type) else repr(given)
+        raise ValidationError(
+            f"{target.__name__}.{name} is {shown}, not a list.", fix=f"Write {name} = [{shown}]."
+        )
+    return list(given)
+
+
+def _parameters_model(target: type[Any]) -> type[BaseModel] | None:
+    model = getattr(target, "Parameters", None)
+    if model is None or (isinstance(model, type) and issubclass(model, BaseModel)):
+        return model
+    raise ValidationError(
+        f"{target.__name__}.Parameters is {model!r}, not a pydantic model.",
+        fix="Derive it from pydantic.BaseModel.",
+    )
+
+
+def parameter_names(model: type[BaseModel] | None) -> list[str]:
+    """Name the parameters as a plan writes them: by alias where a field has one."""
+    if model is None:
+        return []
+    return [
+        info.validation_alias if isinstance(info.validation_alias, str) else info.alias or name
+        for name, info in model.model_fields.items()
+    ]
+
+
+def _check_effect_key(
+    owner: str, effect_key: Sequence[str] | None, parameters: type[BaseModel] | None
+) -> None:
+    known = parameter_names(parameters)
+    unknown = [name for name in effect_key or () if name not in known]
+    if unknown:
+        raise ValidationError(
+            f"{owner}.effect_key names {unknown}, which are no parameters of it.",
+            fix=f"Use names of its Parameters: {', '.join(known)}."
+            if known
+            else "Declare them in a Parameters model.",
+        )
+
+
+ROLES = (
+    "begin_turn",
+    "task_extraction",
+    "classifier",
+    "orchestrator",
+    "router",
+    "approval",
+    "respond",
+    "clarify",
+    "error",
+)
+"""The infrastructure nodes without which there is no graph."""
+
+INSERTION_POINTS: dict[str, tuple[str, ...]] = {
+    "before": ("task_extraction", "classifier", "orchestrator"),
+    "after": ("task_extraction", "classifier", "orchestrator", "respond", "clarify", "error"),
+}
+"""Where a node that has no role of its own can stand: beside roles with a straight edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +251,14 @@ class InfrastructureSpec:
         name: The node's name, which is its role in the graph.
         description: What it does.
         quiet: Whether start and end are kept out of the log.
+        before: For a node that has no role of its own: the node that runs after it.
+        after: For a node that has no role of its own: the node that runs before it.
         cls: The decorated class.
     """
 
     name: str
     description: str
     quiet: bool = False
+    before: str | None = None
+    after: str | None = None
     cls: type[Any] = field(default=object, repr=False, compare=False)

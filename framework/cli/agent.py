@@ -209,12 +209,12 @@ async def open_agent(
     from framework.graph import build_graph
     from framework.registry import Registry
 
-    # Modules of capabilities are imported here, which reads files.
+    # Modules are imported and models made here, which reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)
     url = await asyncio.to_thread(database_url, db, settings)
     async with open_database(url, settings) as (saver, store):
-        graph = build_graph(
-            registry, model=model, checkpointer=saver, store=store, settings=settings
+        graph = await asyncio.to_thread(
+            build_graph, registry, model=model, checkpointer=saver, store=store, settings=settings
         )
         yield Agent(settings, registry, graph, saver, store, url)
 

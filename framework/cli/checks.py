@@ -218,7 +218,7 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
     from framework.models import chat_models
 
     try:
-        made = chat_models(configured)
+        made = await asyncio.to_thread(chat_models, configured)
     except Exception as exc:
         return [Finding.of_error("models", exc)]
     roles: dict[int, list[str]] = {}

@@ -21,6 +21,7 @@ from framework.graph.validate import validate
 from framework.pipeline.journal import Journal
 from framework.registry import Registry
 from framework.state import AgentState
+from framework.telemetry.metered import METER
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -52,6 +53,9 @@ def build_graph(
     **strategies: Any,
 ) -> CompiledStateGraph[AgentState, Any, AgentState, AgentState]:
     """Build the graph of an agent.
+
+    Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
+    ``await asyncio.to_thread(build_graph, …)``.
 
     Args:
         registry: What the agent is made of.
@@ -103,9 +107,11 @@ def build_graph(
         builder.compile(checkpointer=checkpointer, store=store, name=settings.name)
     )
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
-    config: RunnableConfig = {"recursion_limit": 1000, "configurable": _STRICT}
-    if runs is not None:
-        config["callbacks"] = [runs]
+    config: RunnableConfig = {
+        "recursion_limit": 1000,
+        "configurable": _STRICT,
+        "callbacks": [METER] if runs is None else [METER, runs],
+    }
     return graph.with_config(config)
 
 

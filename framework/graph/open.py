@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -59,4 +60,7 @@ async def open_graph(
     key = settings.persistence.encryption_key
     secret = key.get_secret_value() if key is not None else None
     async with open_saver(chosen, encryption_key=secret) as saver, open_store(chosen) as store:
-        yield build_graph(registry, checkpointer=saver, store=store, settings=settings, **options)
+        # A chat model reads certificates when it is made, which must not hold up the loop.
+        yield await asyncio.to_thread(
+            build_graph, registry, checkpointer=saver, store=store, settings=settings, **options
+        )

@@ -1,13 +1,13 @@
-"""One call of a chat model: its answer, its errors with a severity, its cost."""
+"""One call of a chat model: what may stand around it, its answer, its errors with a severity."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -17,10 +17,14 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import clean_text, mask_secrets
-from framework.base import ErrorSeverity, ModelError
+from framework.base import CapgraphError, ErrorSeverity, ModelError
 from framework.base.classify import diagnose
+from framework.models.around import ModelAttempt, chained
 from framework.models.roles import RoleModel
-from framework.telemetry import AnswerToken, Usage, emit
+from framework.telemetry import AnswerToken, emit
+from framework.telemetry.metered import role_tag
+
+ResultT = TypeVar("ResultT")
 
 _CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
 _REFUSED = frozenset({"content_filter", "refusal", "safety", "prohibited_content"})
@@ -46,6 +50,33 @@ class Malformed(ModelError):
     text: str = ""
 
 
+async def call_model(
+    role: RoleModel,
+    messages: Sequence[BaseMessage],
+    send: Callable[[ModelAttempt], Awaitable[ResultT]],
+) -> ResultT:
+    """Make one call, through what stands around the role's calls.
+
+    Nothing here tries again: who called classifies the error, and the router decides.
+
+    Args:
+        role: The model.
+        messages: The prompt.
+        send: Sends the attempt, which may have been given another model or fewer messages.
+
+    Raises:
+        ModelError: The call failed; the cause is chained.
+        LimitError: The turn has made as many model calls as it may.
+    """
+
+    async def bounded(attempt: ModelAttempt) -> ResultT:
+        async with _errors(role):
+            return await chained(role.around, ("call",), send)(attempt)
+
+    call = chained(role.around, ("reserve", "bound"), bounded)
+    return await call(ModelAttempt(role.role, role.model, tuple(messages)))
+
+
 async def structured(
     role: RoleModel,
     schema: type[BaseModel] | dict[str, Any],
@@ -68,18 +99,20 @@ async def structured(
         Malformed: The answer is not of that form.
         ModelError: The call failed or the model refused; the cause is chained.
     """
-    # Models differ in which of these they know; the form is checked here, so none is needed.
-    known = inspect.signature(role.model.with_structured_output).parameters
-    wished = {"method": method, "strict": isinstance(schema, type) or None}
-    options: Any = {name: value for name, value in wished.items() if value and name in known}
     form = schema if isinstance(schema, dict) else schema.model_json_schema()
     # Half an answer in JSON is nothing to show, so it stays out of the ``messages`` stream.
-    config: Any = {"tags": [TAG_NOSTREAM], "run_name": role.role}
-    async with _errors(role):
-        runnable = role.model.with_structured_output(form, include_raw=True, **options)
-        result: Any = await runnable.ainvoke(list(messages), config)
+    config: Any = {"tags": [TAG_NOSTREAM, role_tag(role.role)], "run_name": role.role}
+
+    async def send(attempt: ModelAttempt) -> Any:
+        # Models differ in which of these they know; the form is checked here, so none is needed.
+        known = inspect.signature(attempt.model.with_structured_output).parameters
+        wished = {"method": method, "strict": isinstance(schema, type) or None}
+        options: Any = {name: value for name, value in wished.items() if value and name in known}
+        runnable = attempt.model.with_structured_output(form, include_raw=True, **options)
+        return await runnable.ainvoke(list(attempt.messages), config)
+
+    result = await call_model(role, messages, send)
     raw = result["raw"]
-    _report_usage(role, raw)
     _check_end(role, raw)
     parsed = result.get("parsed")
     if parsed is None:
@@ -101,15 +134,19 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
     Raises:
         ModelError: The call failed, or brought no text; the cause is chained.
     """
-    whole: AIMessageChunk | None = None
-    async with _errors(role):
-        async for chunk in role.model.astream(list(messages), {"run_name": role.role}):
+    config: Any = {"tags": [role_tag(role.role)], "run_name": role.role}
+
+    async def send(attempt: ModelAttempt) -> AIMessageChunk | None:
+        whole: AIMessageChunk | None = None
+        async for chunk in attempt.model.astream(list(attempt.messages), config):
             if chunk.text:
                 emit(AnswerToken(text=str(chunk.text)))
             whole = chunk if whole is None else whole + chunk
+        return whole
+
+    whole = await call_model(role, messages, send)
     if whole is None:
         raise _malformed(role, "", None)
-    _report_usage(role, whole)
     text = str(whole.text)
     if not text.strip():
         _check_end(role, whole)
@@ -127,7 +164,7 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
     try:
         async with timer:
             yield
-    except (ModelError, GraphBubbleUp):
+    except (CapgraphError, GraphBubbleUp):
         raise
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
         # Some clients check the form themselves and raise instead of returning the answer.
@@ -201,21 +238,6 @@ def _json_in(text: str) -> Any:
         return json.JSONDecoder().raw_decode(text, start)[0]
     except (ValueError, RecursionError):
         return None
-
-
-def _report_usage(role: RoleModel, message: Any) -> None:
-    usage = message.usage_metadata
-    if not usage:
-        return
-    emit(
-        Usage(
-            role=role.role,
-            model=(message.response_metadata or {}).get("model_name") or role.name,
-            input_tokens=usage.get("input_tokens", 0),
-            output_tokens=usage.get("output_tokens", 0),
-            cached_tokens=(usage.get("input_token_details") or {}).get("cache_read") or 0,
-        )
-    )
 
 
 def _shown(text: str, limit: int = 500) -> str:

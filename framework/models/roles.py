@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import mask_secrets
 from configs.settings import ModelSettings
 from framework.base import ConfigurationError, MissingExtraError, require_extra
+from framework.models.around import Middleware
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -31,11 +32,13 @@ class RoleModel:
         role: What it is for.
         model: The chat model.
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
+        around: What stands around each call; see :mod:`framework.models.around`.
     """
 
     role: str
     model: BaseChatModel
     limit_seconds: float | None = None
+    around: Sequence[Middleware] = ()
 
     @property
     def name(self) -> str:

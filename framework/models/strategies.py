@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.settings import Settings
 from framework.base import require_extra
 from framework.models.answering import ModelAnswerer
+from framework.models.around import Middleware
 from framework.models.extraction import ModelExtractor
 from framework.models.planning import ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
@@ -23,6 +24,7 @@ def model_strategies(
     registry: Registry,
     settings: Settings,
     offline_selector: Selector,
+    behaviors: Sequence[Middleware] = (),
 ) -> dict[str, Any]:
     """Return strategies for the roles that have a model.
 
@@ -32,6 +34,8 @@ def model_strategies(
         registry: What the agent is made of.
         settings: All settings.
         offline_selector: Narrows the choice where there are many capabilities.
+        behaviors: What the operator puts around attempts; those of the stages ``reserve``,
+            ``bound`` and ``call`` stand around model calls too.
 
     Returns:
         ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
@@ -47,7 +51,9 @@ def model_strategies(
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
     roles = {
-        role: RoleModel(role, model if role == "answer" else unstreamed(model), limit)
+        role: RoleModel(
+            role, model if role == "answer" else unstreamed(model), limit, tuple(behaviors)
+        )
         for role, model in models.items()
     }
     chosen: dict[str, Any] = {"chat_model": _chooser(models)}

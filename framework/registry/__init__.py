@@ -1,5 +1,6 @@
 """The registry and how it finds what it holds."""
 
+from framework.registry.candidate import Candidate
 from framework.registry.registry import Registry
 
-__all__ = ["Registry"]
+__all__ = ["Candidate", "Registry"]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from framework.registry.candidate import Candidate
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
     ImportFailure,
@@ -19,13 +19,16 @@ from framework.registry.discovery import (
     load_entry_points,
     walk,
 )
-from framework.selection import Candidate
+from framework.registry.membership import belongs, check_place, decorator_of, lacks_decorator
 
 DEFAULT_INFRASTRUCTURE = ("infrastructure",)
 
 
 class Registry:
     """Holds capabilities, infrastructure nodes and context types by name.
+
+    It is filled by registering and becomes an immutable value when a graph is built of it
+    (:meth:`frozen`); :meth:`with_` makes another one of it for another graph.
 
     Args:
         infrastructure: Modules or packages whose infrastructure nodes are registered at once; a
@@ -50,6 +53,7 @@ class Registry:
         self._context_types: dict[str, type[CapabilityContext]] = {}
         self._instances: dict[str, Any] = {}
         self._given: set[str] = set(given)
+        self._frozen = False
         for place, name in enumerate(infrastructure):
             self.discover(name, override=place > 0)
 
@@ -82,10 +86,7 @@ class Registry:
             RegistryError: No capability has that name.
         """
         if name not in self._capabilities:
-            raise RegistryError(
-                f"No capability is called {name!r}.",
-                fix=f"Use one of: {', '.join(self._capabilities) or 'none is registered'}.",
-            )
+            raise RegistryError(f"No capability is called {name!r}.", fix=self._known())
         if name not in self._instances:
             self._instances[name] = self._capabilities[name].cls()
         return self._instances[name]
@@ -119,7 +120,7 @@ class Registry:
         for name, spec in self._capabilities.items():
             if spec.always_active:
                 continue
-            guide = getattr(self.capability(name), "classifier_guide", None)
+            guide = self._guide(name, "classifier_guide")
             examples = guide.examples if guide else []
             found.append(
                 Candidate(
@@ -137,7 +138,7 @@ class Registry:
         """Return the planning advice of capabilities as one prompt section, in stable order."""
         entries = []
         for name in sorted(set(names) & set(self._capabilities)):
-            guide = getattr(self.capability(name), "orchestrator_guide", None)
+            guide = self._guide(name, "orchestrator_guide")
             if guide is not None:
                 title = type(self.capability(name)).__name__.removesuffix("Capability")
                 examples = OrchestratorExample.format_examples_for_prompt(guide.examples)
@@ -146,6 +147,62 @@ class Registry:
             return ""
         entries.sort(key=lambda entry: entry[0])
         return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
+
+    def _guide(self, name: str, attribute: str) -> Any:
+        capability = self.capability(name)
+        # A class that does not inherit may have none; one that fails to be made must say so,
+        # which getattr with a default would keep quiet.
+        return getattr(capability, attribute) if hasattr(type(capability), attribute) else None
+
+    # --- as a value -----------------------------------------------------------------------
+
+    def frozen(self) -> Registry:
+        """Close it for registrations and return it; what a graph is built of never changes."""
+        self._frozen = True
+        return self
+
+    def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
+        """Return another registry; this one stays as it is.
+
+        Args:
+            *items: What comes on top; it replaces what has the same name.
+            without: Names of capabilities to leave out.
+
+        Raises:
+            RegistryError: An item cannot be registered, or a name is not.
+
+        >>> from framework.base import BaseCapability, capability_node
+        >>> @capability_node
+        ... class Hello(BaseCapability):
+        ...     name = "hello"
+        ...     description = "Says hello"
+        ...     async def execute(self):
+        ...         return {}
+        >>> registry = Registry().frozen()
+        >>> list(registry.with_(Hello).capabilities), list(registry.capabilities)
+        (['hello'], [])
+        """
+        other = Registry(infrastructure=(), given=self._given)
+        other._capabilities = dict(self._capabilities)
+        other._infrastructure = dict(self._infrastructure)
+        other._context_types = dict(self._context_types)
+        other._instances = dict(self._instances)
+        for name in without:
+            other.unregister(name)
+        for item in items:
+            other.register(item, override=True)
+        return other
+
+    def _open(self) -> None:
+        if self._frozen:
+            raise RegistryError(
+                "A graph was built of this registry, so it cannot change any more.",
+                fix="Make another with registry.with_(...) and build a new graph of it; the same"
+                " saver continues the threads.",
+            )
+
+    def _known(self) -> str:
+        return f"Use one of: {', '.join(self._capabilities) or 'none is registered'}."
 
     # --- writing --------------------------------------------------------------------------
 
@@ -160,42 +217,48 @@ class Registry:
             The item, so that the call can be used as a decorator.
 
         Raises:
-            RegistryError: It is none of these, or its name is taken.
+            RegistryError: It is none of these, its name is taken, it is an infrastructure node
+                without a place in the graph, or a graph was built of this registry.
         """
+        self._open()
         if isinstance(item, type) and issubclass(item, CapabilityContext):
             self._add(self._context_types, item.CONTEXT_TYPE, item, "context type", override)
             return item
         spec = getattr(item, "capability_spec", None)
         if isinstance(spec, CapabilitySpec) and spec.cls is item:
+            for kind in spec.context_types:
+                self._add(self._context_types, kind.CONTEXT_TYPE, kind, "context type", override)
             self._add(self._capabilities, spec.name, spec, "capability", override)
             self._instances.pop(spec.name, None)
             return item
         node = getattr(item, "infrastructure_spec", None)
         if isinstance(node, InfrastructureSpec) and node.cls is item:
+            check_place(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item
-        kind = "capability_node" if isinstance(item, type) else "capability_node or a class"
+        decorator = decorator_of(item)
         raise RegistryError(
             f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
-            " context type.",
-            fix=f"Decorate it with @{kind}, or derive it from CapabilityContext.",
+            " context type" + (": its parent is decorated, it is not." if spec or node else "."),
+            fix=f"Decorate it with {decorator}, or derive it from CapabilityContext.",
         )
 
     def unregister(self, name: str) -> None:
         """Remove a capability.
 
         Raises:
-            RegistryError: No capability has that name.
+            RegistryError: No capability has that name, or a graph was built of this registry.
         """
+        self._open()
         if self._capabilities.pop(name, None) is None:
             raise RegistryError(
-                f"No capability is called {name!r}, so it cannot be left out.",
-                fix=f"Use one of: {', '.join(self._capabilities) or 'none is registered'}.",
+                f"No capability is called {name!r}, so it cannot be left out.", fix=self._known()
             )
         self._instances.pop(name, None)
 
     def give(self, *types: str | type[CapabilityContext]) -> None:
         """Declare context types that the caller of the graph supplies."""
+        self._open()
         for kind in types:
             self._given.add(kind if isinstance(kind, str) else kind.CONTEXT_TYPE)
 
@@ -210,17 +273,28 @@ class Registry:
             Names of what was registered, in order.
 
         Raises:
-            RegistryError: Modules could not be imported (each with its cause), or names clash.
-                What could be imported stays registered.
+            RegistryError: Modules could not be imported (each with its cause), classes are not
+                decorated (each by name; one that only others derive from may begin with an
+                underscore), or names clash. What could be imported stays registered.
         """
         failures: list[ImportFailure] = []
         found: list[str] = []
+        bare: list[str] = []
         for module in walk(package, failures):
             for value in vars(module).values():
-                if not _belongs(value, module.__name__):
+                if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
-                self.register(value, override=override)
-                found.append(_name_of(value))
+                if belongs(value):
+                    self.register(value, override=override)
+                    found.append(_name_of(value))
+                elif lacks_decorator(value):
+                    bare.append(f"{_origin(value)} ({decorator_of(value)})")
+        if bare:
+            raise RegistryError(
+                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}.",
+                fix="Put the decorator above each, or begin the name of one that only others"
+                " derive from with an underscore.",
+            )
         if failures:
             raise RegistryError(
                 f"{len(failures)} module(s) of {package!r} could not be imported: "
@@ -314,17 +388,6 @@ class Registry:
             f" {len(self._context_types)} context types,"
             f" {len(self._infrastructure)} infrastructure nodes>"
         )
-
-
-def _belongs(value: Any, module: str) -> bool:
-    if not isinstance(value, type) or value.__module__ != module:
-        return False
-    if issubclass(value, CapabilityContext):
-        return True
-    return (
-        any(name in value.__dict__ for name in ("capability_spec", "infrastructure_spec"))
-        and value is not BaseCapability
-    )
 
 
 def _name_of(item: Any) -> str:

@@ -5,10 +5,11 @@ model; :class:`EmbeddingSelector` takes any LangChain ``Embeddings``, for instan
 :class:`~framework.selection.minilm.MiniLMEmbeddings`.
 """
 
+from framework.registry import Candidate
 from framework.selection.balancing import LoadBalancer
 from framework.selection.embedding import EmbeddingSelector
 from framework.selection.lexical import LexicalSelector
-from framework.selection.protocols import Candidate, Selection, Selector
+from framework.selection.protocols import Selection, Selector
 from framework.selection.rules import Rule, RuleSelector
 from framework.selection.shortlist import shortlist
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.base import ModelError, require_extra
+from framework.registry import Candidate
 from framework.selection.engine import HeadSelector
 from framework.selection.head import EXTRA, Calibration, Head, Rows, training_rows
 from framework.selection.lexical import LexicalIndex
-from framework.selection.protocols import Candidate
 from framework.selection.threads import one_blas_thread
 
 if TYPE_CHECKING:

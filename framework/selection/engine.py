@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from framework.base import ValidationError
-from framework.selection.protocols import NOTHING_EXCLUDED, Candidate, Selection
+from framework.registry import Candidate
+from framework.selection.protocols import NOTHING_EXCLUDED, Selection
 from framework.selection.texts import MAX_CHARACTERS, clauses
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from framework.base import ValidationError, require_extra
-from framework.selection.protocols import Candidate
+from framework.registry import Candidate
 from framework.selection.texts import UNRELATED, describe, normalise, pieces
 from framework.selection.threads import one_blas_thread
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.base import require_extra
+from framework.registry import Candidate
 from framework.selection.engine import HeadSelector
 from framework.selection.head import EXTRA, Calibration, Head, Rows, training_rows
-from framework.selection.protocols import Candidate
 from framework.selection.texts import FUNCTION_WORDS, normalise
 
 if TYPE_CHECKING:

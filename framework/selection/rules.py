@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from framework.base import CapabilityError, CapgraphError, ValidationError
-from framework.selection.protocols import NOTHING_EXCLUDED, Candidate, Selection, Selector
+from framework.registry import Candidate
+from framework.selection.protocols import NOTHING_EXCLUDED, Selection, Selector
 
 Condition = Callable[[str], bool | Awaitable[bool]]
 

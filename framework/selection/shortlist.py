@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from framework.base import ValidationError
-from framework.selection.protocols import NOTHING_EXCLUDED, Candidate
+from framework.registry import Candidate
+from framework.selection.protocols import NOTHING_EXCLUDED
 
 
 class Scorer(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from framework.selection.protocols import Candidate
+from framework.registry import Candidate
 
 MAX_CHARACTERS = 4000  # of a task; what a longer one asks is said within these
 MAX_CLAUSES = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from configs.settings import ModelSettings, load_settings
 from framework import build_graph
+from framework.graph import open_graph
 from framework.testing import FakeClock
 from tests.support.openai_server import OpenAIServer, Reply, fail, give, openai_server, say
 from tests.support.readings import ADD, READ, RESPOND, ReadSensor, Wipe, sensor_registry, step
@@ -75,6 +77,24 @@ def client(server: OpenAIServer) -> Callable[..., Client]:
         )
 
     return build
+
+
+async def test_an_opened_graph_makes_its_models_off_the_loop(
+    server: OpenAIServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import langchain.chat_models
+
+    made, threads = langchain.chat_models.init_chat_model, []
+
+    def make(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(langchain.chat_models, "init_chat_model", make)
+    model = ModelSettings(model="openai:m", base_url=server.url, api_key="sk-test-0123456789")
+    async with open_graph(sensor_registry(0), "sqlite://:memory:", model=model):
+        assert threads
+        assert threading.current_thread() not in threads
 
 
 def chosen(*names: str) -> Reply:

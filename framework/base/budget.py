@@ -1,0 +1,37 @@
+"""What a turn has used up of the bounds that no node can reset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class TurnBudget:
+    """Counters of one turn; they go through the state, so that they outlive a restart.
+
+    Attributes:
+        model_calls: Calls of chat models, those that failed included.
+        plans: Plans made, those whose making failed included.
+        classifications: Times the capabilities were chosen.
+        attempts: Tries of steps.
+
+    >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()
+    {'model_calls': 3, 'plans': 0, 'classifications': 0, 'attempts': 0}
+    """
+
+    model_calls: int = 0
+    plans: int = 0
+    classifications: int = 0
+    attempts: int = 0
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:
+        """Read counters from the state; what is not there is 0."""
+        known = data or {}
+        return cls(**{field.name: int(known.get(field.name, 0)) for field in fields(cls)})
+
+    def to_plain(self) -> dict[str, int]:
+        """Return the counters for the state."""
+        return asdict(self)

@@ -1,0 +1,60 @@
+"""What can be registered, and what looks as if it could."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from framework.base.capability import BaseCapability
+from framework.base.context import CapabilityContext
+from framework.base.errors import RegistryError
+from framework.base.infrastructure import BaseInfrastructureNode
+from framework.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec
+
+
+def belongs(value: type) -> bool:
+    """Tell whether a class is registered by discovery: decorated itself, or a context type."""
+    if issubclass(value, CapabilityContext):
+        return True
+    return any(name in value.__dict__ for name in ("capability_spec", "infrastructure_spec"))
+
+
+def lacks_decorator(value: type) -> bool:
+    """Tell whether a class is written as a capability or node, but for its decorator."""
+    if value.__name__.startswith("_") or inspect.isabstract(value):
+        return False
+    return issubclass(value, (BaseCapability, BaseInfrastructureNode)) and bool(
+        value.name and value.description
+    )
+
+
+def decorator_of(item: Any) -> str:
+    """Name the decorator that an object lacks."""
+    node = isinstance(item, type) and issubclass(item, BaseInfrastructureNode)
+    return "@infrastructure_node" if node else "@capability_node"
+
+
+def check_place(node: InfrastructureSpec) -> None:
+    """Refuse an infrastructure node that no edge of the graph would reach.
+
+    Raises:
+        RegistryError: It has neither a role nor a place beside one.
+    """
+    if node.name in ROLES:
+        return
+    for point, allowed in INSERTION_POINTS.items():
+        target = getattr(node, point)
+        if target is None:
+            continue
+        if target in allowed:
+            return
+        raise RegistryError(
+            f"The infrastructure node {node.name!r} cannot stand {point} {target!r}.",
+            fix=f"Use one of: {', '.join(allowed)}.",
+        )
+    raise RegistryError(
+        f"The infrastructure node {node.name!r} has no role and no place, so it would never run;"
+        f" roles are {', '.join(ROLES)}.",
+        fix='Name it like the role that it takes, or say where it stands: before = "classifier"'
+        ' or after = "respond".',
+    )

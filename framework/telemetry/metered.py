@@ -1,0 +1,186 @@
+"""Every call of a chat model in a turn is seen here: counted, bounded, its tokens reported.
+
+LangChain tells callbacks of a call before it is sent, and hands a run's callbacks on to what is
+called inside it. So one handler sees the framework's own calls, those of a capability with
+``self.chat_model()``, and those of an agent or a graph nested in one. It does not see a call that
+is given ``callbacks`` of its own, or one that goes past LangChain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+from configs.streaming import stream_writer
+from framework.base import LimitError
+from framework.base.budget import TurnBudget
+from framework.telemetry.events import Usage
+
+_ROLE = "role:"
+_OTHER = "capability"
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A turn whose calls are counted, and the one that it runs in."""
+
+    budget: TurnBudget
+    limit: int
+    write: Callable[[Any], None] | None
+    outer: _Turn | None
+    names: dict[UUID, str] = field(default_factory=dict)  # of models whose calls are under way
+
+
+_turn: ContextVar[_Turn | None] = ContextVar("capgraph_model_calls", default=None)
+_lock = Lock()  # calls come from several threads; what it guards takes no time
+
+
+@contextmanager
+def counting(budget: TurnBudget, max_model_calls: int) -> Iterator[None]:
+    """Count the model calls of what runs inside, tasks and threads that it starts included.
+
+    A turn inside another's capability counts for both. Usage is reported on the stream of the
+    outermost, which is the one that people read.
+
+    Args:
+        budget: Where the calls are counted.
+        max_model_calls: The most calls of the turn, those counted in ``budget`` included.
+
+    >>> budget = TurnBudget()
+    >>> with counting(budget, max_model_calls=100):
+    ...     pass  # a model call with METER among its callbacks
+    """
+    token = _turn.set(_Turn(budget, max_model_calls, stream_writer(), _turn.get()))
+    try:
+        yield
+    finally:
+        _turn.reset(token)
+
+
+def role_tag(role: str) -> str:
+    """Return the tag by which a call says what it is for.
+
+    >>> role_tag("planning")
+    'role:planning'
+    """
+    return _ROLE + role
+
+
+class ModelMeter(BaseCallbackHandler):
+    """Counts a turn's model calls, refuses those past the bound, reports what the others cost.
+
+    It holds nothing: the counters are those of :func:`counting`. Calls outside of any turn are
+    reported to the stream of the run, if there is one, and not bounded.
+    """
+
+    # Not asynchronous: LangChain drops the errors of asynchronous handlers in synchronous calls.
+    raise_error = True
+    run_inline = True
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any] | None,
+        messages: list[list[Any]],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Count a call before it is sent.
+
+        Raises:
+            LimitError: The turn has made as many calls as it may.
+        """
+        known = (metadata or {}).get("ls_model_name") or (serialized or {}).get("name")
+        _count(run_id, str(known or ""))
+
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any] | None,
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Count a call of a model without messages; see :meth:`on_chat_model_start`."""
+        self.on_chat_model_start(serialized, [], run_id=run_id, metadata=metadata)
+
+    def on_llm_end(
+        self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
+    ) -> None:
+        """Report the tokens of a call."""
+        turn = _turn.get()
+        # Several handlers may be told of a call: the first to come reports it.
+        if turn is not None and run_id not in turn.names:
+            return
+        name = _done(run_id)
+        usage = _usage(response, _role(tags), name)
+        if usage is None:
+            return
+        while turn is not None and turn.outer is not None:
+            turn = turn.outer
+        write = turn.write if turn is not None else stream_writer()
+        if write is not None:
+            write(usage.model_dump(exclude_none=True))
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Forget a call that failed; it stays counted."""
+        _done(run_id)
+
+
+METER = ModelMeter()
+
+
+def _count(run_id: UUID, name: str) -> None:
+    with _lock:
+        innermost = _turn.get()
+        if innermost is None or run_id in innermost.names:
+            return
+        turn: _Turn | None = innermost
+        while turn is not None:
+            if turn.budget.model_calls >= turn.limit:
+                raise LimitError(
+                    f"The turn has made {turn.budget.model_calls} model calls, as many as it may.",
+                    fix="Raise limits.max_model_calls, or ask for less at once.",
+                )
+            turn = turn.outer
+        turn = innermost
+        while turn is not None:
+            turn.budget.model_calls += 1
+            turn = turn.outer
+        innermost.names[run_id] = name
+
+
+def _done(run_id: UUID) -> str:
+    turn = _turn.get()
+    return turn.names.pop(run_id, "") if turn is not None else ""
+
+
+def _role(tags: list[str] | None) -> str:
+    found = (tag.removeprefix(_ROLE) for tag in tags or () if tag.startswith(_ROLE))
+    return next(found, _OTHER)
+
+
+def _usage(response: LLMResult, role: str, name: str) -> Usage | None:
+    for generation in (item for row in response.generations for item in row):
+        if not isinstance(generation, ChatGeneration):
+            continue
+        usage = getattr(generation.message, "usage_metadata", None)
+        if usage:
+            return Usage(
+                role=role,
+                model=(generation.message.response_metadata or {}).get("model_name") or name,
+                input_tokens=usage.get("input_tokens", 0),
+                output_tokens=usage.get("output_tokens", 0),
+                cached_tokens=(usage.get("input_token_details") or {}).get("cache_read") or 0,
+            )
+    return None
