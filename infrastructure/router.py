@@ -11,7 +11,7 @@ from framework.base import BaseInfrastructureNode, FatalExecutionError, infrastr
 from framework.engine import Services
 from framework.engine.pass_over_plan import run_ready_steps
 from framework.engine.routing import FATAL, RUN, Route, route
-from framework.pipeline.retry import RetryPolicy, wait_seconds
+from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
 from framework.state import AgentState
 from framework.telemetry import Reclassify, Replan, Retry, emit
 

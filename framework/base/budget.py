@@ -16,15 +16,17 @@ class TurnBudget:
         plans: Plans made, those whose making failed included.
         classifications: Times the capabilities were chosen.
         attempts: Tries of steps.
+        allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
 
     >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()
-    {'model_calls': 3, 'plans': 0, 'classifications': 0, 'attempts': 0}
+    {'model_calls': 3, 'plans': 0, 'classifications': 0, 'attempts': 0, 'allowed_attempts': 0}
     """
 
     model_calls: int = 0
     plans: int = 0
     classifications: int = 0
     attempts: int = 0
+    allowed_attempts: int = 0
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel
@@ -182,6 +182,18 @@ class BaseCapability(_Declared, ABC):
     def store(self, context: CapabilityContext) -> None:
         """Hand over an output besides the returned one."""
         self._step_context().stored.append(context)
+
+    async def once(self, key: str, call: Callable[[], Any]) -> Any:
+        """Run a part of the step at most once, over retries, questions and restarts.
+
+        What stands before an ``interrupt()`` runs again when its answer comes; what stands in
+        ``once`` does not: its first result is given back.
+
+        Args:
+            key: Names the part within the step.
+            call: Does it; may return an awaitable. Its result must be plain data.
+        """
+        return await self._step_context().once(key, call)
 
     def _step_context(self) -> StepContext:
         try:

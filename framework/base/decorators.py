@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 from framework.base.capability import BaseCapability
 from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
+from framework.base.node import GraphNode
 from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 
 T = TypeVar("T", bound=type)
@@ -74,14 +75,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
                 setattr(target, name, value)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
-    async def langgraph_node(state: Any, **kwargs: Any) -> dict[str, Any]:
-        # Deferred: the contract must not depend on the engine that runs it.
-        from framework.pipeline.nodes import run_capability_node
-
-        return await run_capability_node(spec, state, **kwargs)
-
-    _attach(target, langgraph_node, spec.name, spec.description)
-    langgraph_node.capability_name = spec.name  # type: ignore[attr-defined]
+    target.langgraph_node = GraphNode(spec)  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]
     return target
 
@@ -128,13 +122,7 @@ def _make_node(cls: Any, quiet: bool, before: str | None, after: str | None) -> 
         )
     spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, cls)
 
-    async def langgraph_node(state: Any, **kwargs: Any) -> Any:
-        # Deferred for the same reason as above.
-        from framework.pipeline.nodes import run_infrastructure_node
-
-        return await run_infrastructure_node(spec, state, **kwargs)
-
-    _attach(cls, langgraph_node, spec.name, spec.description)
+    cls.langgraph_node = GraphNode(spec)
     cls.infrastructure_spec = spec
     return cls
 
@@ -185,31 +173,4 @@ def _check_form(cls: Any, kind: str) -> None:
         raise ValueError(
             f"{label} needs {needed}, which nobody gives."
             " Fix: take only self; read self.inputs and self.parameters."
-        )
-
-
-def _attach(cls: Any, node: Any, name: str, description: str) -> None:
-    node.__name__ = "langgraph_node"
-    node.__qualname__ = f"{cls.__qualname__}.langgraph_node"
-    node.__module__ = cls.__module__
-    node.__doc__ = f"Graph node of {name!r}: {description}"
-    node.name = name
-    node.description = description
-    node.error_classifier = cls.classify_error
-    node.original_class = cls
-    cls.langgraph_node = _NodeOf(cls, node)
-
-
-class _NodeOf:
-    """A class's own node: a subclass that is not decorated would run its parent's steps."""
-
-    def __init__(self, owner: type, node: Any) -> None:
-        self.owner, self.node = owner, node
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if owner is self.owner:
-            return self.node
-        raise AttributeError(
-            f"{owner.__name__} is not decorated, and the node of {self.owner.__name__} would run"
-            f" {self.owner.__name__}. Fix: put the decorator above {owner.__name__} too."
         )

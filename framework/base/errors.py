@@ -10,6 +10,7 @@
     ├── ModelError             a chat model that failed or answered nonsense
     ├── PersistenceError       a saver or store that cannot be used
     ├── LimitError             a bound of the settings was reached
+    ├── PolicyError            a policy refuses a plan or a step
     ├── MissingExtraError      an optional dependency that is not installed
     └── FatalExecutionError    a FATAL failure: the run was stopped at once
 
@@ -44,6 +45,7 @@ __all__ = [
     "ModelError",
     "PersistenceError",
     "PlanError",
+    "PolicyError",
     "RegistryError",
     "ValidationError",
     "require_extra",
@@ -116,6 +118,12 @@ class LimitError(CapgraphError):
     """A bound of the settings was reached."""
 
     code = "CG-LIMIT"
+
+
+class PolicyError(CapgraphError):
+    """A policy of the operator's refuses a plan or a step."""
+
+    code = "CG-POLICY"
 
 
 class MissingExtraError(CapgraphError, ImportError):

@@ -48,10 +48,10 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request for one step, or for one call of a model.
+    """One request for one step.
 
     Attributes:
-        capability: Name of the capability; of a model call, the model's role.
+        capability: Name of the capability.
         step: The planned step.
         key: Its context key.
         index: Its place in the plan, from 0.
@@ -62,7 +62,6 @@ class Attempt:
         parameters: Validated parameters (a model, else a dictionary); filled by ``screen``.
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
-        kind: ``step`` or ``model``.
     """
 
     capability: str
@@ -76,7 +75,6 @@ class Attempt:
     parameters: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
-    kind: Literal["step", "model"] = "step"
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
@@ -152,6 +150,30 @@ class Failure:
             "final": self.final,
             **self.more,
         }
+
+
+    @classmethod
+    def from_state(cls, info: Mapping[str, Any]) -> Failure:
+        """Read what :meth:`to_state` wrote; what is missing or nonsense is CRITICAL."""
+        classification = info.get("classification") or {}
+        try:
+            severity = ErrorSeverity(classification.get("severity"))
+        except ValueError:
+            severity = ErrorSeverity.CRITICAL
+        return cls(
+            severity=severity,
+            message=str(info.get("user_message") or info.get("original_error") or ""),
+            original_error=str(info.get("original_error") or ""),
+            metadata=classification.get("metadata") or {},
+            capability=info.get("capability_name"),
+            node=info.get("node_name"),
+            key=info.get("context_key"),
+            retry_policy=info.get("retry_policy") or {},
+            execution_time=float(info.get("execution_time") or 0.0),
+            timestamp=str(info.get("timestamp") or ""),
+            attempts=int(info.get("attempts") or 1),
+            final=bool(info.get("final", True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +254,7 @@ class Question:
         capability: The capability.
         reason: Why it is asked.
         digest: Names what was shown; an agreement holds for nothing else.
+        shown: What a person is shown besides, whole: parameters and the values of inputs.
         run: Which run of an effect the question is about.
         effect: Name of the effect in the ledger.
         idempotency_key: Key under which the outside system knows the effect.
@@ -241,6 +264,7 @@ class Question:
     capability: str
     reason: str = ""
     digest: str = ""
+    shown: Mapping[str, Any] = field(default_factory=dict)
     run: int = 0
     effect: str = ""
     idempotency_key: str = ""

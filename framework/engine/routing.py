@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
-from framework.pipeline.retry import RetryPolicy
+from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
 
 RUN = "capabilities"

@@ -15,7 +15,7 @@ from framework import CapabilityContext, ErrorSeverity
 from framework.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
 from framework.engine.turn_outcome import outcome_of
 from framework.pipeline.inputs import resolve_inputs, resolve_parameters
-from framework.pipeline.retry import RetryPolicy, wait_seconds
+from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
 from framework.pipeline.sort_result import sort_output
 
 

@@ -1,0 +1,92 @@
+"""Stage ``call``: the capability's own work, in whichever form it is written."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import ChainMap
+from functools import lru_cache
+from typing import Any
+
+from configs.streaming import get_streamer
+from framework.base.ports import Attempt
+from framework.base.step_context import StepContext
+from framework.pipeline.job import CURRENT, Job
+from framework.pipeline.run_config import current_runtime
+from framework.pipeline.settle import announce
+from framework.pipeline.step_state import StepState
+from framework.telemetry import StepProgress, emit
+
+
+async def call(job: Job, attempt: Attempt) -> Any:
+    """Run the capability and return what it returned, unsorted."""
+    announce(job, attempt)
+    runner, spec = job.runner, job.spec
+    ledger = job.door.ledger
+
+    async def once(key: str, action: Any) -> Any:
+        return await ledger.once(job, attempt, key, action)
+
+    context = StepContext(
+        capability=spec.name,
+        step=copy.deepcopy(attempt.step),
+        step_index=attempt.index,
+        total_steps=attempt.total,
+        # Steps beside this one have their own place in the plan.
+        state=StepState(
+            ChainMap({"planning_current_step_index": attempt.index}, job.view.state)
+        ),
+        inputs=dict(attempt.inputs),
+        parameters=attempt.parameters,
+        task=attempt.objective,
+        attempt=attempt.number,
+        idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
+        config=runner.settings.capabilities.get(spec.name, {}),
+        model=runner.chat_model,
+        runtime=current_runtime(),
+        notify=lambda message, fraction: emit(
+            StepProgress(message=message, progress=fraction, **attempt.event())
+        ),
+        once=once,
+    )
+    token = CURRENT.set(job)
+    try:
+        return await invoke_capability(spec.cls, context)
+    finally:
+        CURRENT.reset(token)
+        job.stored = context.stored
+
+
+async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
+    """Call a capability in whichever form it is written."""
+    if not isinstance(inspect.getattr_static(cls, "execute"), staticmethod):
+        instance = cls()
+        instance._context = context
+        return await instance.execute()
+    offered = {
+        "step": context.step,
+        "context": context.inputs,
+        "runtime": context.runtime,
+        "logger": context.logger,
+        "streamer": get_streamer("capability", context.capability, _position(context)),
+    }
+    names = accepted_arguments(cls.execute)
+    kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
+    return await cls.execute(context.state, **kwargs)
+
+
+def _position(context: StepContext) -> dict[str, Any]:
+    # The streamer counts the plan's steps; the whole plan need not be copied for that.
+    return {
+        "planning_current_step_index": context.step_index,
+        "planning_execution_plan": {"steps": [None] * context.total_steps},
+    }
+
+
+@lru_cache(maxsize=4096)
+def accepted_arguments(function: Any) -> frozenset[str] | None:
+    """Return the names of a function's parameters; ``None`` when it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)

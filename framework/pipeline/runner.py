@@ -1,0 +1,145 @@
+"""The one way into a capability: every attempt passes the same stages, whoever asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from configs.limits import Limits
+from configs.settings import Settings
+from framework.base.clock import Clock, SystemClock
+from framework.base.errors import ConfigurationError
+from framework.base.ports import STAGES, Attempt, Middleware, StepPolicy
+from framework.base.spec import CapabilitySpec
+from framework.pipeline import bound, call, ledger, observe, permit, reserve, retry, screen, settle
+from framework.pipeline.capacity import Capacity
+from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
+from framework.registry import Registry
+
+_SHIPPED: dict[str, Any] = {
+    "observe": observe.observe,
+    "screen": screen.screen,
+    "permit": permit.permit,
+    "retry": retry.retry,
+    "settle": settle.settle,
+    "reserve": reserve.reserve,
+    "ledger": ledger.ledger,
+    "bound": bound.bound,
+}
+
+
+class StepRunner:
+    """Runs attempts. It holds what an operator decided and nothing of a run.
+
+    Args:
+        registry: Capabilities and context types.
+        settings: All settings.
+        clock: Time.
+        capacity: Slots of the process.
+        chat_model: Role to chat model, or ``None``.
+        behaviors: What stands around each attempt, besides what a capability brings itself.
+        step_policies: What is asked before a step starts.
+        state_keys: Keys of the graph's state.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        capacity: Capacity | None = None,
+        chat_model: Callable[[str], Any] = lambda _role: None,
+        behaviors: Sequence[Middleware] = (),
+        step_policies: Sequence[StepPolicy] = (),
+        state_keys: frozenset[str] | None = None,
+    ) -> None:
+        from framework.state import STATE_KEYS
+
+        self.registry = registry
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.capacity = capacity or Capacity.of_process()
+        self.chat_model = chat_model
+        self.step_policies = tuple(step_policies)
+        self.state_keys = state_keys or STATE_KEYS
+        self._behaviors = tuple(behaviors)
+        check_middlewares(self._behaviors, "behaviors")
+        for spec in registry.capabilities.values():
+            check_middlewares(_own_behaviors(spec), f"{spec.name}.behaviors")
+        self._chains: dict[str, Inner] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of a run."""
+        return self.settings.limits
+
+    async def run(self, attempt: Attempt, door: Door) -> Result:
+        """Run one step through all stages.
+
+        Args:
+            attempt: What is asked for.
+            door: What the asker brings.
+
+        Returns:
+            What the step left behind; a question that a person has to answer first; or ``None``
+            when the process is to stop and another one goes on with the step.
+
+        Raises:
+            FatalExecutionError: A failure was classified FATAL; the cause is chained.
+            GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
+        """
+        spec = self.registry.capabilities[attempt.capability]
+        chain = self._chains.get(spec.name)
+        if chain is None:
+            chain = self._chains[spec.name] = self._chain(spec)
+        result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
+        return result
+
+    def _chain(self, spec: CapabilitySpec) -> Inner:
+        around = [*self._behaviors, *_own_behaviors(spec)]
+        inner: Inner = call.call
+        for stage in reversed(STAGES):
+            own = [item for item in around if item.stage == stage]
+            if stage == "screen" and own:
+                # What leaves the stage is what is shown, agreed to, keyed and run.
+                inner = partial(screen.leave, inner=inner)
+            for middleware in reversed(own):
+                inner = partial(_around, middleware=middleware, inner=inner)
+            if stage in _SHIPPED:
+                inner = partial(_SHIPPED[stage], inner=inner)
+        return inner
+
+
+async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
+    async def call_next(changed: Attempt | None = None) -> Any:
+        return await inner(job, changed if changed is not None else attempt)
+
+    return await middleware.around(attempt, call_next)
+
+
+def _own_behaviors(spec: CapabilitySpec) -> Sequence[Middleware]:
+    return tuple(getattr(spec.cls, "behaviors", ()) or ())
+
+
+def check_middlewares(given: Sequence[Any], where: str) -> None:
+    """Make sure that everything in a list can stand around an attempt.
+
+    Raises:
+        ConfigurationError: It names no stage, or an unknown one, or has no ``around``.
+    """
+    for item in given:
+        stage = getattr(item, "stage", None)
+        if isinstance(item, type) or stage not in STAGES:
+            raise ConfigurationError(
+                f"{item!r} in {where} names the stage {stage!r}.",
+                fix=f"Give an object whose 'stage' is one of: {', '.join(STAGES)}.",
+            )
+        if not callable(getattr(item, "around", None)):
+            raise ConfigurationError(
+                f"{item!r} in {where} has no method 'around'.",
+                fix="Write 'async def around(self, attempt, call_next)'.",
+            )
+
+
