@@ -355,6 +355,23 @@ async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
     assert "1,000,000" in said(out)
 
 
+# --- always active --------------------------------------------------------------------------------
+
+
+async def test_what_is_always_active_is_so_when_nothing_else_is_chosen(
+    agent: Any, step: Any
+) -> None:
+    @capability_node(always_active=True)
+    async def note() -> Total:
+        """Take a note of every request."""
+        return Total(value=1)
+
+    bench = agent(note, plans=[[step("n", "note")]])
+    out = await bench.ask("Nothing that anybody does")
+    assert out["planning_active_capabilities"] == ["note"]
+    assert out["execution_step_results"]["n"]["success"]
+
+
 # --- one thread, two runs at once ---------------------------------------------------------------
 
 
