@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,14 @@ from configs.errors import ConfigurationError
 from configs.limits import Limits
 
 _MAX_VALUES = 100_000
+
+
+@cache
+def packaged_defaults() -> dict[str, Any]:
+    """Return what ``agent.yml`` says, the names of modules that come with the package."""
+    text = resources.files("configs").joinpath("agent.yml").read_text(encoding="utf-8")
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
 
 
 class _Section(BaseModel):
@@ -129,7 +138,9 @@ class Settings(BaseSettings):
 
     name: str = "capgraph agent"
     description: str = ""
-    infrastructure: list[str] = Field(default_factory=lambda: list(_packaged()["infrastructure"]))
+    infrastructure: list[str] = Field(
+        default_factory=lambda: list(packaged_defaults()["infrastructure"])
+    )
     modules: list[str] = Field(default_factory=list)
     include: list[str] | None = None
     exclude: list[str] = Field(default_factory=list)
@@ -165,12 +176,6 @@ class _FileSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         return dict(_file_values.get())
-
-
-def _packaged() -> dict[str, Any]:
-    text = resources.files("configs").joinpath("agent.yml").read_text(encoding="utf-8")
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
