@@ -30,12 +30,9 @@ class ClassifierNode(BaseInfrastructureNode):
         selection = await _select(state, services, again)
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]
-        active: list[str] = []
-        if chosen:
-            wanted = list(dict.fromkeys([*chosen, *always]))
-            # Producers of what is stored already stay in reach: a plan may want fresh data.
-            closure = requires_closure(wanted, registry)
-            active = list(dict.fromkeys([*wanted, *closure]))
+        wanted = list(dict.fromkeys([*chosen, *always]))
+        # Producers of what is stored already stay in reach: a plan may want fresh data.
+        active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry)]))
         emit(
             CapabilitiesSelected(
                 capabilities=active,

@@ -49,7 +49,6 @@ __all__ = [
     "RegistryError",
     "ValidationError",
     "require_extra",
-    "to_plain",
 ]
 
 
@@ -212,10 +211,13 @@ class ErrorClassification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, the only form that enters the graph's state."""
+        # Deferred: plain values are refused with an error of this module.
+        from framework.base.values import to_plain
+
         return {
             "severity": self.severity.value,
             "user_message": self.user_message,
-            "metadata": to_plain(self.metadata or {}),
+            "metadata": to_plain(self.metadata or {}, lenient=True),
         }
 
     @classmethod
@@ -243,24 +245,3 @@ class ExecutionError:
     capability_name: str | None = None
     metadata: dict[str, Any] | None = None
     suggestions: list[str] | None = None
-
-
-def to_plain(value: Any) -> Any:
-    """Turn any value into JSON-able data; what has no JSON form becomes its text.
-
-    >>> to_plain({"severity": ErrorSeverity.FATAL, 1: {2.5}})
-    {'severity': 'fatal', '1': [2.5]}
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Enum):
-        return to_plain(value.value)
-    if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_plain(item) for item in value]
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return str(value)

@@ -81,7 +81,8 @@ def capability_from_function(
         "description": text,
         "provides": _outputs(hints.get("return"), label),
         "requires": list(inputs.values()),
-        "Parameters": create_model(f"{name}_parameters", **fields) if fields else None,
+        # Also without fields: a parameter that the function does not take is an error.
+        "Parameters": create_model(f"{name}_parameters", **fields),
         "execute": execute,
         "_create_classifier_guide": guide,
         # A function has no place for planning advice, so there is nothing to warn of.

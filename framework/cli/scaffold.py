@@ -152,7 +152,7 @@ def find_project(folder: Path) -> Project:
     Raises:
         ConfigurationError: There is none, or none of its modules is a package of it.
     """
-    from configs.settings import read_yaml
+    from configs.yaml_files import read_yaml
 
     config = folder / "capgraph.yml"
     if not config.is_file():

@@ -120,7 +120,7 @@ def describe_capability(spec: CapabilitySpec) -> str:
     ]
     if spec.effect == "once":
         lines.append("  acts on the world, and cannot be undone")
-    if spec.parameters is not None:
+    if spec.parameters is not None and spec.parameters.model_fields:
         schema = _bare(spec.parameters.model_json_schema())
         schema.pop("description", None)  # the docstring says again what the fields say
         lines.append(f"  parameters: {json.dumps(schema, ensure_ascii=False, default=str)}")

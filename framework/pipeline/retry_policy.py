@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.limits import Limits
 from configs.logger import get_logger
-from framework.base.errors import to_plain
+from framework.base.values import to_plain
 
 JITTER = 0.1
 
@@ -64,7 +64,7 @@ def declared_policy(cls: type[Any]) -> dict[str, Any]:
             "get_retry_policy of %s raised %r; it is not tried again", cls.__name__, exc
         )
         return {}
-    return {str(k): to_plain(v) for k, v in policy.items()} if isinstance(policy, Mapping) else {}
+    return to_plain(policy, lenient=True) if isinstance(policy, Mapping) else {}
 
 
 def wait_seconds(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, to_plain
+from framework.base.errors import CapabilityError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
+from framework.base.values import to_plain
 from framework.state import STATE_KEYS, ContextTypes, dump_context
 
 Contexts = dict[str, dict[str, Any]]
@@ -120,7 +121,7 @@ def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
             f"{spec.name!r} returned {name!r}, which only the graph itself may write.",
             fix="Raise an error with a severity to report a failure.",
         )
-    return item if name == "messages" else to_plain(item)
+    return item if name == "messages" else to_plain(item, f"{name} of {spec.name!r}")
 
 
 def _values(result: Any, spec: CapabilitySpec) -> list[Any]:

@@ -53,5 +53,22 @@ class StepState(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._state
 
+    def copy(self) -> dict[str, Any]:
+        """Return all of it as a dictionary of one's own, as ``dict.copy`` does.
+
+        >>> StepState({"a": 1}).copy() | {"a": 2}
+        {'a': 2}
+        """
+        return {
+            key: value.copy() if isinstance(value, StepState) else value
+            for key, value in self.items()
+        }
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other} if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self} if isinstance(other, Mapping) else NotImplemented
+
     def __repr__(self) -> str:
         return f"<StepState: {', '.join(self._state)}>"

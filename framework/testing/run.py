@@ -9,9 +9,10 @@ from typing import Any
 
 from framework.base import CapabilityContext, CapabilitySpec, PlannedStep, StepContext
 from framework.base.errors import ValidationError
-from framework.pipeline.inputs import resolve_inputs, resolve_parameters
+from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.sort_result import sort_output
 from framework.pipeline.step import invoke_capability
+from framework.planning import validated_parameters
 from framework.state import dump_context, load_context
 
 STEP_KEY = "result"
@@ -98,11 +99,12 @@ async def run_capability(
         )
     types: dict[str, type[CapabilityContext]] = {}
     data, links = _stored(inputs or {}, types)
+    values, plain = validated_parameters(spec, dict(parameters or {}))
     step = PlannedStep(
         context_key=STEP_KEY,
         capability=spec.name,
         task_objective=task,
-        parameters=dict(parameters or {}),
+        parameters=plain,
         inputs=links,
     )
     known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
@@ -113,7 +115,7 @@ async def run_capability(
         step=step,
         state=known,
         inputs=resolve_inputs(spec, step, known["capability_context_data"], types),
-        parameters=resolve_parameters(spec, step),
+        parameters=values,
         task=task or known["task_current_task"] or f"Execute {spec.name}",
         attempt=attempt,
         idempotency_key=f"test/{spec.name}",

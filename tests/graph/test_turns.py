@@ -305,13 +305,17 @@ async def test_a_key_of_the_graph_cannot_be_written_by_a_capability(
 
 
 async def test_only_plain_data_enters_the_state(agent: Any, step: Any) -> None:
-    class Odd:
-        def __str__(self) -> str:
-            return "odd"
-
-    result = {"ui_agent_context": {"level": ErrorSeverity.FATAL, "path": Path("a"), 1: {Odd()}}}
+    result = {"ui_agent_context": {"level": ErrorSeverity.FATAL, "path": Path("a"), 1: {2}}}
     out = await agent(returning(result, []), plans=[[step("a", "returns")]]).ask()
-    assert out["ui_agent_context"] == {"level": "fatal", "path": "a", "1": ["odd"]}
+    assert out["ui_agent_context"] == {"level": "fatal", "path": "a", "1": [2]}
+
+
+async def test_what_is_not_plain_fails_its_step_and_is_named(agent: Any, step: Any) -> None:
+    result = {"ui_agent_context": {"tool": {"handle": object()}}}
+    bench = agent(returning(result, []), plans=[[step("a", "returns")]])
+    out = await bench.ask()
+    assert not out.get("ui_agent_context")
+    assert "ui_agent_context of 'returns'.tool.handle is of type object" in said(out)
 
 
 @pytest.mark.parametrize("result", [7, "text", {1, 2}, object()])
@@ -353,6 +357,23 @@ async def test_a_message_that_is_too_long_is_a_clear_error(agent: Any) -> None:
 async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
     out = await agent(Reading, measure).ask("x" * 1_000_000)
     assert "1,000,000" in said(out)
+
+
+# --- always active --------------------------------------------------------------------------------
+
+
+async def test_what_is_always_active_is_so_when_nothing_else_is_chosen(
+    agent: Any, step: Any
+) -> None:
+    @capability_node(always_active=True)
+    async def note() -> Total:
+        """Take a note of every request."""
+        return Total(value=1)
+
+    bench = agent(note, plans=[[step("n", "note")]])
+    out = await bench.ask("Nothing that anybody does")
+    assert out["planning_active_capabilities"] == ["note"]
+    assert out["execution_step_results"]["n"]["success"]
 
 
 # --- one thread, two runs at once ---------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from framework.prompts.builder import PromptBuilder
-from framework.prompts.data import DATA_RULE, as_data, as_request
+from framework.prompts import DATA_RULE, PromptBuilder, as_data, as_request
 
 
 class MemoryExtractionPrompt(PromptBuilder):
