@@ -18,6 +18,7 @@ from framework.base.errors import (
     PersistenceError,
     PlanError,
     RegistryError,
+    ThreadBusyError,
     ValidationError,
     require_extra,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "Requirement",
     "StepContext",
     "TaskClassifierGuide",
+    "ThreadBusyError",
     "ValidationError",
     "capability_node",
     "infrastructure_node",

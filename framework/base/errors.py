@@ -9,6 +9,7 @@
     ├── PlanError              a plan that cannot be run or built
     ├── ModelError             a chat model that failed or answered nonsense
     ├── PersistenceError       a saver or store that cannot be used
+    │   └── ThreadBusyError    another run has the thread
     ├── LimitError             a bound of the settings was reached
     ├── MissingExtraError      an optional dependency that is not installed
     └── FatalExecutionError    a FATAL failure: the run was stopped at once
@@ -45,6 +46,7 @@ __all__ = [
     "PersistenceError",
     "PlanError",
     "RegistryError",
+    "ThreadBusyError",
     "ValidationError",
     "require_extra",
     "to_plain",
@@ -110,6 +112,12 @@ class PersistenceError(CapgraphError):
     """A saver or store that cannot be used."""
 
     code = "CG-PERSISTENCE"
+
+
+class ThreadBusyError(PersistenceError):
+    """Another run has the thread; nothing was changed."""
+
+    code = "CG-BUSY"
 
 
 class LimitError(CapgraphError):
