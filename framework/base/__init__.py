@@ -19,6 +19,7 @@ from framework.base.errors import (
     PlanError,
     PolicyError,
     RegistryError,
+    ThreadBusyError,
     ValidationError,
     require_extra,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "Requirement",
     "StepContext",
     "TaskClassifierGuide",
+    "ThreadBusyError",
     "ValidationError",
     "capability_node",
     "infrastructure_node",

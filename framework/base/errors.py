@@ -9,6 +9,7 @@
     ├── PlanError              a plan that cannot be run or built
     ├── ModelError             a chat model that failed or answered nonsense
     ├── PersistenceError       a saver or store that cannot be used
+    │   └── ThreadBusyError    another run has the thread
     ├── LimitError             a bound of the settings was reached
     ├── PolicyError            a policy refuses a plan or a step
     ├── MissingExtraError      an optional dependency that is not installed
@@ -47,6 +48,7 @@ __all__ = [
     "PlanError",
     "PolicyError",
     "RegistryError",
+    "ThreadBusyError",
     "ValidationError",
     "require_extra",
 ]
@@ -111,6 +113,12 @@ class PersistenceError(CapgraphError):
     """A saver or store that cannot be used."""
 
     code = "CG-PERSISTENCE"
+
+
+class ThreadBusyError(PersistenceError):
+    """Another run has the thread; nothing was changed."""
+
+    code = "CG-BUSY"
 
 
 class LimitError(CapgraphError):

@@ -14,10 +14,10 @@ from langgraph.runtime import get_runtime
 
 from framework.engine.ready_queue import run_step_task
 from framework.engine.services import Services
-from framework.engine.thread_lease import OneRunPerThread
 from framework.graph.compiled import with_sync_calls
 from framework.graph.strategies import choose_strategies
 from framework.graph.validate import validate
+from framework.langgraph_compat import STRICT_RESUME, lent_saver, saves_as_it_goes
 from framework.pipeline.journal import Journal
 from framework.registry import Registry
 from framework.state import AgentState
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.base.clock import Clock
 
-# A resume that names an interrupt which is not open is refused instead of being taken for new.
-_STRICT = {"__pregel_strict_resume": True}
 _NEXT = {
     "begin_turn": "task_extraction",
     "task_extraction": "classifier",
@@ -89,12 +87,11 @@ def build_graph(
 
         settings = load_settings()
     validate(registry)
-    runs = OneRunPerThread(checkpointer) if checkpointer is not None else None
     services = Services(
         registry=registry,
         settings=settings,
         step_tasks={name: _step_task(name) for name in registry.capabilities},
-        journal=lambda: _journal(checkpointer, runs),
+        journal=lambda: _journal(checkpointer),
         **choose_strategies(registry, settings, model, embeddings, strategies),
     )
     if clock is not None:
@@ -109,8 +106,8 @@ def build_graph(
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
         "recursion_limit": 1000,
-        "configurable": _STRICT,
-        "callbacks": [METER] if runs is None else [METER, runs],
+        "configurable": STRICT_RESUME,
+        "callbacks": [METER],
     }
     return graph.with_config(config)
 
@@ -221,22 +218,18 @@ def _step_task(name: str) -> Any:
     return decorate(run)
 
 
-def _journal(
-    checkpointer: BaseCheckpointSaver[Any] | None, runs: OneRunPerThread | None
-) -> Journal:
+def _journal(checkpointer: BaseCheckpointSaver[Any] | None) -> Journal:
     """Return the journal of the running thread; a server may have brought its own saver."""
     try:
-        configurable = get_config().get("configurable") or {}
+        config = get_config()
     except RuntimeError:
         return Journal()
-    saver = configurable.get("__pregel_checkpointer") or checkpointer
     info = get_runtime().execution_info
     found = None
-    if info is not None and configurable.get("__pregel_durability") != "exit":
+    if info is not None and saves_as_it_goes(config):
         found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
     return Journal(
-        saver,
-        configurable.get("thread_id"),
+        lent_saver(config) or checkpointer,
+        (config.get("configurable") or {}).get("thread_id"),
         checkpoint=found,
-        confirm=runs.confirm if runs is not None else None,
     )

@@ -7,20 +7,59 @@ import contextvars
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
+
+from framework.engine.thread_lease import hold, run_alone
+from framework.langgraph_compat import merged_config, saver_of
 
 _END = object()
 
 
 class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
-    """A compiled LangGraph graph whose nodes are coroutines.
+    """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
 
-    ``ainvoke`` and ``astream`` are LangGraph's own. ``invoke`` and ``stream`` run the same path on
-    an event loop of their own, in a thread of their own, so that they also work where a loop is
-    running already (a notebook).
+    ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread. ``invoke`` and
+    ``stream`` run the same path on an event loop of their own, in a thread of their own, so that
+    they also work where a loop is running already (a notebook).
     """
+
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
+
+        Raises:
+            ThreadBusyError: Another run has the thread.
+        """
+        inputs = args[0] if args else kwargs.get("input")
+        config = merged_config(self, args[1] if len(args) > 1 else kwargs.get("config"))
+        saver = saver_of(self, config)
+
+        def run() -> AsyncIterator[Any]:
+            return super(AgentGraph, self).astream(*args, **kwargs)
+
+        if saver is None or "thread_id" not in config.get("configurable", {}):
+            stream = run()
+        else:
+            stream = run_alone(saver, config, inputs, run)
+        async with aclosing(stream):  # type: ignore[type-var]
+            async for chunk in stream:
+                yield chunk
+
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """Change the state of a thread by hand, between its runs.
+
+        Raises:
+            ThreadBusyError: The thread is being run.
+        """
+        merged = merged_config(self, config)
+        saver = saver_of(self, merged)
+        if saver is None or "thread_id" not in merged.get("configurable", {}):
+            return await super().abulk_update_state(config, supersteps)
+        async with hold(saver, merged):
+            return await super().abulk_update_state(config, supersteps)
 
     def invoke(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
@@ -32,10 +71,9 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
 
 def with_sync_calls(graph: CompiledStateGraph[Any, Any, Any, Any]) -> AgentGraph:
-    """Give a compiled graph the synchronous calls."""
-    # StateGraph.compile names its class itself; the subclass adds methods and no data.
-    graph.__class__ = AgentGraph
-    return graph  # type: ignore[return-value]
+    """Give a compiled graph the synchronous calls and the lease."""
+    # StateGraph.compile names its class itself; this is how a graph copies itself.
+    return AgentGraph(**{k: v for k, v in vars(graph).items() if k != "__orig_class__"})
 
 
 def _in_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

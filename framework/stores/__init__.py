@@ -1,9 +1,10 @@
 """Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
 
 from framework.approvals.rules import Rule, add_rule, list_rules, matching_rule, revoke_rule
-from framework.stores.leases import Claim, Holder, LeaseTable, lease_table
+from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
+from framework.stores.rows import Rows, rows_of
 from framework.stores.threads import (
     ThreadSummary,
     fork_thread,
@@ -13,15 +14,16 @@ from framework.stores.threads import (
 )
 
 __all__ = [
-    "Claim",
     "Holder",
-    "LeaseTable",
+    "Lease",
+    "Leases",
     "Location",
+    "Rows",
     "Rule",
     "ThreadSummary",
     "add_rule",
     "fork_thread",
-    "lease_table",
+    "leases_of",
     "list_rules",
     "list_threads",
     "matching_rule",
@@ -30,5 +32,6 @@ __all__ = [
     "parse_url",
     "prune_threads",
     "revoke_rule",
+    "rows_of",
     "thread_summary",
 ]

@@ -12,12 +12,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError
-
-JOURNAL = "capgraph-journal:"
-"""Namespaces of the records that are kept beside the checkpoints begin so."""
-END_NAMESPACE = f"{JOURNAL}end"
-"""Where a run leaves word that it was cancelled or failed."""
-_INTERRUPT = "__interrupt__"
+from framework.langgraph_compat import is_between_nodes, open_interrupts
+from framework.stores.records import END, PREFIX, read_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,8 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     values = found.checkpoint["channel_values"]
     questions = open_questions(found)
     outcome = values.get("execution_outcome") or {}
-    ended = await saver.aget_tuple(_config(thread_id, END_NAMESPACE))
-    last_end = ended.checkpoint["channel_values"].get("journal", {}) if ended else {}
-    unfinished = not outcome or any(name.startswith(("branch:to:", "__start__")) for name in values)
+    last_end = await read_record(saver, thread_id, END)
+    unfinished = not outcome or is_between_nodes(values)
     status, reason = outcome.get("status", "unfinished"), outcome.get("reason")
     if questions:
         status, reason = "waiting", "A person is asked."
@@ -109,12 +104,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
 
 def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     """Return what a person is asked at a checkpoint: interrupt id to question."""
-    return {
-        item.id: item.value
-        for _, channel, value in found.pending_writes or []
-        if channel == _INTERRUPT
-        for item in value
-    }
+    return {item.id: item.value for item in open_interrupts(found.pending_writes)}
 
 
 async def prune_threads(
@@ -219,7 +209,7 @@ async def fork_thread(
     # Read to the end before anything is written: SQLite lists and writes under one lock.
     for item in [x async for x in saver.alist({"configurable": {"thread_id": thread_id}})]:
         namespace = item.config["configurable"].get("checkpoint_ns", "")
-        if namespace.startswith(JOURNAL):
+        if namespace.startswith(PREFIX):
             await saver.aput(
                 _config(new_thread_id, namespace),
                 item.checkpoint,

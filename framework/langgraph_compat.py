@@ -1,0 +1,92 @@
+"""All that touches private or undocumented parts of LangGraph, each part with a contract test.
+
+What stands here may change with a new LangGraph; ``tests/contract/test_langgraph_facts.py`` says
+so at once. Nothing else in the project reads such a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from uuid import UUID
+
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import ensure_config
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.types import Interrupt
+
+INTERRUPT = "__interrupt__"
+"""The channel of a checkpoint's writes that holds open questions."""
+_NEXT_NODE = ("branch:to:", "__start__")
+
+
+def is_task(config: Mapping[str, Any]) -> bool:
+    """Tell whether a graph that is run with this configuration is run inside another's task.
+
+    A graph that a node calls with a ``thread_id`` of its own is not: LangGraph drops the task.
+    """
+    return "__pregel_task_id" in (config.get("configurable") or {})
+
+
+def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint of the outermost graph inside whose task this configuration runs."""
+    configurable = config.get("configurable") or {}
+    found: Mapping[str, str] = configurable.get("checkpoint_map") or {}
+    return found.get("") if is_task(config) else None
+
+
+def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
+    """Return the configuration that a run of a graph has: its own, the caller's, the outer one's."""
+    return ensure_config(graph.config, config)
+
+
+def saver_of(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+    """Return where a run of a graph is kept: with an outer graph, or at its own saver."""
+    if graph.checkpointer is False:
+        return None
+    own = graph.checkpointer if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
+    return lent_saver(config) or own
+
+
+def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+    """Return the saver that an outer graph, or a server, lends to what runs inside."""
+    found = (config.get("configurable") or {}).get("__pregel_checkpointer")
+    return found if isinstance(found, BaseCheckpointSaver) else None
+
+
+def saves_as_it_goes(config: Mapping[str, Any]) -> bool:
+    """Tell whether checkpoints are saved while a graph runs, and not only at its end."""
+    return bool((config.get("configurable") or {}).get("__pregel_durability") != "exit")
+
+
+STRICT_RESUME = {"__pregel_strict_resume": True}
+"""Configuration with which a resume that names a closed interrupt is refused."""
+
+
+def is_between_nodes(values: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint's values say that a node is to run next."""
+    return any(name.startswith(_NEXT_NODE) for name in values)
+
+
+def open_interrupts(writes: Any) -> list[Interrupt]:
+    """Return the questions among a checkpoint's pending writes."""
+    return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
+
+
+def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
+    """Open a cursor of a PostgreSQL saver, apart from its own transactions."""
+    cursor: AbstractAsyncContextManager[Any] = saver._cursor()
+    return cursor
+
+
+def keep_ids_ahead_of(checkpoint_id: str) -> None:
+    """Make identities of new checkpoints sort after this one, whatever the clock says."""
+    try:
+        parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
+    except ValueError:
+        return
+    if parsed.version == 6:
+        latest = checkpoint_ids._last_v6_timestamp or 0
+        vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
