@@ -6,6 +6,7 @@ read it; :func:`parse_event` gives it its type back.
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -187,5 +188,10 @@ def parse_event(data: dict[str, Any]) -> Event:
     >>> parse_event({"event_type": "reclassify", "reason": "x"}).reason
     'x'
     """
-    event: Event = TypeAdapter(Event).validate_python(data)
+    event: Event = _adapter().validate_python(data)
     return event
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Event]:
+    return TypeAdapter(Event)
