@@ -123,6 +123,8 @@ class Settings(BaseSettings):
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
         context: Context data that every turn of a new thread begins with.
+        secrets: Values that are never shown or kept as they are, besides keys and passwords of
+            other settings: they are masked in errors, events and logs.
 
     >>> Settings().limits.max_planning_attempts
     2
@@ -154,6 +156,7 @@ class Settings(BaseSettings):
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    secrets: list[SecretStr] = Field(default_factory=list)
 
     @classmethod
     def settings_customise_sources(

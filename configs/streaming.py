@@ -1,33 +1,61 @@
-"""Status events on LangGraph's custom stream; silent outside a run."""
+"""Events on LangGraph's custom stream, without secrets; silent outside a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from configs.safe_text import mask_data
+
+Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
+_outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
 
 
-def stream_writer() -> Callable[[Any], None] | None:
-    """Return the writer of the run that calls this, or ``None`` outside of one.
+@contextmanager
+def use_outlet(outlet: Callable[[Event], Event]) -> Iterator[None]:
+    """Have every event of what runs inside, tasks that it starts included, pass an outlet.
 
-    It is looked up at every call: a writer that is kept would send the events of one run
-    to the stream of another.
+    Args:
+        outlet: Takes an event and returns it as it goes to the stream.
+    """
+    token = _outlet.set(outlet)
+    try:
+        yield
+    finally:
+        _outlet.reset(token)
+
+
+def stream_writer() -> Callable[[Event], None] | None:
+    """Return what sends events of the run that calls this, or ``None`` outside of one.
+
+    Every event of the project leaves here. It is looked up at every call: a writer that is kept
+    would send the events of one run to the stream of another.
     """
     from langgraph.config import get_stream_writer
 
     try:
-        return get_stream_writer()
+        write = get_stream_writer()
     except (RuntimeError, KeyError):
         return None
+    outlet = _outlet.get()
+
+    def send(event: Event) -> None:
+        # A piece of the answer is content, and shows no secret by itself.
+        event = event if event.get("event_type") == "answer_token" else mask_data(event)
+        write(outlet(event) if outlet is not None else event)
+
+    return send
 
 
-def emit(event: dict[str, Any]) -> None:
-    """Write one event to the custom stream of the current run, if there is one."""
-    writer = stream_writer()
-    if writer is not None:
-        writer(event)
+def emit(event: Event) -> None:
+    """Send one event to the custom stream of the current run, if there is one."""
+    send = stream_writer()
+    if send is not None:
+        send(event)
 
 
 class Streamer:

@@ -88,9 +88,9 @@ class Asking:
 
         options = self.options
         thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config, options.data)
+        settings = read_settings(options.config)
         with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db)
+            opened = open_agent(settings, model=options.model, db=options.db, data=options.data)
             agent = runner.run(opened.__aenter__())
             stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
             stack.callback(self.view.close)
@@ -177,7 +177,6 @@ async def unfinished(agent: Agent, thread_id: str) -> tuple[bool, dict[str, Any]
 async def new_input(agent: Agent, thread_id: str, options: AskOptions) -> dict[str, Any]:
     """Return the input of a new turn."""
     from framework.base import load_execution_plan_from_file
-    from framework.cli.agent import data_context
     from framework.cli.gateway import gateway_of
 
     given: dict[str, Any] = {}
@@ -198,10 +197,8 @@ async def new_input(agent: Agent, thread_id: str, options: AskOptions) -> dict[s
         given["planning_execution_plan"] = await asyncio.to_thread(
             load_execution_plan_from_file, options.plan
         )
-    if options.data:
-        given["capability_context_data"] = await asyncio.to_thread(
-            data_context, options.data, agent.registry
-        )
+    if agent.data:
+        given["capability_context_data"] = dict(agent.data)
     return given
 
 

@@ -41,10 +41,10 @@ class Chat:
 
         options = self._options
         self._thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config, options.data)
+        settings = read_settings(options.config)
         code: int = ExitCode.ANSWERED
         with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db)
+            opened = open_agent(settings, model=options.model, db=options.db, data=options.data)
             agent = runner.run(opened.__aenter__())
             stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
             stack.enter_context(_line_editing())
@@ -86,7 +86,10 @@ class Chat:
                 return False
             self._command(command, runner, agent, gateway.HELP)
         if prepared.input is not None:
-            self._turn(runner, agent, self._with_data(prepared.input, agent), None)
+            given = prepared.input
+            if isinstance(given, dict) and agent.data:
+                given = {**given, "capability_context_data": dict(agent.data)}
+            self._turn(runner, agent, given, None)
         return True
 
     def _turn(self, runner: asyncio.Runner, agent: Agent, given: Any, question: str | None) -> None:
@@ -104,16 +107,6 @@ class Chat:
             raise KeyboardInterrupt
         if end.status == "cancelled":
             self._go_on(runner, agent)
-
-    def _with_data(self, given: Any, agent: Agent) -> Any:
-        from framework.cli.agent import data_context
-
-        if isinstance(given, dict) and self._options.data:
-            return {
-                **given,
-                "capability_context_data": data_context(self._options.data, agent.registry),
-            }
-        return given
 
     # --- what a thread holds -----------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """From options to settings, data and database."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from framework.cli.agent import (
     data_context,
     database_url,
     new_thread_id,
+    open_agent,
     read_settings,
 )
 from framework.registry import Registry
@@ -34,7 +36,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registry():
-    registry = Registry()
+    registry = Registry(given=["DATA_SOURCE"])
     registry.register(FileList)
     return registry
 
@@ -62,10 +64,19 @@ def test_a_configuration_that_is_missing_is_named(home):
         read_settings(Path("none.yml"))
 
 
-def test_data_files_take_the_place_of_configured_ones(home):
-    (home / "capgraph.yml").write_text("context: {DATA_SOURCE: {a: {files: [x]}}, OTHER: {b: {}}}")
-    assert set(read_settings(None).context) == {"DATA_SOURCE", "OTHER"}
-    assert set(read_settings(None, ["new.csv"]).context) == {"OTHER"}
+async def test_data_files_take_the_place_of_configured_ones(home):
+    (home / "capgraph.yml").write_text(
+        "modules: [capabilities.contexts]\n"
+        "given: [DATA_SOURCE, TIME_RANGE]\n"
+        "context: {DATA_SOURCE: {a: {files: [x]}}, TIME_RANGE: {b: {label: all}}}\n"
+    )
+    settings = await asyncio.to_thread(read_settings, None)
+    async with open_agent(settings, db="memory", data=["vega:new.csv"]) as agent:
+        assert set(agent.settings.context) == {"TIME_RANGE"}
+        assert agent.data == {"DATA_SOURCE": {"data": {"files": ["vega:new.csv"]}}}
+    async with open_agent(settings, db="memory") as agent:
+        assert set(agent.settings.context) == {"DATA_SOURCE", "TIME_RANGE"}
+        assert agent.data == {}
 
 
 def test_data_files_are_found_from_any_folder(home, registry):
@@ -81,7 +92,7 @@ def test_a_data_file_that_is_missing_is_named(home, registry):
 
 
 def test_an_agent_that_reads_no_data_says_so(home):
-    with pytest.raises(ConfigurationError, match=r"no context type DATA_SOURCE.*Fix:"):
+    with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
         data_context(["x.csv"], Registry())
 
 
