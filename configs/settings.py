@@ -114,6 +114,7 @@ class Settings(BaseSettings):
         approvals: When a person is asked.
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
+        data_folders: Folders and files that data capabilities may read; none allows no file.
         context: Context data that every turn of a new thread begins with.
 
     >>> Settings().limits.max_planning_attempts
@@ -143,7 +144,19 @@ class Settings(BaseSettings):
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    data_folders: list[str] = Field(default_factory=list)
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def section(self, capability: str) -> dict[str, Any]:
+        """Return what a capability is told: its own settings, and what holds for all.
+
+        >>> Settings(data_folders=["/srv/data"]).section("query_data")
+        {'data_folders': ['/srv/data']}
+        """
+        return {
+            **self.capabilities.get(capability, {}),
+            "data_folders": list(self.data_folders),
+        }
 
     @classmethod
     def settings_customise_sources(

@@ -76,6 +76,9 @@ def packaged_config(name: str) -> Path:
 def read_settings(config: Path | None, data: Sequence[str] = ()) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
+    Where the configuration names no ``data_folders``, the working folder may be read; the files
+    of ``--data`` always.
+
     Args:
         config: The file of ``--config``, if any.
         data: Files of ``--data``; they take the place of the ones that the configuration names.
@@ -89,7 +92,14 @@ def read_settings(config: Path | None, data: Sequence[str] = ()) -> Settings:
     settings = load_settings(*files)
     if data:
         settings.context.pop(_DATA_TYPE, None)
+    given = [file for file in data if not _is_scheme(file)]
+    settings.data_folders = [*(settings.data_folders or [str(Path.cwd())]), *given]
     return settings
+
+
+def _is_scheme(file: str) -> bool:
+    """Say whether a file is named as ``scheme:name``, for a capability to find."""
+    return not Path(file).expanduser().exists() and ":" in file and "/" not in file.split(":", 1)[0]
 
 
 def without_models(settings: Settings) -> Settings:
@@ -124,7 +134,7 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
         if path.exists():
             # The thread may be resumed from another folder.
             found.append(str(path.resolve()))
-        elif ":" in file and "/" not in file.split(":", 1)[0]:
+        elif _is_scheme(file):
             found.append(file)
         else:
             raise ConfigurationError(

@@ -146,7 +146,7 @@ async def _call(
     )
     limit = spec.timeout_seconds
     if services is not None:
-        context.config = services.settings.capabilities.get(spec.name, {})
+        context.config = services.settings.section(spec.name)
         context.model = services.chat_model
         limit = limit or services.limits.step_timeout_seconds
     left = attempt.run_seconds_left
