@@ -128,6 +128,7 @@ class TableRef(_Part):
     header: bool = True
     skip: int = 0
     encoding: str = "utf-8"
+    names: list[str] = Field(default_factory=list)
     size: int = 0
     modified_ns: int = 0
 

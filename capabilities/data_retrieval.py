@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from capabilities.contexts import Dataset, DataSource, TimeRange
@@ -17,6 +15,7 @@ from capabilities.data.examples import (
 from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.retrieve import retrieve
 from capabilities.data.table_match import Wish
+from capabilities.data.work import classify_data_error, run_work
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -75,6 +74,7 @@ class DataRetrieval(BaseCapability):
     )
     provides: list[str] = ["DATASET"]  # noqa: RUF012 - as every capability declares it
     requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
+    classify_error = staticmethod(classify_data_error)
     Parameters = DataRetrievalParameters
 
     async def execute(self) -> Dataset:
@@ -93,8 +93,15 @@ class DataRetrieval(BaseCapability):
             table=stated.table,
             unit=stated.unit,
         )
-        return await asyncio.to_thread(
-            retrieve, source.files, self.task, times, wish, dict(self.config), self.progress
+        return await run_work(
+            self.config,
+            retrieve,
+            source.files,
+            self.task,
+            times,
+            wish,
+            dict(self.config),
+            self.progress,
         )
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from capabilities.contexts import Dataset, Plot, Statistics
 from capabilities.data.chart import Wanted, draw
 from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
 from capabilities.data.fresh import dataset_for, made_in_this_plan
+from capabilities.data.work import classify_data_error, run_work
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -67,12 +67,19 @@ class Plotting(BaseCapability):
     provides: list[str] = ["PLOT"]  # noqa: RUF012 - as every capability declares it
     requires = ["DATASET", ("STATISTICS", "optional")]  # noqa: RUF012
     effect = "idempotent"
+    classify_error = staticmethod(classify_data_error)
     Parameters = PlottingParameters
 
     async def execute(self) -> Plot:
         """Draw the data set and write the file."""
-        dataset: Dataset = await asyncio.to_thread(
-            dataset_for, self.inputs["DATASET"], self.task, self.state, self.step, dict(self.config)
+        dataset: Dataset = await run_work(
+            self.config,
+            dataset_for,
+            self.inputs["DATASET"],
+            self.task,
+            self.state,
+            self.step,
+            dict(self.config),
         )
         statistics: Statistics | None = self.inputs.get("STATISTICS")
         if not made_in_this_plan(self.state, self.step, "STATISTICS"):
@@ -93,7 +100,7 @@ class Plotting(BaseCapability):
             dpi=int(self.config.get("dpi") or 144),
         )
         self.progress(f"Drawing {', '.join(m.label for m in dataset.measures[:4])}")
-        return await asyncio.to_thread(draw, dataset, statistics, wanted, dict(self.config))
+        return await run_work(self.config, draw, dataset, statistics, wanted, dict(self.config))
 
     @staticmethod
     def recognises(task: str) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,6 +19,7 @@ from capabilities.data.examples import (
 )
 from capabilities.data.fresh import dataset_for
 from capabilities.data.words import MAX_TEXT
+from capabilities.data.work import classify_data_error, run_work
 from capabilities.periods.reading import read_times
 from framework.base import (
     BaseCapability,
@@ -85,18 +85,25 @@ class StatisticsCapability(BaseCapability):
     )
     provides: list[str] = ["STATISTICS"]  # noqa: RUF012 - as every capability declares it
     requires = ["DATASET"]  # noqa: RUF012
+    classify_error = staticmethod(classify_data_error)
     Parameters = StatisticsParameters
 
     async def execute(self) -> Statistics:
         """Compute what the task or the parameters ask."""
         settings = dict(self.config)
-        dataset: Dataset = await asyncio.to_thread(
-            dataset_for, self.inputs["DATASET"], self.task, self.state, self.step, settings
+        dataset: Dataset = await run_work(
+            settings,
+            dataset_for,
+            self.inputs["DATASET"],
+            self.task,
+            self.state,
+            self.step,
+            settings,
         )
         names = [measure.label for measure in dataset.measures]
-        request = await asyncio.to_thread(request_for, self.task, self.parameters, settings, names)
-        return await asyncio.to_thread(
-            compute, dataset, self.task, settings, request, self.progress
+        request = await run_work(settings, request_for, self.task, self.parameters, settings, names)
+        return await run_work(
+            settings, compute, dataset, self.task, settings, request, self.progress
         )
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:

@@ -122,6 +122,7 @@ class Settings(BaseSettings):
         approvals: When a person is asked.
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
+        data_folders: Folders and files that data capabilities may read; none allows no file.
         context: Context data that every turn of a new thread begins with.
         secrets: Values that are never shown or kept as they are, besides keys and passwords of
             other settings: they are masked in errors, events and logs.
@@ -155,8 +156,20 @@ class Settings(BaseSettings):
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    data_folders: list[str] = Field(default_factory=list)
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
+
+    def section(self, capability: str) -> dict[str, Any]:
+        """Return what a capability is told: its own settings, and what holds for all.
+
+        >>> Settings(data_folders=["/srv/data"]).section("query_data")
+        {'data_folders': ['/srv/data']}
+        """
+        return {
+            **self.capabilities.get(capability, {}),
+            "data_folders": list(self.data_folders),
+        }
 
     @classmethod
     def settings_customise_sources(

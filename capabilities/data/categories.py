@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 from capabilities.contexts import Filter
-from capabilities.data.files import Session, identifier
 from capabilities.data.matching import QuestionWords
 from capabilities.data.meaning import meaning_of
 from capabilities.data.profile import Column, TableProfile
+from capabilities.data.session import Session, identifier
 from capabilities.data.vocabulary import CODES, ENTITY_WORDS, QUANTITIES, STOP_WORDS, canonical
 from capabilities.data.words import fold, name_words, simplest, stem, words_of
 

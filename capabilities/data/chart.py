@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from capabilities.contexts import Dataset, Mark, Plot, Statistics, TableResult
 from capabilities.data.analysis.frame import listed_filters
-from capabilities.data.files import Session, literal, open_session
 from capabilities.data.relation import load
+from capabilities.data.session import Session, literal, open_session
 from capabilities.data.words import fold
 from framework.base import CapabilityError, ValidationError, require_extra
 

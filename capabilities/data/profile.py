@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import combinations
 from typing import Literal
 
 from capabilities.contexts import ColumnRef, TableRef, TimeRef
-from capabilities.data.files import Session, identifier
-from capabilities.data.meaning import meaning_of
 from capabilities.data.readings import (
     has_time_name,
     number_reading,
     number_sql,
+    parse_number,
     time_reading,
     time_sql,
+    unread_time_sql,
+    unreadable_sql,
 )
+from capabilities.data.session import Session, identifier
 from capabilities.data.words import name_words
+from framework.base import ValidationError
 
 Kind = Literal["number", "category", "text", "flag", "empty"]
 Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
 _SAMPLE = 2000
+_CELLS = 400_000
+_LOOKED_THROUGH = 200
 MAX_VALUES = 1000
+_LISTED = 40
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 _FULL_DATE = ("iso", "zoned", "native", "nativetz", "epoch")
 
@@ -36,6 +43,7 @@ class Column:
         kind: What it holds.
         reading: How its text becomes a number.
         values: Its distinct values, for a category.
+        unread: How many values cannot be read, and some of them.
     """
 
     name: str
@@ -45,6 +53,7 @@ class Column:
     decimals: int = 0
     low: float | None = None
     high: float | None = None
+    unread: tuple[int, tuple[str, ...]] = (0, ())
 
     @property
     def ref(self) -> ColumnRef:
@@ -67,6 +76,7 @@ class TableProfile:
         frequency: Usual distance between two times.
         series: Columns that tell rows of the same time apart (long layout).
         unique_times: Whether no two rows have the same time.
+        unread_times: How many times cannot be read, and some of them.
     """
 
     table: TableRef
@@ -79,6 +89,7 @@ class TableProfile:
     frequency: Frequency | None = None
     series: list[str] = field(default_factory=list)
     unique_times: bool = True
+    unread_times: tuple[int, tuple[str, ...]] = (0, ())
 
     @property
     def label_column(self) -> str | None:
@@ -101,9 +112,30 @@ class TableProfile:
         return [column for column in self.columns if column.kind in ("category", "flag")]
 
     def names(self) -> str:
-        """All column names, for messages."""
+        """The column names, for messages; of very many only the first."""
         timed = [] if self.time is None else self.time.columns
-        return ", ".join([*timed, *(c.name for c in self.columns if c.name not in timed)])
+        names = [*timed, *(c.name for c in self.columns if c.name not in timed)]
+        more = len(names) - _LISTED
+        shown = ", ".join(name[:80] for name in names[:_LISTED])
+        return f"{shown} and {more:,} more" if more > 0 else shown
+
+    def unread(self, columns: Iterable[str]) -> list[str]:
+        """Say what cannot be read of the time and of some columns, a sentence for each."""
+        label, wanted = self.table.label, set(columns)
+        found = []
+        if self.unread_times[0] and self.time is not None:
+            found.append((self.unread_times, self.time.columns[0], "no date that can be read"))
+        found += [
+            (column.unread, column.name, "no number that can be read")
+            for column in self.columns
+            if column.unread[0] and column.name in wanted
+        ]
+        return [
+            f"{count:,} value{'s' if count > 1 else ''} of {name} in {label}"
+            f" ({', '.join(map(repr, examples))}) {'are' if count > 1 else 'is'} {why} and"
+            f" {'are' if count > 1 else 'is'} not counted"
+            for (count, examples), name, why in found
+        ]
 
 
 def profile_table(
@@ -120,7 +152,8 @@ def profile_table(
     typed = session.columns(table)
     relation = session.relation(table)
     names = ", ".join(f"CAST({identifier(name)} AS VARCHAR)" for name, _ in typed)
-    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {_SAMPLE}", label=table.label)  # noqa: S608
+    size = min(_SAMPLE, max(20, _CELLS // max(1, len(typed))))
+    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {size}", label=table.label)  # noqa: S608
     samples = {
         name: [row[index] for row in rows if row[index] is not None]
         for index, (name, _) in enumerate(typed)
@@ -130,8 +163,9 @@ def profile_table(
     time = _with_clock(time, typed, samples)
     used = set() if time is None else set(time.columns)
     columns = [
-        _column(session, table, name, kind, samples[name])
-        for name, kind in typed
+        # Past so many columns the sample must do: a query for each would take for ever.
+        _column(session if place < _LOOKED_THROUGH else None, table, name, kind, samples[name])
+        for place, (name, kind) in enumerate(typed)
         if name not in used
     ]
     profile = TableProfile(table, columns, time, times)
@@ -220,7 +254,9 @@ def _with_clock(
     return time
 
 
-def _column(session: Session, table: TableRef, name: str, kind: str, sample: list[str]) -> Column:
+def _column(
+    session: Session | None, table: TableRef, name: str, kind: str, sample: list[str]
+) -> Column:
     if not sample:
         return Column(name, "empty")
     if kind == "BOOLEAN":
@@ -229,9 +265,11 @@ def _column(session: Session, table: TableRef, name: str, kind: str, sample: lis
     reading = "native" if native else number_reading(sample, table.delimiter)
     if reading is not None and not _is_code(name, sample):
         decimals = max((_decimals(value, reading) for value in sample[:500]), default=0)
-        numbers = [n for value in sample if (n := _number(value, reading)) is not None]
+        numbers = [n for value in sample if (n := parse_number(value, reading)) is not None]
         low, high = (min(numbers), max(numbers)) if numbers else (None, None)
         return Column(name, "number", reading, (), min(decimals, 4), low, high)
+    if session is None:
+        return Column(name, "category", values=tuple(sorted({v for v in sample if v.strip()})))
     column = identifier(name)
     rows = session.query(
         f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
@@ -258,30 +296,28 @@ def _decimals(value: str, reading: str) -> int:
     return len(fraction.rstrip("0")) if found and fraction.isdigit() else 0
 
 
-def _number(value: str, reading: str) -> float | None:
-    text = value.strip()
-    if reading == "comma":
-        text = text.replace(".", "").replace(",", ".")
-    elif reading in ("thousands", "symbol"):
-        text = "".join(char for char in text if char in "0123456789.-+eE")
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _measure(session: Session, profile: TableProfile) -> None:
     relation, label = session.relation(profile.table), profile.table.label
-    _measure_temperatures(session, profile)
+    counted = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
+    most = session.work.bounds.rows
+    if counted > most:
+        raise ValidationError(
+            f"{label} has {counted:,} rows; the limit is {most:,}.",
+            fix="Give a file with the rows that are needed, or raise 'max_rows' in the settings.",
+        )
+    _measure_numbers(session, profile)
     if profile.time is None:
-        profile.rows = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
+        profile.rows = counted
         return
     moment = time_sql(profile.time)
+    unread = _unread_parts(unread_time_sql(profile.time), profile.time.columns[0])
     row = session.query(
-        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}) FROM {relation}",  # noqa: S608
+        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}), {unread}"  # noqa: S608
+        f" FROM {relation}",
         label=label,
     )[0]
-    profile.rows, profile.first, profile.last, distinct = row
+    profile.rows, profile.first, profile.last, distinct = row[:4]
+    profile.unread_times = _unread(*row[4:])
     if profile.first is None:
         profile.time = None
         return
@@ -298,18 +334,50 @@ def _measure(session: Session, profile: TableProfile) -> None:
         profile.series = _series_columns(session, profile, moment)
 
 
-def _measure_temperatures(session: Session, profile: TableProfile) -> None:
-    """Find the whole range of temperatures without a unit: their unit is inferred from it."""
-    for index, column in enumerate(profile.columns):
-        quantity = meaning_of(column.name).quantity
-        if column.kind != "number" or quantity != "temperature":
-            continue
-        value = number_sql(column.ref)
-        low, high = session.query(
-            f"SELECT min({value}), max({value}) FROM {session.relation(profile.table)}",  # noqa: S608
-            label=profile.table.label,
-        )[0]
-        profile.columns[index] = replace(column, low=low, high=high)
+def _measure_numbers(session: Session, profile: TableProfile) -> None:
+    """Find ranges and what is no number, over all rows.
+
+    Most columns hold plain numbers only, which one quick pass shows.
+    """
+    places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_LOOKED_THROUGH]
+    for place in places:
+        if profile.columns[place].reading == "plain":
+            profile.columns[place] = replace(profile.columns[place], reading="simple")
+    _measure_pass(session, profile, places)
+    odd = [i for i in places if profile.columns[i].unread[0]]
+    for place in odd:
+        if profile.columns[place].reading == "simple":
+            profile.columns[place] = replace(profile.columns[place], reading="plain")
+    _measure_pass(session, profile, odd)
+
+
+def _measure_pass(session: Session, profile: TableProfile, places: list[int]) -> None:
+    if not places:
+        return
+    parts = []
+    for place in places:
+        column = profile.columns[place].ref
+        value = number_sql(column)
+        unread = _unread_parts(unreadable_sql(column), column.name)
+        parts.append(f"min({value}), max({value}), {unread}")
+    row = session.query(
+        f"SELECT {', '.join(parts)} FROM {session.relation(profile.table)}",  # noqa: S608
+        label=profile.table.label,
+    )[0]
+    for number, place in enumerate(places):
+        low, high, count, example = row[4 * number : 4 * number + 4]
+        profile.columns[place] = replace(
+            profile.columns[place], low=low, high=high, unread=_unread(count, example)
+        )
+
+
+def _unread_parts(test: str, name: str) -> str:
+    text = f"left(CAST({identifier(name)} AS VARCHAR), 40)"
+    return f"count(*) FILTER ({test}), min({text}) FILTER ({test})"
+
+
+def _unread(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:
+    return count, (example,) if example is not None else ()
 
 
 def frequency_of(seconds: float | None) -> Frequency | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from capabilities.contexts import DataPart, Dataset, Period, TimeRange
-from capabilities.data.files import Session, check_unchanged, identifier, literal
 from capabilities.data.readings import number_sql, time_sql
+from capabilities.data.session import Session, check_unchanged, identifier, literal
 
 _BIG = 5_000_000
 

@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from capabilities.contexts import Dataset, Period, TimeRange
-from capabilities.data.files import DEFAULT_MAX_BYTES, Session, list_tables, open_session
+from capabilities.data.files import list_tables
 from capabilities.data.profile import TableProfile, profile_table
 from capabilities.data.relation import dataset_sql
 from capabilities.data.selection import build_dataset
+from capabilities.data.session import Session, open_session
 from capabilities.data.table_match import Wish, choose_match, match_table
 from capabilities.data.wording import date_range, date_text, listed
 from capabilities.data.words import MAX_TEXT
@@ -48,11 +49,10 @@ def retrieve(
     parsed = read_times(text, settings)
     if time_range is None:
         time_range = to_time_range(parsed, settings)
-    limit = int(settings.get("max_file_bytes") or DEFAULT_MAX_BYTES)
     with open_session(settings) as session:
         profiles: list[TableProfile] = []
         for name in files:
-            for table in list_tables(name, limit):
+            for table in list_tables(name, settings):
                 progress(f"Reading {table.label}")
                 profiles.append(
                     profile_table(
@@ -126,6 +126,8 @@ def _count(session: Session, dataset: Dataset, profiles: list[TableProfile]) -> 
     dataset.rows, dataset.first, dataset.last, dataset.covered = rows, first, last, covered
     dataset.preview = _preview(session, dataset, sql)
     dataset.notes += _coverage_notes(dataset)
+    for profile, part in zip(profiles, dataset.parts, strict=False):
+        dataset.notes += profile.unread(column.name for column in part.columns)
     guessed = [measure for measure in dataset.measures if measure.unit_inferred]
     if guessed:
         names = listed([measure.label for measure in guessed])

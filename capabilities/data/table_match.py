@@ -8,7 +8,6 @@ from pathlib import Path
 
 from capabilities.contexts import Filter
 from capabilities.data.categories import RowChoice, choose_rows
-from capabilities.data.files import Session
 from capabilities.data.matching import (
     ColumnChoice,
     QuestionWords,
@@ -17,6 +16,7 @@ from capabilities.data.matching import (
     read_question,
 )
 from capabilities.data.profile import Column, TableProfile
+from capabilities.data.session import Session
 from capabilities.data.vocabulary import ADJECTIVES, STOP_WORDS, canonical
 from capabilities.data.words import blank, fold, name_words, quoted_names, simplest
 from framework.base import ValidationError

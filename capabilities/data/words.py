@@ -42,6 +42,8 @@ def fold(text: str) -> str:
     >>> fold("Größe Été")
     'grosse ete'
     """
+    if text.isascii():
+        return text.casefold()
     decomposed = unicodedata.normalize("NFKD", text.casefold())
     return "".join(char for char in decomposed if not unicodedata.combining(char))
 

@@ -77,6 +77,9 @@ def packaged_config(name: str) -> Path:
 def read_settings(config: Path | None) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
+    Where the configuration names no ``data_folders``, the working folder may be read; the files
+    of ``--data`` always.
+
     Args:
         config: The file of ``--config``, if any.
     """
@@ -86,7 +89,14 @@ def read_settings(config: Path | None) -> Settings:
     named = os.environ.get("CAPGRAPH_CONFIG")
     for file in [*files, *([Path(named)] if named else [])]:
         _make_importable(file.resolve().parent)
-    return load_settings(*files)
+    settings = load_settings(*files)
+    settings.data_folders = settings.data_folders or [str(Path.cwd())]
+    return settings
+
+
+def _is_scheme(file: str) -> bool:
+    """Say whether a file is named as ``scheme:name``, for a capability to find."""
+    return not Path(file).expanduser().exists() and ":" in file and "/" not in file.split(":", 1)[0]
 
 
 def without_models(settings: Settings) -> Settings:
@@ -130,7 +140,7 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
         if path.exists():
             # The thread may be resumed from another folder.
             found.append(str(path.resolve()))
-        elif ":" in file and "/" not in file.split(":", 1)[0]:
+        elif _is_scheme(file):
             found.append(file)
         else:
             raise ConfigurationError(
@@ -224,7 +234,9 @@ async def open_agent(
     registry = await asyncio.to_thread(Registry.from_settings, settings)
     given = await asyncio.to_thread(data_context, data, registry)
     kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
-    settings = settings.model_copy(update={"context": kept})
+    named = [str(Path(file).expanduser()) for file in data if not _is_scheme(file)]
+    folders = [*settings.data_folders, *named]
+    settings = settings.model_copy(update={"context": kept, "data_folders": folders})
     url = await asyncio.to_thread(database_url, db, settings)
     async with open_database(url, settings) as (saver, store):
         graph = await asyncio.to_thread(
@@ -244,8 +256,9 @@ async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
     found = await agent.saver.aget_tuple(config)
     results = dict(values.get("execution_step_results") or {})
     for _, _, value in (found.pending_writes if found else None) or []:
-        if isinstance(value, Mapping) and isinstance(value.get("execution_step_results"), Mapping):
-            results |= value["execution_step_results"]
+        update = value.get("update") if isinstance(value, Mapping) else None
+        if isinstance(update, Mapping):
+            results |= update.get("execution_step_results") or {}
     return {**values, "execution_step_results": results}
 
 

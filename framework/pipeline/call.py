@@ -41,7 +41,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
-        config=runner.settings.capabilities.get(spec.name, {}),
+        config=runner.settings.section(spec.name),
         model=runner.chat_model,
         runtime=current_runtime(),
         notify=lambda message, fraction: emit(

@@ -353,3 +353,26 @@ async def test_a_second_question_is_not_answered_with_the_data_of_the_first(grap
 
     assert "130.32" in out["messages"][-1].content
     assert "2012" not in out["messages"][-1].content
+
+
+async def test_a_caller_reads_no_file_outside_of_the_folders(graph, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("name,pay\nAda,900\n")
+
+    text = await answer(graph, "total pay", [secret])
+
+    assert "outside of the folders" in text
+    assert "900" not in text
+    assert str(tmp_path) not in text
+
+
+async def test_an_answer_names_the_values_that_it_lacks(tmp_path: Path) -> None:
+    rows = "".join(f"2024-01-{day:02d},{day}\n" for day in range(1, 29))
+    (tmp_path / "pay.csv").write_text(f"day,pay\n{rows}2024-01-29,broken\n")
+    settings = load_settings(modules=MODULES, given=["DATA_SOURCE"], data_folders=[str(tmp_path)])
+    graph = build_graph(Registry.from_settings(settings), settings=settings)
+
+    text = await answer(graph, "total pay", [tmp_path / "pay.csv"])
+
+    assert "406" in text
+    assert "('broken') is no number" in text

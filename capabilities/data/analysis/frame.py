@@ -8,8 +8,8 @@ from typing import Any
 
 from capabilities.contexts import Dataset, Finding, Mark, Measure, TableResult
 from capabilities.data.analysis.request import Request
-from capabilities.data.files import Session, literal
 from capabilities.data.relation import load
+from capabilities.data.session import Session, literal
 from capabilities.data.wording import date_text, signed, value_text
 
 MAX_LINES = 12

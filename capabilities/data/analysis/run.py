@@ -18,7 +18,7 @@ from capabilities.data.analysis.buckets import breakdown, is_coarser, mean_of_to
 from capabilities.data.analysis.extremes import extremes
 from capabilities.data.analysis.frame import MAX_LINES, Frame
 from capabilities.data.analysis.request import Request, Threshold, parse_request
-from capabilities.data.files import open_session
+from capabilities.data.session import open_session
 from capabilities.data.vocabulary import Direction
 from capabilities.data.words import MAX_TEXT
 from capabilities.periods.reading import read_times

@@ -113,11 +113,17 @@ async def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     file = tmp_path / "c.csv"
     file.write_text("city,size\nOslo,7\nRome,7\n")
     source = DataSource(files=[str(file)])
-    data = (await run_capability(DataRetrieval, inputs={DataSource: source}, task="size")).output
+    folders = {"data_folders": [str(tmp_path)]}
+    run = await run_capability(
+        DataRetrieval, inputs={DataSource: source}, task="size", config=folders
+    )
 
     with pytest.raises(ValidationError, match="nothing to plot"):
         await run_capability(
-            Plotting, inputs={Dataset: data}, task="plot", config={"output_dir": str(tmp_path)}
+            Plotting,
+            inputs={Dataset: run.output},
+            task="plot",
+            config={"output_dir": str(tmp_path), **folders},
         )
 
 

@@ -17,6 +17,7 @@ from framework.base import ValidationError
 
 def answer(question: str, *files: Path, **settings: object) -> str:
     names = [str(file) for file in files]
+    settings |= {"data_folders": names}
     return compute(retrieve(names, question, settings=settings), question, settings).get_summary()
 
 
@@ -118,22 +119,31 @@ def test_a_million_rows_stay_in_the_file(tmp_path: Path) -> None:
         "COPY (SELECT TIMESTAMP '2000-01-01' + to_minutes(i) AS time, i % 977 AS load"
         f" FROM range(1000000) t(i)) TO '{path}'"
     )
-    dataset = retrieve([str(path)], "average load")
+    dataset = retrieve([str(path)], "average load", settings={"data_folders": [str(path)]})
 
     assert dataset.rows == 1_000_000
     assert len(dataset.model_dump_json()) < 5000
-    assert "487.9" in compute(dataset, "average load").get_summary()
+    assert (
+        "487.9" in compute(dataset, "average load", {"data_folders": [str(tmp_path)]}).get_summary()
+    )
 
 
 def test_names_are_quoted_and_never_run(tmp_path: Path) -> None:
     name = 'x"; DROP TABLE d; --'
     quoted = name.replace('"', '""')
     file = write(tmp_path, "i.csv", f'"day","{quoted}"\n2020-01-01,1\n2020-01-02,3\n')
-    dataset = retrieve([str(file)], "mean", wish=Wish(columns=(name,)))
+    dataset = retrieve(
+        [str(file)], "mean", settings={"data_folders": [str(file)]}, wish=Wish(columns=(name,))
+    )
 
-    assert "2.00" in compute(dataset, "mean").get_summary()
+    assert "2.00" in compute(dataset, "mean", {"data_folders": [str(tmp_path)]}).get_summary()
     with pytest.raises(ValidationError, match="O'Brien"):
-        retrieve([str(file)], "mean", wish=Wish(series=("O'Brien' OR 1=1",)))
+        retrieve(
+            [str(file)],
+            "mean",
+            settings={"data_folders": [str(file)]},
+            wish=Wish(series=("O'Brien' OR 1=1",)),
+        )
 
 
 def test_without_a_time_column_a_time_is_refused(tmp_path: Path) -> None:
@@ -154,7 +164,7 @@ def test_unusable_files(tmp_path: Path, content: bytes | None, message: str) -> 
         path.write_bytes(content)
 
     with pytest.raises(ValidationError, match=message):
-        list_tables(str(path))
+        list_tables(str(path), {"data_folders": [str(tmp_path)]})
 
 
 def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
@@ -166,24 +176,32 @@ def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_is_not_mixed_up(tmp_path: Path) -> None:
     file = write(tmp_path, "a.csv", "day,load\n2020-01-01,1\n2020-01-02,2\n")
-    dataset = retrieve([str(file)], "mean load")
+    dataset = retrieve([str(file)], "mean load", settings={"data_folders": [str(file)]})
     file.write_text("day,other\n2020-01-01,100\n2020-01-02,200\n")
 
     with pytest.raises(ValidationError, match="was changed"):
-        compute(dataset, "mean load")
+        compute(dataset, "mean load", {"data_folders": [str(tmp_path)]})
 
 
 def test_files_of_the_package_by_name() -> None:
-    assert list_tables("vega:seattle-weather")[0].label == "seattle-weather.csv"
+    assert list_tables("vega:seattle-weather", {})[0].label == "seattle-weather.csv"
     with pytest.raises(ValidationError, match=r"seattle-weather\.csv"):
-        list_tables("vega:../secrets")
+        list_tables("vega:../secrets", {})
 
 
 def test_stated_columns_and_units_win(tmp_path: Path) -> None:
     file = write(tmp_path, "w.csv", "day,wind,rain\n2020-01-01,1,5\n2020-01-02,3,6\n")
-    dataset = retrieve([str(file)], "mean rain", wish=Wish(columns=("wind",), unit="m/s"))
+    dataset = retrieve(
+        [str(file)],
+        "mean rain",
+        settings={"data_folders": [str(file)]},
+        wish=Wish(columns=("wind",), unit="m/s"),
+    )
 
-    assert compute(dataset, "mean").get_summary() == "The mean wind was 2.00 m/s."
+    assert (
+        compute(dataset, "mean", {"data_folders": [str(tmp_path)]}).get_summary()
+        == "The mean wind was 2.00 m/s."
+    )
 
 
 def test_a_backticked_column_wins_over_other_words(tmp_path: Path) -> None:

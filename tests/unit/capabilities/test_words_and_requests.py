@@ -81,7 +81,9 @@ def test_dates_are_read_only_where_they_are_dates(values: list[str], reading: st
 
 
 def ask(question: str, file: Path) -> str:
-    return compute(retrieve([str(file)], question), question).get_summary()
+    settings = {"data_folders": [str(file)]}
+    dataset = retrieve([str(file)], question, settings=settings)
+    return compute(dataset, question, settings).get_summary()
 
 
 @pytest.fixture
