@@ -8,7 +8,6 @@ from langchain_core.messages import AIMessage
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
-from framework.engine.caller_plan import plan_digest
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
@@ -87,11 +86,9 @@ def finished(
     """
     outcome = {**outcome_of(state), **(known or {})}
     started = state.get("execution_start_time")
-    digest = plan_digest(state.get("planning_execution_plan"))
     emit(TurnFinished(outcome=outcome))
     return {
         "messages": [text if isinstance(text, AIMessage) else AIMessage(content=text)],
         "execution_outcome": outcome,
-        "runtime_info": {**(state.get("runtime_info") or {}), "plan_digest": digest},
         "execution_total_time": services.clock.now() - started if started else None,
     }
