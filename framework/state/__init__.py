@@ -14,7 +14,14 @@ from framework.state.context_access import (
     load_context,
     summarize,
 )
-from framework.state.reducers import append, merge_by_key, merge_context
+from framework.state.keys import FromCaller, Key, OfTurn, StateKey, StateSchema
+from framework.state.reducers import (
+    append,
+    fold_context,
+    fold_messages,
+    merge_by_key,
+    merge_context,
+)
 
 __all__ = [
     "REDUCED_KEYS",
@@ -22,8 +29,15 @@ __all__ = [
     "SURVIVES_A_TURN",
     "AgentState",
     "ContextTypes",
+    "FromCaller",
+    "Key",
+    "OfTurn",
+    "StateKey",
+    "StateSchema",
     "append",
     "dump_context",
+    "fold_context",
+    "fold_messages",
     "get_context",
     "load_context",
     "merge_by_key",

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langchain_core.messages import (
+    AnyMessage,
+    BaseMessage,
+    BaseMessageChunk,
+    RemoveMessage,
+    convert_to_messages,
+    message_chunk_to_message,
+)
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from framework.base.errors import ValidationError
+
+_MESSAGES = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
 ContextData = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -21,6 +35,87 @@ def merge_context(current: ContextData | None, update: ContextData | None) -> Co
     for kind, entries in (update or {}).items():
         merged[kind] = {**merged.get(kind, {}), **entries}
     return merged
+
+
+def fold_context(current: ContextData | None, updates: Sequence[ContextData | None]) -> ContextData:
+    """Merge many updates of context data at once, as :func:`merge_context` does one by one.
+
+    >>> fold_context({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
+    {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}
+    """
+    merged: ContextData = dict(current or {})
+    copied: set[str] = set()
+    for update in updates:
+        for kind, entries in (update or {}).items():
+            if kind not in copied:
+                copied.add(kind)
+                merged[kind] = dict(merged.get(kind, {}))
+            merged[kind].update(entries)
+    return merged
+
+
+def fold_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> list[AnyMessage]:
+    """Add messages as LangGraph's ``add_messages`` does, many updates at once.
+
+    A message with a known id takes the place of that message, ``RemoveMessage`` takes one away. A
+    message without an id is given one that follows from its place and what it says: a thread is
+    rebuilt from what was written to it, and must come out the same every time.
+
+    Raises:
+        ValidationError: A message that is not there is to be removed.
+
+    >>> [m.content for m in fold_messages([], [[("user", "Hello")], ("ai", "Hi")])]
+    ['Hello', 'Hi']
+    >>> one, two = (fold_messages([], [("user", "Hello")])[0].id for _ in range(2))
+    >>> one == two
+    True
+    """
+    merged: list[Any] = []
+    places: dict[str, int] = {}
+    for update in [current or [], *updates]:
+        gone: set[str] = set()
+        for message in _messages(update):
+            if isinstance(message, RemoveMessage):
+                if message.id == REMOVE_ALL_MESSAGES:
+                    merged, places, gone = [], {}, set()
+                elif message.id in places:
+                    gone.add(message.id)
+                else:
+                    raise ValidationError(
+                        f"The message {message.id!r} cannot be removed: there is none.",
+                        fix="Take the id of a message of the state.",
+                    )
+                continue
+            if message.id is None:
+                message.id = _id(message, len(merged), places)
+            gone.discard(message.id)
+            if message.id in places:
+                merged[places[message.id]] = message
+            else:
+                places[message.id] = len(merged)
+                merged.append(message)
+        if gone:
+            merged = [message for message in merged if message.id not in gone]
+            places = {message.id: place for place, message in enumerate(merged)}
+    return merged
+
+
+def _messages(update: Any) -> list[Any]:
+    given = update if isinstance(update, list) else [update]
+    if all(isinstance(one, BaseMessage) and not isinstance(one, BaseMessageChunk) for one in given):
+        return given
+    return [
+        message_chunk_to_message(one) if isinstance(one, BaseMessageChunk) else one
+        for one in convert_to_messages(given)
+    ]
+
+
+def _id(message: BaseMessage, place: int, taken: Mapping[str, int]) -> str:
+    said = f"{place}\0{message.type}\0{message.content}"
+    found = uuid.uuid5(_MESSAGES, said)
+    while str(found) in taken:
+        found = uuid.uuid5(_MESSAGES, f"{found}\0{said}")
+    return str(found)
 
 
 def merge_by_key(

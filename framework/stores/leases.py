@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -55,7 +54,7 @@ _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 _under_way: set[str] = set()
 # By process id: a process that was split off is another one.
 _process: dict[int, tuple[str, str]] = {}
-_LEASES: WeakKeyDictionary[Any, Leases] = WeakKeyDictionary()
+_KEPT = "_capgraph_leases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +117,11 @@ def leases_of(
             what the first caller gives holds, and it must be the same on every machine.
         beat_seconds: Time between heartbeats; as above.
     """
-    found = _LEASES.get(saver)
+    # Kept with the saver, so that LangGraph's copies of it have the same.
+    found = vars(saver).get(_KEPT)
     if found is None:
-        found = _LEASES[saver] = Leases(rows_of(saver), ttl_seconds, beat_seconds)
-    return found
+        found = vars(saver)[_KEPT] = Leases(rows_of(saver), ttl_seconds, beat_seconds)
+    return cast("Leases", found)
 
 
 class Leases:

@@ -7,8 +7,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from contextlib import closing, suppress
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary, ref
+from typing import Any, ClassVar, cast
+from weakref import ref
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -18,8 +18,7 @@ from framework.langgraph_compat import postgres_cursor
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
 
-# What is kept for a saver must not keep the saver.
-_ROWS: WeakKeyDictionary[Any, Rows] = WeakKeyDictionary()
+_KEPT = "_capgraph_rows"
 
 
 def rows_of(saver: BaseCheckpointSaver[Any]) -> Rows | None:
@@ -27,14 +26,15 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> Rows | None:
 
     One saver has one of these, whoever asks.
     """
-    found = _ROWS.get(saver)
+    # Kept with the saver, so that LangGraph's copies of it have the same.
+    found = vars(saver).get(_KEPT)
     if found is None:
         for module, name, cls in _KNOWN:
             # A saver can only be of a class whose module somebody has imported.
             base = getattr(sys.modules.get(module), name, None)
             if base is not None and isinstance(saver, base):
-                found = _ROWS[saver] = cls(saver)
-    return found
+                found = vars(saver)[_KEPT] = cls(saver)
+    return cast("Rows | None", found)
 
 
 class Rows(ABC):
