@@ -6,12 +6,15 @@ so at once. Nothing else in the project reads such a name.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.base import id as checkpoint_ids
@@ -90,3 +93,58 @@ def keep_ids_ahead_of(checkpoint_id: str) -> None:
     if parsed.version == 6:
         latest = checkpoint_ids._last_v6_timestamp or 0
         vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
+
+
+def new_try() -> None:
+    """Set the running task back as LangGraph's own retry does, before a body is tried again.
+
+    Its ``interrupt()`` calls count from the first again, so that they find the answers that are
+    there, and a graph that it calls goes on in the namespace that it had.
+    """
+    config = var_child_runnable_config.get()
+    pad = ((config or {}).get("configurable") or {}).get("__pregel_scratchpad")
+    if config is None or pad is None:
+        return
+    fresh = replace(pad, interrupt_counter=_Counter(), subgraph_counter=_Counter())
+    more = {"__pregel_scratchpad": fresh, "__pregel_resuming": True}
+    var_child_runnable_config.set(
+        {**config, "configurable": {**config["configurable"], **more}}  # type: ignore[typeddict-item]
+    )
+
+
+class _Counter:
+    """Counts from 0, as LangGraph's counters do."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self) -> int:
+        return next(self._count)
+
+
+def _configurable() -> Mapping[str, Any]:
+    config = var_child_runnable_config.get()
+    return (config or {}).get("configurable") or {}
+
+
+def channels_of_graph() -> frozenset[str] | None:
+    """Return the state keys of the graph whose task is running; ``None`` when they are not known."""
+    read = _configurable().get("__pregel_read")
+    args = getattr(read, "args", ())
+    if len(args) < 2 or not isinstance(args[1], Mapping):
+        return None
+    return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
+
+
+def is_resumed() -> bool:
+    """Tell whether the running task has been given an answer already."""
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return False
+    return bool(pad.resume) or pad.get_null_resume(False) is not None
+
+
+def outer_task() -> str:
+    """Return the namespace of the task of an outer graph that runs this one; empty for none."""
+    namespace = str(_configurable().get("checkpoint_ns") or "")
+    return namespace.rpartition("|")[0]

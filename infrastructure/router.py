@@ -69,7 +69,7 @@ class RouterNode(BaseInfrastructureNode):
             await _wait(work.view, decision, services)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
-        return Command(update=last_wins(work.writes), goto=decision.target)
+        return Command(update=last_wins(work.writes, services.runner.schema), goto=decision.target)
 
 
 class _Work:
@@ -86,7 +86,7 @@ class _Work:
 
     def write(self, update: dict[str, Any]) -> None:
         self.writes += list(update.items())
-        self.state = applied(self.state, list(update.items()))
+        self.state = applied(self.state, list(update.items()), self.services.runner.schema)
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the process is to stop."""

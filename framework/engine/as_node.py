@@ -19,7 +19,7 @@ from framework.approvals import (
     question_entry,
     question_of,
     read_answers,
-    read_rules,
+    standing_rules,
 )
 from framework.base.budget import TurnBudget
 from framework.base.errors import (
@@ -62,12 +62,12 @@ async def run_capability_node(
         InfrastructureError: The graph's state has no place for the result.
     """
     in_run = current_runtime() is not None
-    bound = services if services is not None else unbound_services(spec, in_run=in_run)
+    bound = services if services is not None else unbound_services(spec)
     view = bound.view(state)
     attempt = _attempt(spec, view)
     budget = TurnBudget.from_plain(view.budget)
     with counting(budget, bound.limits.max_model_calls):
-        record = await _answered(attempt, view, bound)
+        record = await _answered(attempt, view, bound, in_run=in_run)
     update = _update(record, view, plain=not in_run)
     if in_run:
         update["control_budget"] = budget.to_plain()
@@ -91,7 +91,9 @@ def _attempt(spec: CapabilitySpec, view: TurnView) -> Attempt:
     )
 
 
-async def _answered(attempt: Attempt, view: TurnView, services: Services) -> StepRecord:
+async def _answered(
+    attempt: Attempt, view: TurnView, services: Services, *, in_run: bool
+) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks."""
     ledger = services.ledger(view)
     agreements = _Agreements(ledger)
@@ -100,6 +102,8 @@ async def _answered(attempt: Attempt, view: TurnView, services: Services) -> Ste
         ledger=agreements,  # type: ignore[arg-type] - a ledger with answers of this run besides
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
         failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
+        state_keys=channels_of_graph() if in_run else None,
+        unsorted=not in_run,
     )
     while True:
         result = await services.runner.run(attempt, door)
@@ -126,8 +130,8 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
         )
     if question.kind == "step":
         store = getattr(current_runtime(), "store", None)
-        rules = await read_rules(store, services.clock.now())
-        if rules.covers(attempt.capability, view.thread_id):
+        rules = await standing_rules(store, services.clock.now())
+        if rules.covering(attempt.capability, view.thread_id, view.caller.user_id):
             return Answer(decision="approve")
     entry = question_entry(
         {**attempt.step, "context_key": attempt.key, "capability": attempt.capability},
@@ -135,37 +139,27 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
         view.contexts,
         services.registry,
     )
-    asked: Any = _asking(attempt.capability)
-    given = await asked(question_of({}, [entry]))
-    answers, _ = read_answers(given, question_of({}, [entry]), services.registry, services.limits)
+    question = question_of({}, [entry])
+    asked: Any = _asking(question, services)
+    answers, _ = read_answers(await asked(), question, services.registry, services.limits)
     return answers[attempt.key]
 
 
-def _asking(name: str) -> Any:
-    @task(name=f"ask about {name}")
-    async def ask(question: dict[str, Any]) -> Any:
+def _asking(question: dict[str, Any], services: Services) -> Any:
+    name = f"ask about {question['steps'][0]['capability']}"
+
+    @task(name=name)
+    async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        from framework.engine.as_node import readable_answer
-
         problems: list[str] = []
         while True:
             given = interrupt({**question, "problems": problems} if problems else question)
-            problems = readable_answer(given, question)
+            _, problems = read_answers(given, question, services.registry, services.limits)
             if not problems:
                 return given
 
     return ask
-
-
-def readable_answer(given: Any, question: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with an answer; parameters are checked when the step runs."""
-    from configs.limits import Limits
-    from framework.registry import Registry
-
-    empty = Registry(infrastructure=())
-    _, problems = read_answers(given, question, empty, Limits())
-    return problems
 
 
 class _Agreements:

@@ -113,7 +113,7 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned {type(result).__name__}.",
             fix="Return a dictionary of state updates, a Command or None.",
         )
-    keys = services.runner.state_keys if services is not None else STATE_KEYS
+    keys = services.runner.schema.names if services is not None else STATE_KEYS
     unknown = sorted(set(_written(result)) - keys)
     if unknown:
         raise InfrastructureError(

@@ -27,7 +27,7 @@ from framework.pipeline.job import Door
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, to_state
 from framework.planning import CLOSING, dependencies
-from framework.state import REDUCED_KEYS, TurnView, merge_context
+from framework.state import TurnView, merge_context
 from framework.telemetry.metered import counting
 
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
@@ -62,8 +62,9 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
     run = PlanRun(view, services)
     with counting(run.budget, services.limits.max_model_calls):
         found = await run.run()
-    writes = combined([update for update, _, _ in found])
-    state = applied(view.state, writes)
+    schema = services.runner.schema
+    writes = combined([update for update, _, _ in found], schema)
+    state = applied(view.state, writes, schema)
     questions = {key: entry["question"] for _, key, entry in found if entry.get("question")}
     failures = [entry["failure"] for _, _, entry in found if entry.get("failure")]
     more: dict[str, Any] = {
@@ -243,7 +244,7 @@ class PlanRun:
                     self._state[name].setdefault(kind, {}).update(entries)
             elif name == "execution_step_results":
                 self._state[name].update(value)
-            elif name not in REDUCED_KEYS:
+            elif name not in self._services.runner.schema.reduced:
                 self._state[name] = value
 
     async def step(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:

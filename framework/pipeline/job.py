@@ -47,6 +47,8 @@ class Door:
         seconds_left: How long the turn may still run its steps; ``None`` for no bound.
         stopping: Whether no further try may begin, because something else failed for good.
         draining: Whether the process is to stop.
+        state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
+        unsorted: Whether a returned dictionary stays as it is: outside of any graph.
         reserve_attempt: Takes one try out of the turn's budget; raises when none is left.
     """
 
@@ -57,6 +59,8 @@ class Door:
     seconds_left: Callable[[], float | None] = _unbounded
     stopping: Callable[[], bool] = _never
     draining: Callable[[], bool] = _never
+    state_keys: frozenset[str] | None = None
+    unsorted: bool = False
     reserve_attempt: Callable[[], None] = lambda: None
 
 

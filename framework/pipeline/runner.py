@@ -16,6 +16,7 @@ from framework.pipeline import bound, call, ledger, observe, permit, reserve, re
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
 from framework.registry import Registry
+from framework.state import AgentState, StateSchema
 
 _SHIPPED: dict[str, Any] = {
     "observe": observe.observe,
@@ -40,7 +41,7 @@ class StepRunner:
         chat_model: Role to chat model, or ``None``.
         behaviors: What stands around each attempt, besides what a capability brings itself.
         step_policies: What is asked before a step starts.
-        state_keys: Keys of the graph's state.
+        schema: Keys of the graph's state.
     """
 
     def __init__(
@@ -53,17 +54,15 @@ class StepRunner:
         chat_model: Callable[[str], Any] = lambda _role: None,
         behaviors: Sequence[Middleware] = (),
         step_policies: Sequence[StepPolicy] = (),
-        state_keys: frozenset[str] | None = None,
+        schema: StateSchema | None = None,
     ) -> None:
-        from framework.state import STATE_KEYS
-
         self.registry = registry
         self.settings = settings
         self.clock = clock or SystemClock()
         self.capacity = capacity or Capacity.of_process()
         self.chat_model = chat_model
         self.step_policies = tuple(step_policies)
-        self.state_keys = state_keys or STATE_KEYS
+        self.schema = schema or StateSchema.of(AgentState)
         self._behaviors = tuple(behaviors)
         check_middlewares(self._behaviors, "behaviors")
         for spec in registry.capabilities.values():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
 from framework.base.ports import StepRecord
-from framework.state import REDUCED_KEYS, append, merge_by_key, merge_context
+from framework.state import AgentState, StateSchema, merge_context
 
 _COMBINED = frozenset({"execution_step_results", "control_attempts", "execution_effects"})
+_OF_AGENT = StateSchema.of(AgentState)
 Writes = list[tuple[str, Any]]
 
 
@@ -43,7 +45,9 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
     return update
 
 
-def combined(updates: Sequence[Mapping[str, Any]]) -> Writes:
+def combined(
+    updates: Sequence[Mapping[str, Any]], schema: StateSchema = _OF_AGENT
+) -> Writes:
     """Bring the updates of several steps into one.
 
     Keys with a reducer keep every write, in the plan's order; of any other key the last counts.
@@ -59,7 +63,7 @@ def combined(updates: Sequence[Mapping[str, Any]]) -> Writes:
                     contexts.setdefault(kind, {}).update(entries)
             elif name in _COMBINED:
                 merged.setdefault(name, {}).update(value)
-            elif name in REDUCED_KEYS and not isinstance(value, Overwrite):
+            elif name in schema.reduced and not isinstance(value, Overwrite):
                 many.append((name, value))
             else:
                 single[name] = value
@@ -68,24 +72,47 @@ def combined(updates: Sequence[Mapping[str, Any]]) -> Writes:
     return [*many, *merged.items(), *single.items()]
 
 
-def applied(state: Mapping[str, Any], writes: Writes) -> dict[str, Any]:
+def applied(
+    state: Mapping[str, Any], writes: Writes, schema: StateSchema = _OF_AGENT
+) -> dict[str, Any]:
     """Apply writes as the graph's reducers will, so that routing can go on before the superstep."""
     view = dict(state)
     for name, value in writes:
+        key = schema.keys.get(name)
+        reducer = key.reducer if key is not None else None
         if isinstance(value, Overwrite):
             view[name] = value.value
         elif name == "capability_context_data":
             view[name] = merge_context(view.get(name), value)
-        elif name not in REDUCED_KEYS or not isinstance(value, (Mapping, list, tuple)):
-            view[name] = value
-        elif isinstance(value, Mapping):
-            view[name] = merge_by_key(view.get(name), value)
+        elif isinstance(reducer, DeltaChannel):
+            view[name] = reducer.reducer(view.get(name) or [], [value])
+        elif reducer is not None and view.get(name) is not None:
+            view[name] = reducer(view[name], value)
         else:
-            view[name] = append(view.get(name), list(value))
+            view[name] = value
     return view
 
 
-def last_wins(writes: Writes) -> Writes:
-    """Keep every write of a key with a reducer, and the last of any other key."""
-    single = {name: value for name, value in writes if name not in REDUCED_KEYS}
-    return [(n, v) for n, v in writes if n in REDUCED_KEYS] + list(single.items())
+def last_wins(writes: Writes, schema: StateSchema = _OF_AGENT) -> Writes:
+    """Keep every write of a key with a reducer, and the last of any other key.
+
+    A write that replaces what a reducer would merge makes the earlier ones of its key void.
+    """
+    single: dict[str, Any] = {}
+    many: Writes = []
+    for name, value in writes:
+        if isinstance(value, Overwrite):
+            many = [entry for entry in many if entry[0] != name]
+            many.append((name, value))
+        elif name not in schema.reduced:
+            single[name] = value
+        elif any(known == name and isinstance(v, Overwrite) for known, v in many):
+            many = [
+                (n, Overwrite(applied({n: v.value}, [(name, value)], schema)[n]))
+                if n == name and isinstance(v, Overwrite)
+                else (n, v)
+                for n, v in many
+            ]
+        else:
+            many.append((name, value))
+    return [*many, *single.items()]

@@ -18,10 +18,14 @@ from framework.state.keys import FromCaller, Key, OfTurn, StateKey, StateSchema
 from framework.state.reducers import (
     append,
     fold_context,
+    fold_lists,
     fold_messages,
+    grow_by_key,
+    latest,
     merge_by_key,
     merge_context,
 )
+from framework.state.turn_view import TurnView
 
 __all__ = [
     "REDUCED_KEYS",
@@ -34,11 +38,15 @@ __all__ = [
     "OfTurn",
     "StateKey",
     "StateSchema",
+    "TurnView",
     "append",
     "dump_context",
     "fold_context",
+    "fold_lists",
     "fold_messages",
     "get_context",
+    "grow_by_key",
+    "latest",
     "load_context",
     "merge_by_key",
     "merge_context",

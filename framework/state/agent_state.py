@@ -12,7 +12,15 @@ from typing_extensions import TypedDict
 
 from framework.base.plan import ExecutionPlan
 from framework.state.keys import FromCaller, Key, StateSchema
-from framework.state.reducers import append, fold_context, fold_messages, merge_by_key
+from framework.state.reducers import (
+    append,
+    fold_context,
+    fold_lists,
+    fold_messages,
+    grow_by_key,
+    latest,
+    merge_by_key,
+)
 
 _Turn = partial(Key, lifetime="turn")
 SNAPSHOT_EVERY = 100
@@ -65,7 +73,13 @@ class AgentState(TypedDict, total=False):
     planning_execution_plan: Annotated[
         ExecutionPlan | None, _Turn("the plan", "orchestrator"), FromCaller
     ]
-    planning_current_step_index: Annotated[int, _Turn("index of the next step", "router")]
+    planning_accepted: Annotated[
+        str | None, _Turn("digest of the plan that was put in force", "orchestrator")
+    ]
+    planning_excluded: Annotated[
+        dict[str, str], _Turn("capabilities that asked for another choice", "router"), merge_by_key
+    ]
+    planning_current_step_index: Annotated[int, _Turn("index of the next step", "router"), latest]
     planning_ready_for_execution: Annotated[
         bool, _Turn("whether the plan was checked", "orchestrator")
     ]
@@ -76,7 +90,12 @@ class AgentState(TypedDict, total=False):
     execution_step_results: Annotated[
         dict[str, dict[str, Any]], _Turn("records of steps by context key", "router"), merge_by_key
     ]
-    execution_last_result: Annotated[dict[str, Any] | None, _Turn("the last record", "router")]
+    execution_last_result: Annotated[
+        dict[str, Any] | None, _Turn("the last record", "router"), latest
+    ]
+    execution_effects: Annotated[
+        dict[str, dict[str, Any]], _Turn("what was done to the world", "router"), merge_by_key
+    ]
     execution_pending_approvals: Annotated[
         dict[str, Any] | None, _Turn("steps that wait for a person", "router")
     ]
@@ -92,14 +111,25 @@ class AgentState(TypedDict, total=False):
         dict[str, dict[str, Any]], _Turn("decisions by context key", "approval"), merge_by_key
     ]
 
-    control_has_error: Annotated[bool, _Turn("whether something failed", "any node")]
-    control_error_info: Annotated[dict[str, Any] | None, _Turn("what failed", "any node")]
+    control_turn: Annotated[
+        dict[str, Any] | None, Key("id and number of the turn", "begin_turn")
+    ]
+    control_begun: Annotated[
+        list[str],
+        Key("marks of the messages that opened turns", "begin_turn"),
+        DeltaChannel(fold_lists, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
+    control_budget: Annotated[
+        dict[str, int], _Turn("what the turn has used up", "every node"), grow_by_key
+    ]
+    control_has_error: Annotated[bool, _Turn("whether something failed", "any node"), latest]
+    control_error_info: Annotated[dict[str, Any] | None, _Turn("what failed", "any node"), latest]
     control_last_error: Annotated[dict[str, Any] | None, _Turn("the last failure", "router")]
     control_attempts: Annotated[
         dict[str, int], _Turn("failed tries by step or node", "router"), merge_by_key
     ]
-    control_retry_count: Annotated[int, _Turn("retries of the turn", "router")]
-    control_current_step_retry_count: Annotated[int, _Turn("retries of the step", "router")]
+    control_retry_count: Annotated[int, _Turn("retries of the turn", "router"), latest]
+    control_current_step_retry_count: Annotated[int, _Turn("retries of the step", "router"), latest]
     control_max_retries: Annotated[int | None, _Turn("retries beyond the first try", "any node")]
     control_plans_created_count: Annotated[int, _Turn("plans of the turn", "orchestrator")]
     control_reclassification_count: Annotated[int, _Turn("choices made again", "classifier")]

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Final, Literal, NotRequired, Required, get_args, get_origin
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+)
 from typing import get_type_hints as typing_hints
 
 from langgraph.channels.base import BaseChannel
@@ -64,6 +75,8 @@ class StateKey:
     def empty(self) -> Any:
         """What it holds when nothing has been written: ``False``, 0, an empty container or ``None``."""
         kind = get_origin(self.type) or self.type
+        if kind in (Union, UnionType):
+            return None
         if self.reducer is not None or kind in (bool, int, float):
             return kind() if isinstance(kind, type) else None
         return None

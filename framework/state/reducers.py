@@ -136,3 +136,35 @@ def append(current: list[Any] | None, update: list[Any] | None) -> list[Any]:
     [1, 2, 3]
     """
     return [*(current or []), *(update or [])]
+
+
+def latest(current: Any, update: Any) -> Any:
+    """Let the write that comes last count, where several nodes may write at once.
+
+    >>> latest(1, 2)
+    2
+    """
+    return update
+
+
+def grow_by_key(
+    current: Mapping[str, int] | None, update: Mapping[str, int] | None
+) -> dict[str, int]:
+    """Merge counters that only grow: a smaller number changes nothing.
+
+    >>> grow_by_key({"plans": 2}, {"plans": 0, "attempts": 1})
+    {'plans': 2, 'attempts': 1}
+    """
+    merged = dict(current or {})
+    for name, count in (update or {}).items():
+        merged[name] = max(merged.get(name, 0), count)
+    return merged
+
+
+def fold_lists(current: list[Any] | None, updates: Sequence[Sequence[Any] | None]) -> list[Any]:
+    """Append many updates at once, as :func:`append` does one by one.
+
+    >>> fold_lists(["a"], [["b"], None, ["c"]])
+    ['a', 'b', 'c']
+    """
+    return [*(current or []), *(item for update in updates for item in update or ())]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.errors import ConfigurationError
+from framework.base.ports import Middleware
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.registry import Registry
 
@@ -16,6 +17,7 @@ def choose_strategies(
     model: Any,
     embeddings: Any,
     given: Mapping[str, Any],
+    behaviors: Sequence[Middleware] = (),
 ) -> dict[str, Any]:
     """Return ``selector``, ``extractor``, ``planner``, ``answerer`` and ``chat_model``.
 
@@ -25,6 +27,7 @@ def choose_strategies(
         model: A model, a description of one, one for each role, or ``None``.
         embeddings: LangChain ``Embeddings`` for the offline choice.
         given: Strategies that the caller brings; they win.
+        behaviors: What stands around each model call.
 
     Raises:
         TypeError: ``given`` names an unknown strategy.
@@ -47,7 +50,7 @@ def choose_strategies(
     if configured is not None:
         from framework.models import model_strategies
 
-        chosen |= model_strategies(configured, registry, settings, offline)
+        chosen |= model_strategies(configured, registry, settings, offline, behaviors)
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(
             f"selection.strategy is {strategy!r}, and no chat model is configured.",
