@@ -9,15 +9,6 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from framework.approvals.apply_answers import apply_answers, ending, plan_rejected
-from framework.approvals.questions import (
-    PLAN,
-    Answer,
-    new_steps,
-    plan_question,
-    question_for,
-    read_answers,
-)
 from framework.approvals import (
     PLAN,
     STEP,
@@ -103,9 +94,7 @@ def _ask(
     problems = problems or []
     while True:
         given = interrupt({**question, "problems": problems} if problems else question)
-        answers, problems = read_answers(
-            given, question, services.registry, services.limits, view
-        )
+        answers, problems = read_answers(given, question, services.registry, services.limits, view)
         if store is None and any(answer.remember for answer in answers.values()):
             problems.append("Nothing can be remembered: the graph was built without a store.")
         if not problems:

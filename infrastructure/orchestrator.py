@@ -72,9 +72,7 @@ async def _of_caller(view: TurnView, services: Services) -> dict[str, Any]:
     return await accept(checked, view, services, author="caller")
 
 
-async def _plan(
-    view: TurnView, services: Services, active: tuple[str, ...]
-) -> tuple[Checked, int]:
+async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> tuple[Checked, int]:
     failure = view.last_failure
     request: dict[str, Any] = {
         "task": view.task,

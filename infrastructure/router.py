@@ -110,9 +110,7 @@ class _Work:
         previous = view.plan if plan is not None else None
         try:
             checked = await check(proposed, view, self.services, active=None)
-            update = await accept(
-                checked, view, self.services, author=author, previous=previous
-            )
+            update = await accept(checked, view, self.services, author=author, previous=previous)
         except (PlanError, PolicyError) as exc:
             self._refuse(exc, view)
             return
@@ -184,5 +182,3 @@ def _seconds_since(moment: str | None, services: Services) -> float:
     except ValueError:
         return 0.0
     return max(0.0, services.clock.now() - failed)
-
-

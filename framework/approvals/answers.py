@@ -153,15 +153,11 @@ def _problems_of(
     return []
 
 
-def _plan_problems(
-    answer: Answer, registry: Registry, limits: Limits, view: TurnView
-) -> list[str]:
+def _plan_problems(answer: Answer, registry: Registry, limits: Limits, view: TurnView) -> list[str]:
     steps = answer.new_steps
     if not isinstance(steps, list):
         return ["'edit' of the plan needs 'steps': all steps of the new plan."]
-    found = check_plan(
-        {"steps": steps}, registry, view.contexts, max_steps=limits.max_steps
-    )
+    found = check_plan({"steps": steps}, registry, view.contexts, max_steps=limits.max_steps)
     return [str(problem) for problem in found]
 
 

@@ -151,7 +151,6 @@ class Failure:
             **self.more,
         }
 
-
     @classmethod
     def from_state(cls, info: Mapping[str, Any]) -> Failure:
         """Read what :meth:`to_state` wrote; what is missing or nonsense is CRITICAL."""

@@ -99,6 +99,10 @@ def _is_scheme(file: str) -> bool:
     return not Path(file).expanduser().exists() and ":" in file and "/" not in file.split(":", 1)[0]
 
 
+def _named_files(data: Sequence[str]) -> list[str]:
+    return [str(Path(file).expanduser()) for file in data if not _is_scheme(file)]
+
+
 def without_models(settings: Settings) -> Settings:
     """Return settings for commands that only look at an agent and never ask a model."""
     return settings.model_copy(update={"model": None, "models": {}})
@@ -234,7 +238,7 @@ async def open_agent(
     registry = await asyncio.to_thread(Registry.from_settings, settings)
     given = await asyncio.to_thread(data_context, data, registry)
     kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
-    named = [str(Path(file).expanduser()) for file in data if not _is_scheme(file)]
+    named = await asyncio.to_thread(_named_files, data)
     folders = [*settings.data_folders, *named]
     settings = settings.model_copy(update={"context": kept, "data_folders": folders})
     url = await asyncio.to_thread(database_url, db, settings)

@@ -202,9 +202,7 @@ async def _review(
     }
 
 
-def _allowance(
-    plan: ExecutionPlan, again: set[str], view: TurnView, services: Services
-) -> int:
+def _allowance(plan: ExecutionPlan, again: set[str], view: TurnView, services: Services) -> int:
     """Return how many tries the turn may make: what it may so far, and what this plan can need."""
     limits = services.limits
     if limits.max_turn_attempts is not None:

@@ -38,7 +38,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
 from framework.pipeline.permit import agreement_digest
-from framework.pipeline.run_config import configurable, current_runtime
+from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import to_state
 from framework.state import TurnView
 from framework.telemetry.metered import counting

@@ -177,5 +177,3 @@ def _unbound(spec: CapabilitySpec) -> Services:
     registry = Registry(infrastructure=())
     registry.register(spec.cls)
     return bind(registry, settings=Settings())
-
-

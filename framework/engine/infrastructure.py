@@ -142,9 +142,7 @@ def _taken_back(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
     return {**clear_failure(), "control_attempts": {spec.name: 0}}
 
 
-def _failure(
-    spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView
-) -> Failure:
+def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
     context = {
         "infrastructure_node": spec.name,
         "execution_time": duration,
@@ -179,9 +177,7 @@ def _count(
     told = update.get("control_budget") if isinstance(update, Mapping) else None
     if isinstance(told, Mapping):
         made = max(1, int(told.get(name, 0)) - getattr(budget, name))
-        budget.allowed_attempts = max(
-            budget.allowed_attempts, int(told.get("allowed_attempts", 0))
-        )
+        budget.allowed_attempts = max(budget.allowed_attempts, int(told.get("allowed_attempts", 0)))
     setattr(budget, name, getattr(budget, name) + made)
 
 

@@ -33,9 +33,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.
-        state=StepState(
-            ChainMap({"planning_current_step_index": attempt.index}, job.view.state)
-        ),
+        state=StepState(ChainMap({"planning_current_step_index": attempt.index}, job.view.state)),
         inputs=dict(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,

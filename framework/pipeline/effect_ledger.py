@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-class UnknownOutcome(GraphBubbleUp):  # noqa: N818 - a signal: an author's 'except' must not keep it
+class UnknownOutcome(GraphBubbleUp):
     """A part of a step began and nobody knows how it ended.
 
     Attributes:
@@ -84,8 +84,10 @@ def plain_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
-    """Return what makes an effect the same one: the parameters that the author names, else all
-    parameters and the values of the inputs."""
+    """Return what makes an effect the same one.
+
+    These are the parameters that the author names, else all parameters and the inputs' values.
+    """
     if spec.effect_key is not None:
         return digest_of({name: attempt.values.get(name) for name in spec.effect_key})
     return digest_of([attempt.values, plain_inputs(attempt.inputs)])

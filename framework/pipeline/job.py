@@ -112,7 +112,5 @@ CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
 def kept_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
     """Name the effects that steps of the present plan stand for already."""
     return {
-        effect
-        for key in keys
-        if (effect := (results.get(key) or {}).get("effect")) is not None
+        effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
     }

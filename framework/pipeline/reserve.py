@@ -39,4 +39,3 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
         if job.door.stopping() or job.door.draining():
             return STOPPED
         return await inner(job, attempt)
-

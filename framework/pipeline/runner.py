@@ -140,5 +140,3 @@ def check_middlewares(given: Sequence[Any], where: str) -> None:
                 f"{item!r} in {where} has no method 'around'.",
                 fix="Write 'async def around(self, attempt, call_next)'.",
             )
-
-

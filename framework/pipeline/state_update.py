@@ -45,9 +45,7 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
     return update
 
 
-def combined(
-    updates: Sequence[Mapping[str, Any]], schema: StateSchema = _OF_AGENT
-) -> Writes:
+def combined(updates: Sequence[Mapping[str, Any]], schema: StateSchema = _OF_AGENT) -> Writes:
     """Bring the updates of several steps into one.
 
     Keys with a reducer keep every write, in the plan's order; of any other key the last counts.

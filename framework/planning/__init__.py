@@ -16,6 +16,7 @@ from framework.planning.chain import chain_plan, requires_closure
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
 from framework.planning.diagram import StepStatus, plan_mermaid, versions_mermaid
 from framework.planning.draft import Repair, RepairedPlan
+from framework.planning.order import by_depth
 from framework.planning.parameters import validated_parameters
 from framework.planning.problems import PROBLEM_KINDS, Problem, ProblemKind, format_problems
 from framework.planning.repair import repair_plan
@@ -57,6 +58,7 @@ __all__ = [
     "StepChange",
     "StepStatus",
     "blocked_steps",
+    "by_depth",
     "carry_over",
     "chain_plan",
     "check_plan",

@@ -111,9 +111,7 @@ class AgentState(TypedDict, total=False):
         dict[str, dict[str, Any]], _Turn("decisions by context key", "approval"), merge_by_key
     ]
 
-    control_turn: Annotated[
-        dict[str, Any] | None, Key("id and number of the turn", "begin_turn")
-    ]
+    control_turn: Annotated[dict[str, Any] | None, Key("id and number of the turn", "begin_turn")]
     control_begun: Annotated[
         list[str],
         Key("marks of the messages that opened turns", "begin_turn"),

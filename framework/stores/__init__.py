@@ -1,6 +1,6 @@
 """Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
 
-from framework.approvals.rules import Rule, add_rule, list_rules, matching_rule, revoke_rule
+from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
 from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
@@ -26,7 +26,6 @@ __all__ = [
     "leases_of",
     "list_rules",
     "list_threads",
-    "matching_rule",
     "open_saver",
     "open_store",
     "parse_url",
