@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import ChainMap
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -42,9 +43,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         config=runner.settings.section(spec.name),
         model=runner.chat_model,
         runtime=current_runtime(),
-        notify=lambda message, fraction: emit(
-            StepProgress(message=message, progress=fraction, **attempt.event())
-        ),
+        notify=job.door.notify or _streamed(attempt),
         once=once,
     )
     token = CURRENT.set(job)
@@ -53,6 +52,13 @@ async def call(job: Job, attempt: Attempt) -> Any:
     finally:
         CURRENT.reset(token)
         job.stored = context.stored
+
+
+def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
+    def notify(message: str, fraction: float | None) -> None:
+        emit(StepProgress(message=message, progress=fraction, **attempt.event()))
+
+    return notify
 
 
 async def invoke_capability(cls: type[Any], context: StepContext) -> Any:

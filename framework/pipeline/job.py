@@ -49,6 +49,8 @@ class Door:
         draining: Whether the process is to stop.
         state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
         unsorted: Whether a returned dictionary stays as it is: outside of any graph.
+        raw_errors: Whether what the capability raises comes out as it is.
+        notify: Takes a step's progress; ``None`` for the stream of the run.
         reserve_attempt: Takes one try out of the turn's budget; raises when none is left.
     """
 
@@ -61,6 +63,8 @@ class Door:
     draining: Callable[[], bool] = _never
     state_keys: frozenset[str] | None = None
     unsorted: bool = False
+    raw_errors: bool = False
+    notify: Callable[[str, float | None], None] | None = None
     reserve_attempt: Callable[[], None] = lambda: None
 
 

@@ -118,7 +118,7 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
         Exception: The original one, where development mode wants it.
     """
-    if raw_errors_wanted():
+    if job.door.raw_errors or raw_errors_wanted():
         raise exc
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:

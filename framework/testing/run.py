@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.base import CapabilityContext, CapabilitySpec, PlannedStep, StepContext
+from configs.settings import Settings
+from framework.base import CapabilityContext, CapabilitySpec, PlannedStep
 from framework.base.errors import ValidationError
-from framework.pipeline.inputs import resolve_inputs
-from framework.pipeline.sort_result import sort_output
-from framework.pipeline.step import invoke_capability
+from framework.base.ports import Attempt, StepRecord
+from framework.pipeline import StepRunner
+from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.job import Door
+from framework.pipeline.journal import Journal
 from framework.planning import validated_parameters
-from framework.state import dump_context, load_context
+from framework.registry import Registry
+from framework.state import TurnView, dump_context, load_context
 
 STEP_KEY = "result"
 
@@ -110,27 +113,34 @@ async def run_capability(
     known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
     known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
     run = CapabilityRun()
-    context = StepContext(
-        capability=spec.name,
-        step=step,
-        state=known,
-        inputs=resolve_inputs(spec, step, known["capability_context_data"], types),
-        parameters=values,
-        task=task or known["task_current_task"] or f"Execute {spec.name}",
-        attempt=attempt,
-        idempotency_key=f"test/{spec.name}",
-        config=dict(config or {}),
-        model=lambda _role: model,
+    registry = Registry(infrastructure=()).with_(cls, *types.values())
+    told = dict(config or {})
+    settings = Settings(
+        capabilities={spec.name: told},
+        data_folders=told.pop("data_folders", []),
+        approvals={"steps": "none"},
+    )
+    runner = StepRunner(registry, settings, chat_model=lambda _role: model)
+    view = TurnView(known)
+    door = Door(
+        view,
+        EffectLedger(Journal(), view),
+        failures=attempt - 1,
+        raw_errors=True,
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    async with asyncio.timeout(spec.timeout_seconds):
-        result = await invoke_capability(cls, context)
-    for value in [*_objects(result), *context.stored]:
-        types.setdefault(value.CONTEXT_TYPE, type(value))
-    updates, contexts = sort_output(result, context.stored, spec, step, STEP_KEY, types)
-    run.updates.update(updates)
-    for kind, entries in contexts.items():
-        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], types)
+    asked = Attempt(
+        capability=spec.name,
+        step=step,
+        key=STEP_KEY,
+        objective=task or known["task_current_task"] or f"Execute {spec.name}",
+    )
+    record = await runner.run(asked, door)
+    assert isinstance(record, StepRecord)
+    run.updates.update(record.updates)
+    for kind, entries in record.contexts.items():
+        cls_of = registry.context_types
+        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], cls_of)
     return run
 
 
@@ -153,12 +163,3 @@ def _stored(
             data.setdefault(kind, {})[key] = dump_context(kind, key, value, types)
             links.append({kind: key})
     return data, links
-
-
-def _objects(result: Any) -> list[CapabilityContext]:
-    values = result if isinstance(result, (list, tuple)) else [result]
-    found = []
-    for value in values:
-        inside = value.values() if isinstance(value, Mapping) else [value]
-        found += [item for item in inside if isinstance(item, CapabilityContext)]
-    return found
