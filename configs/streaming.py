@@ -13,6 +13,24 @@ from configs.safe_text import mask_data
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 _outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
+_running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
+
+
+@contextmanager
+def step_of_plan(index: int, total: int) -> Iterator[None]:
+    """Say which step of the plan runs inside a ``with`` block, for the events sent from there.
+
+    The state cannot tell: steps run side by side, and it knows of one index only.
+
+    >>> with step_of_plan(2, 5):
+    ...     _position("weather", {})
+    {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
+    """
+    token = _running.set((index, total))
+    try:
+        yield
+    finally:
+        _running.reset(token)
 
 
 @contextmanager
@@ -107,10 +125,14 @@ def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = 
 def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
     if component in _PREPARATION:
         return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
+    if (running := _running.get()) is not None:
+        return {"step": running[0] + 1, "total_steps": running[1], "phase": "Execution"}
     plan = (state or {}).get("planning_execution_plan")
     # A caller may have brought anything as a plan; it is refused elsewhere, not here.
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not steps:
         return {"phase": "Execution"}
-    index = (state or {}).get("planning_current_step_index") or 0
+    index = (state or {}).get("planning_current_step_index")
+    if not isinstance(index, int) or index < 0:
+        index = 0
     return {"step": min(index + 1, len(steps)), "total_steps": len(steps), "phase": "Execution"}

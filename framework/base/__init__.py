@@ -39,7 +39,14 @@ from framework.base.plan import (
     save_execution_plan_to_file,
 )
 from framework.base.results import CapabilityMatch, ExecutionRecord, ExecutionResult
-from framework.base.spec import CapabilitySpec, Effect, InfrastructureSpec, OnUnknown, Requirement
+from framework.base.spec import (
+    CapabilitySpec,
+    Declarations,
+    Effect,
+    InfrastructureSpec,
+    OnUnknown,
+    Requirement,
+)
 from framework.base.step_context import StepContext
 
 __all__ = [
@@ -54,6 +61,7 @@ __all__ = [
     "ClassifierActions",
     "ClassifierExample",
     "ConfigurationError",
+    "Declarations",
     "Effect",
     "ErrorClassification",
     "ErrorSeverity",

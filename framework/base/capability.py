@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +113,9 @@ class BaseCapability(_Declared, ABC):
             Raises:
                 ValidationError: Data that is needed is missing or wrong.
                 CapabilityError: The work could not be done.
+                NotImplementedError: It was called on the base class.
             """
+            raise NotImplementedError("execute is abstract. Fix: write it in the subclass.")
 
     # --- helpers for the instance form ---------------------------------------------------
 
@@ -266,6 +269,10 @@ class BaseCapability(_Declared, ABC):
         return cast("TaskClassifierGuide | None", self._guide("classifier"))
 
     def _guide(self, kind: str) -> Any:
+        with _guide_lock:
+            return self._made_guide(kind)
+
+    def _made_guide(self, kind: str) -> Any:
         if kind not in self._guides:
             try:
                 self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
@@ -291,6 +298,7 @@ class BaseCapability(_Declared, ABC):
         return f"<{type(self).__name__}: {self.name}>"
 
 
+_guide_lock = threading.RLock()  # a guide may read another capability's
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 

@@ -142,12 +142,24 @@ def _check_class(cls: Any, kind: str) -> None:
                 f"The {kind} {cls.__name__} ({cls.name!r}) has no method {method!r}."
                 f" Fix: define {method}, or inherit it from the base class."
             )
+        if method != "execute":
+            _check_called_on_the_class(cls, kind, method)
     if not inspect.iscoroutinefunction(inspect.unwrap(cls.execute)):
         raise ValueError(
             f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
             " Fix: write it with 'async def'."
         )
     _check_form(cls, kind)
+
+
+def _check_called_on_the_class(cls: Any, kind: str, method: str) -> None:
+    """Find a method that would only fail when something else has failed already."""
+    function = inspect.getattr_static(cls, method)
+    label = f"The {method!r} of the {kind} {cls.__name__} ({cls.name!r})"
+    if inspect.iscoroutinefunction(getattr(cls, method)):
+        raise ValueError(f"{label} is a coroutine. Fix: write it with 'def'.")
+    if inspect.isfunction(function) and "self" in list(inspect.signature(function).parameters)[:1]:
+        raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
 
 
 def _check_form(cls: Any, kind: str) -> None:

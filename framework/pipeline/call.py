@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from configs.streaming import get_streamer
+from configs.streaming import get_streamer, step_of_plan
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext
 from framework.pipeline.job import CURRENT, Job
@@ -48,7 +48,8 @@ async def call(job: Job, attempt: Attempt) -> Any:
     )
     token = CURRENT.set(job)
     try:
-        return await invoke_capability(spec.cls, context)
+        with step_of_plan(attempt.index, attempt.total):
+            return await invoke_capability(spec.cls, context)
     finally:
         CURRENT.reset(token)
         job.stored = context.stored
@@ -72,19 +73,11 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
         "context": context.inputs,
         "runtime": context.runtime,
         "logger": context.logger,
-        "streamer": get_streamer("capability", context.capability, _position(context)),
+        "streamer": get_streamer("capability", context.capability),
     }
     names = accepted_arguments(cls.execute)
     kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
     return await cls.execute(context.state, **kwargs)
-
-
-def _position(context: StepContext) -> dict[str, Any]:
-    # The streamer counts the plan's steps; the whole plan need not be copied for that.
-    return {
-        "planning_current_step_index": context.step_index,
-        "planning_execution_plan": {"steps": [None] * context.total_steps},
-    }
 
 
 @lru_cache(maxsize=4096)

@@ -42,17 +42,6 @@ class Repair:
             f" ({self.reason})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for state, events and prompts."""
-        return {
-            "code": self.code,
-            "context_key": self.context_key,
-            "field": self.field,
-            "before": self.before,
-            "after": self.after,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class RepairedPlan:

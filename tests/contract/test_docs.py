@@ -267,9 +267,11 @@ def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
 
 
 def named_tests() -> list[Any]:
-    """Return the tests that the guarantees name, each with its file."""
+    """Return the tests that pages name as holding something, each with its file."""
     found, file = [], ""
-    page = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    page = "".join(
+        (DOCS / name).read_text(encoding="utf-8") for name in ("guarantees.md", "features.md")
+    )
     for path, name in re.findall(r"`([\w/]*\.py)?(?:::(\w+))?`", page):
         file = path or file
         if path or name:
@@ -278,6 +280,15 @@ def named_tests() -> list[Any]:
 
 
 @pytest.mark.parametrize(("file", "name"), named_tests())
-def test_a_test_that_holds_a_guarantee_exists(file: str, name: str) -> None:
+def test_a_test_that_holds_something_exists(file: str, name: str) -> None:
     [path] = [p for p in (ROOT / "tests").rglob("*.py") if p.as_posix().endswith(f"/{file}")]
     assert f"def {name}(" in path.read_text(encoding="utf-8") or not name
+
+
+def test_every_row_of_the_source_system_is_listed_with_its_tests() -> None:
+    page = (DOCS / "features.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([FB]\d+) \|.*\| (`test_.*) \|$", page, re.M)
+    assert [row for row, _ in rows] == [
+        *(f"F{n}" for n in range(1, 7)),
+        *(f"B{n}" for n in range(1, 50)),
+    ]

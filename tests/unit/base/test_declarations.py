@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from typing import Annotated, Any
 
 import pytest
@@ -178,6 +180,25 @@ def test_the_class_may_be_given_by_keyword() -> None:
     assert infrastructure_node(after="respond")(Monitor).infrastructure_spec.after == "respond"
 
 
+@pytest.mark.parametrize("method", ["classify_error", "get_retry_policy"])
+def test_what_is_called_on_the_class_must_be_static(method: str) -> None:
+    def on_self(self: Any, *given: Any) -> None: ...
+
+    async def coroutine(*given: Any) -> None: ...
+
+    with pytest.raises(ValueError, match=f"'{method}' of the capability Made.*not static"):
+        capability_node(make(**{method: on_self}))
+    with pytest.raises(ValueError, match=f"'{method}' of the capability Made.*coroutine"):
+        capability_node(make(**{method: staticmethod(coroutine)}))
+    capability_node(make(**{method: classmethod(on_self)}))
+
+
+@pytest.mark.parametrize("base", [BaseCapability, BaseInfrastructureNode])
+async def test_the_abstract_execute_is_not_implemented(base: Any) -> None:
+    with pytest.raises(NotImplementedError, match="abstract"):
+        await base.execute({})
+
+
 def test_keywords_for_a_class_are_refused() -> None:
     with pytest.raises(ValidationError, match=r"got \['effect'\] for the class Made"):
         capability_node(effect="once")(make())
@@ -205,6 +226,28 @@ def test_an_attribute_error_in_a_guide_is_not_taken_for_no_guide() -> None:
     )()
     with pytest.raises(CapabilityError, match=r"classifier guide of <Made: made>"):
         getattr(capability, "classifier_guide", None)
+
+
+def test_guides_are_made_once_also_from_many_threads() -> None:
+    calls: list[int] = []
+    together = threading.Barrier(4, timeout=30)
+
+    def guide(self: Any) -> None:
+        calls.append(1)
+        time.sleep(0.01)  # long enough for the others to look as well
+
+    capability = make(_create_orchestrator_guide=guide)()
+
+    def read() -> None:
+        together.wait()
+        assert capability.orchestrator_guide is None
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
 
 
 def test_a_class_without_guides_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

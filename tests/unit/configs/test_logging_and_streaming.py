@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,7 +11,7 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from configs.logger import SafeFormatter, get_logger
-from configs.streaming import get_streamer
+from configs.streaming import get_streamer, step_of_plan
 
 
 def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,3 +96,16 @@ async def test_preparation_has_three_steps(component: str, place: int) -> None:
 @pytest.mark.parametrize("state", [None, {}, {"planning_execution_plan": "odd"}])
 async def test_a_streamer_needs_no_plan(state: Any) -> None:
     assert "step" not in (await events_of("weather", state))[0]
+
+
+async def test_steps_side_by_side_name_their_own_place() -> None:
+    plan = {"planning_execution_plan": {"steps": [{}] * 5}, "planning_current_step_index": 0}
+
+    async def step(index: int) -> Any:
+        with step_of_plan(index, 5):
+            return (await events_of("weather", plan))[0]
+
+    sent = await asyncio.gather(*(step(index) for index in range(5)))
+    assert [event["step"] for event in sent] == [1, 2, 3, 4, 5]
+    odd = await events_of("weather", {**plan, "planning_current_step_index": "two"})
+    assert odd[0]["step"] == 1

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from framework.base import CapabilitySpec, Requirement
-from framework.planning import StaticCatalog, check_plan, repair_plan
+from framework.planning import Repair, StaticCatalog, check_plan, repair_plan
 
 
 class Options(BaseModel):
@@ -389,14 +389,14 @@ def test_a_repair_says_what_it_did() -> None:
         "[CG-P13] 'd', inputs: 'no PLACE' became 'PLACE: home, from locate' (the only capability"
         " that supplies it)",
     ]
-    assert mended.repairs[0].to_dict() == {
-        "code": "CG-P04",
-        "context_key": "d",
-        "field": "capability",
-        "before": "'Fetch'",
-        "after": "'fetch'",
-        "reason": "the only registered name that is near",
-    }
+    assert mended.repairs[0] == Repair(
+        code="CG-P04",
+        context_key="d",
+        field="capability",
+        before="'Fetch'",
+        after="'fetch'",
+        reason="the only registered name that is near",
+    )
 
 
 def test_a_reversed_plan_of_a_thousand_steps_is_mended() -> None:
