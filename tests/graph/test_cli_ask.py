@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "log"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("TOY_FAIL", "TOY_APPROVAL", "TOY_SECONDS"):
+    for name in ("TOY_FAIL", "TOY_APPROVAL", "TOY_GATE"):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
     sys.modules.pop("toys", None)
@@ -160,7 +160,7 @@ def test_a_retry_is_shown(capgraph, monkeypatch):
 
 def test_a_limit_has_its_own_code(capgraph, home, monkeypatch):
     (home / "capgraph.yml").write_text("modules: [toys]\nlimits: {run_timeout_seconds: 0.3}\n")
-    monkeypatch.setenv("TOY_SECONDS", "5")
+    monkeypatch.setenv("TOY_GATE", str(home / "never opened"))
     code, out, _ = capgraph("ask", "Paint the sky")
     assert code == 5
     assert "outcome: stopped by a limit" in out

@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
+PATIENCE = 200
+"""Seconds after which something hangs, however busy the machine is."""
+pytestmark = pytest.mark.timeout(600)
 
 
 class Terminal:
@@ -46,7 +49,7 @@ class Terminal:
         self.shown = ""
         self._seen = 0
 
-    def expect(self, words, seconds=30):
+    def expect(self, words, seconds=PATIENCE):
         """Wait for words that come after those that were expected before."""
         end = time.monotonic() + seconds
         while (found := self.text.find(words, self._seen)) < 0:
@@ -72,7 +75,7 @@ class Terminal:
                 self._read(0.2)
         return self.expect(words, seconds=1)
 
-    def end(self, seconds=30):
+    def end(self, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < end:
             self._read(0.1)
@@ -199,8 +202,8 @@ def test_ctrl_c_at_a_question_leaves_it_open(terminal):
     assert terminal.log() == ["look", "paint began", "paint ended 10"]
 
 
-def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal):
-    chat = terminal("chat", "--thread", "t1", seconds=20)
+def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal, tmp_path):
+    chat = terminal("chat", "--thread", "t1", gate=tmp_path / "never opened")
     chat.expect("you> ")
     chat.type("Paint the sky")
     chat.expect("Mixing")
