@@ -140,12 +140,13 @@ def agent() -> Callable[..., Agent]:
         selector_faults: Sequence[BaseException | None] = (),
         planner_faults: Sequence[BaseException | None] = (),
         given: Sequence[str] = (),
+        infrastructure: Sequence[str] = ("infrastructure",),
         settings: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Agent:
         from configs.settings import load_settings
 
-        registry = Registry(given=given)
+        registry = Registry(infrastructure=infrastructure, given=given)
         for item in items:
             registry.register(item)
         clock = FakeClock()
