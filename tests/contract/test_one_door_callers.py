@@ -93,7 +93,28 @@ async def by_events(graph: Any, value: Any, config: Any) -> Any:
     return [item async for item in graph.astream_events(value, config, version="v2")]
 
 
-DOORS = [by_ainvoke, by_astream, by_invoke, by_stream, by_events]
+async def by_abatch(graph: Any, value: Any, config: Any) -> Any:
+    return await graph.abatch([value], config)
+
+
+async def by_another_config(graph: Any, value: Any, config: Any) -> Any:
+    return await graph.with_config({"tags": ["x"]}).ainvoke(value, config)
+
+
+async def by_copy(graph: Any, value: Any, config: Any) -> Any:
+    return await graph.copy().ainvoke(value, config)
+
+
+DOORS = [
+    by_ainvoke,
+    by_astream,
+    by_invoke,
+    by_stream,
+    by_events,
+    by_abatch,
+    by_another_config,
+    by_copy,
+]
 
 
 @pytest.mark.parametrize("key", VALUES)
