@@ -39,7 +39,11 @@ class BeginTurnNode(BaseInfrastructureNode):
         update = reset_of_turn(state, keep)
         message = _last_message(state)
         number = int(last.get("number", 0)) + 1
+        mark = _mark(message)
+        begun = state.get("control_begun") or []
         opened_by = brought or (str(message.id or "") if message is not None else "")
+        if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
+            opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
@@ -51,9 +55,8 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
-        mark = _mark(message)
         problem: CapgraphError | None = _problem(state, services, brought, mark)
-        if problem is None and mark is not None and mark not in (state.get("control_begun") or []):
+        if problem is None and mark is not None and mark not in begun:
             update["control_begun"] = [mark]
         if brought:
             update["control_turn"]["plan"] = brought
@@ -77,7 +80,11 @@ def _mark(message: HumanMessage | None) -> str | None:
     if message is None:
         return None
     content = f"{outer_task()}|{message.id}|{message.content!r}"
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    return f"{_hash(str(message.id or ''))}.{_hash(content)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _problem(

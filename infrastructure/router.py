@@ -108,7 +108,20 @@ class _Work:
         view = self.view
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
         previous = view.plan if plan is not None else None
+        accepted = view.state.get("control_plans_created_count", 0)
+        counted = view.budget.get("plans", 0)
+        # An orchestrator's plan is counted when it is made; what others write is counted here.
+        if plan is not None or counted <= accepted:
+            counted += 1
+            self.write({"control_budget": {"plans": counted}})
         try:
+            if counted > max(self.services.limits.max_planning_attempts, 1):
+                raise PlanError(
+                    f"The plan of {author!r} is number {counted} of this turn, and"
+                    f" {self.services.limits.max_planning_attempts} are allowed.",
+                    fix="Raise limits.max_planning_attempts, or plan less.",
+                    severity=ErrorSeverity.CRITICAL,
+                )
             checked = await check(proposed, view, self.services, active=None)
             update = await accept(checked, view, self.services, author=author, previous=previous)
         except (PlanError, PolicyError) as exc:

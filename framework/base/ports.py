@@ -127,6 +127,11 @@ class Failure:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def user_message(self) -> str:
+        """What a person is told, under the name that it has in the state."""
+        return self.message
+
+    @property
     def classification(self) -> ErrorClassification:
         """What the failure means."""
         return ErrorClassification(self.severity, self.message, dict(self.metadata))

@@ -17,6 +17,16 @@ async def _simply(_key: str, call: Callable[[], Any]) -> Any:
     return await found if inspect.isawaitable(found) else found
 
 
+class StepInputs(dict[str, Any]):
+    """The inputs by type, as the static form gets them in ``context``.
+
+    Attributes:
+        once: Runs an effect inside the step at most once: ``await context.once("key", call)``.
+    """
+
+    once: Callable[[str, Callable[[], Any]], Awaitable[Any]]
+
+
 @dataclass(slots=True)
 class StepContext:
     """Everything that belongs to one attempt at one step.

@@ -19,6 +19,7 @@ from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
 from framework.planning import (
     CLOSING,
+    CarryOver,
     Problem,
     by_depth,
     carry_over,
@@ -154,7 +155,7 @@ async def accept(
     return {
         # A record under a key that another step now bears would pass for that step's result.
         "execution_step_results": Overwrite(
-            {**{k: r for k, r in results.items() if k not in again}, **carried.results}
+            {**{k: r for k, r in results.items() if k not in again}, **_kept(carried)}
         ),
         "capability_context_data": carried.context_updates(view.contexts),
         "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
@@ -233,6 +234,16 @@ def review_possible(view: TurnView, services: Services) -> bool:
 def is_accepted(view: TurnView) -> bool:
     """Tell whether the plan in the state is the one that was put in force last."""
     return view.state.get("planning_accepted") == plan_digest(view.plan)
+
+
+def _kept(carried: CarryOver) -> dict[str, Any]:
+    """Return the results that serve the new plan; an effect under another name was done before."""
+    return {
+        key: {**record, "source": "ledger"}
+        if record.get("effect") and carried.kept.get(key) != key
+        else record
+        for key, record in carried.results.items()
+    }
 
 
 def respond_step(task: str) -> PlannedStep:

@@ -67,7 +67,7 @@ async def run_capability_node(
     attempt = _attempt(spec, view)
     budget = TurnBudget.from_plain(view.budget)
     with counting(budget, bound.limits.max_model_calls):
-        record = await _answered(attempt, view, bound, in_run=in_run)
+        record = await _answered(attempt, view, bound, budget, in_run=in_run)
     update = _update(record, view, plain=not in_run)
     if in_run:
         update["control_budget"] = budget.to_plain()
@@ -92,7 +92,12 @@ def _attempt(spec: CapabilitySpec, view: TurnView) -> Attempt:
 
 
 async def _answered(
-    attempt: Attempt, view: TurnView, services: Services, *, in_run: bool
+    attempt: Attempt,
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+    *,
+    in_run: bool,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks."""
     ledger = services.ledger(view)
@@ -104,6 +109,7 @@ async def _answered(
         failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
         state_keys=channels_of_graph() if in_run else None,
         unsorted=not in_run,
+        reserve_attempt=budget.take_attempt,
     )
     while True:
         result = await services.runner.run(attempt, door)

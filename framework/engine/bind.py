@@ -18,6 +18,7 @@ from framework.langgraph_compat import lent_saver, saves_as_it_goes
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
+from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 
@@ -85,6 +86,7 @@ def bind(
     registry = as_registry(capabilities).frozen()
     plan_policies, step_policies = _sorted_policies(policies)
     chosen = choose_strategies(registry, settings, model, embeddings, strategies, behaviors)
+    prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     runner = StepRunner(
         registry,
         settings,
@@ -100,6 +102,7 @@ def bind(
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
         sinks=tuple(sinks),
+        prompts=prompts,
         **chosen,
     )
 
@@ -167,13 +170,13 @@ def unbound_services(spec: CapabilitySpec) -> Services:
             f" {' and '.join(promised)}.",
             fix=f"services = bind([{spec.cls.__name__}]); use services.node({spec.cls.__name__}).",
         )
-    return _unbound(spec)
+    return _unbound(spec.cls)
 
 
 @lru_cache(maxsize=256)
-def _unbound(spec: CapabilitySpec) -> Services:
+def _unbound(cls: type[Any]) -> Services:
     from configs.settings import Settings
 
     registry = Registry(infrastructure=())
-    registry.register(spec.cls)
+    registry.register(cls)
     return bind(registry, settings=Settings())

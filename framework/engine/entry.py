@@ -7,8 +7,8 @@ LangGraph drops unknown input keys and obeys a caller's ``Command(update=…)`` 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -17,6 +17,7 @@ from langgraph.types import Command
 from framework.base.errors import ValidationError
 from framework.base.ports import now_text
 from framework.langgraph_compat import is_task
+from framework.prompts.provider import PromptProvider, use_prompts
 from framework.registry import Registry
 from framework.state import load_context
 from framework.telemetry.sinks import EventDispatcher
@@ -44,6 +45,7 @@ class Entry:
         settings: All settings; they say which switches may be used.
         caller_keys: Keys of the application's own that a caller may send.
         events: Stamps the events of runs and hands them to the sinks.
+        prompts: What ``get_framework_prompts()`` gives in the runs.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Entry:
         settings: Any = None,
         caller_keys: frozenset[str] = frozenset(),
         events: EventDispatcher | None = None,
+        prompts: PromptProvider | None = None,
     ) -> None:
         self._registry = registry
         self._settings = settings
         self._keys = CALLER_KEYS | caller_keys
         self._events = events
+        self._prompts = prompts
 
     def admitted(self, given: Any, config: Mapping[str, Any], *, saved: bool = False) -> Any:
         """Return the input as the graph may see it.
@@ -102,15 +106,30 @@ class Entry:
             checked["planning_execution_plan"] = _stamped(checked["planning_execution_plan"])
         return checked
 
-    def observed(self, config: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Stamp the events of what runs inside the block, and hand them to the sinks."""
-        if self._events is None or is_task(config):
-            return nullcontext()
-        thread = (config.get("configurable") or {}).get("thread_id")
-        return self._events.run(
-            run_id=str(config.get("run_id") or uuid.uuid4()),
-            thread_id=None if thread is None else str(thread),
-        )
+    def observer(self, config: Mapping[str, Any]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what a run goes on in: its events are stamped, its prompts are the settings'.
+
+        A stream goes on piece by piece, and what reads it must not see what holds inside, so the
+        block is entered anew for each piece.
+        """
+        ids = None
+        if self._events is not None and not is_task(config):
+            thread = (config.get("configurable") or {}).get("thread_id")
+            ids = {
+                "run_id": str(config.get("run_id") or uuid.uuid4()),
+                "thread_id": None if thread is None else str(thread),
+            }
+
+        @contextmanager
+        def inside() -> Iterator[None]:
+            with ExitStack() as stack:
+                if self._prompts is not None:
+                    stack.enter_context(use_prompts(self._prompts))
+                if self._events is not None and ids is not None:
+                    stack.enter_context(self._events.run(**ids))
+                yield
+
+        return inside
 
     def _refuse_unknown(self, given: Mapping[str, Any]) -> None:
         unknown = sorted(str(key) for key in given if key not in self._keys)
@@ -185,7 +204,11 @@ def _only_an_answer(given: Command[Any]) -> Command[Any]:
     Raises:
         ValidationError: The command does more.
     """
-    more = [name for name in ("update", "goto", "graph") if getattr(given, name) not in (None, ())]
+    more = [name for name in ("goto", "graph") if getattr(given, name) not in (None, ())]
+    if given.update is not None:
+        update = given.update
+        keys = update if isinstance(update, Mapping) else [pair[0] for pair in update]
+        more += [f"update of {key}" for key in keys] or ["update"]
     if more or given.resume is None:
         named = ", ".join(more) or "nothing"
         raise ValidationError(

@@ -22,6 +22,7 @@ from framework.base.errors import (
     ErrorSeverity,
     FatalExecutionError,
     InfrastructureError,
+    LimitError,
     PersistenceError,
 )
 from framework.base.ports import Failure
@@ -33,7 +34,13 @@ from framework.pipeline.run_config import current_runtime, raw_errors_wanted
 from framework.state import STATE_KEYS, TurnView
 from framework.telemetry.metered import counting
 
-_COUNTED = {"orchestrator": "plans", "classifier": "classifications"}
+_COUNTED = {
+    "orchestrator": "plans",
+    "classifier": "classifications",
+    "router": "routings",
+}
+_ROUTINGS = 100
+"""Decisions of the router that a turn may take besides those for its steps."""
 _CLOSING = frozenset({"respond", "clarify", "error"})
 _BEGIN = "begin_turn"
 
@@ -61,6 +68,12 @@ async def run_infrastructure_node(
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
+        if spec.name == "router" and budget.routings > _ROUTINGS + 2 * budget.allowed_attempts:
+            raise LimitError(
+                f"The router has decided {budget.routings} times in this turn, and it does not"
+                " end.",
+                fix="Look at the nodes of your own that send the turn back to it.",
+            )
         with counting(budget, limits.max_model_calls):
             result = await spec.cls.execute(
                 state, **_arguments(spec, state, services, logger, extra)
@@ -214,12 +227,12 @@ def _spoken(
     services: Services | None,
 ) -> dict[str, Any]:
     """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
-    if spec.name not in _CLOSING or services is None or update.get("messages"):
-        return update
-    if update.get("control_has_error"):
+    if spec.name not in _CLOSING or services is None or update.get("control_has_error"):
         return update
     from framework.engine.turn_outcome import outcome_of
 
     outcome = update.get("execution_outcome") or outcome_of(view.state)
+    if update.get("messages"):
+        return {**update, "execution_outcome": outcome}
     text = f"The turn ended ({outcome['status']}), and {spec.name!r} wrote no message."
     return {**update, "messages": [AIMessage(content=text)], "execution_outcome": outcome}

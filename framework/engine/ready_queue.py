@@ -18,7 +18,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from framework.base.budget import TurnBudget
-from framework.base.errors import InfrastructureError, LimitError
+from framework.base.errors import InfrastructureError
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.engine.services import Services
@@ -283,7 +283,7 @@ class PlanRun:
             seconds_left=self._seconds_left,
             stopping=self._is_stopping,
             draining=self.drain_requested,
-            reserve_attempt=self._reserve_attempt,
+            reserve_attempt=self.budget.take_attempt,
         )
         result = await self._services.runner.run(attempt, door)
         if result is None:
@@ -291,16 +291,6 @@ class PlanRun:
         if isinstance(result, Question):
             return {"key": key, "update": {}, _QUESTION: result.to_state()}
         return _envelope(result, self._plan_id)
-
-    def _reserve_attempt(self) -> None:
-        allowed = self.budget.allowed_attempts
-        if allowed and self.budget.attempts >= allowed:
-            raise LimitError(
-                f"The turn has made {self.budget.attempts} tries of steps, which is all that its"
-                " plans can need.",
-                fix="Raise limits.max_turn_attempts, or ask for less at once.",
-            )
-        self.budget.attempts += 1
 
     def _is_stopping(self) -> bool:
         return self._stopping

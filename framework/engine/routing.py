@@ -75,6 +75,8 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
         return Route(FATAL, message)
     if severity is ErrorSeverity.RETRIABLE:
         node = info.get("node_name")
+        if info.get("context_key") and info.get("final") is True:
+            return Route("error", message)  # a step's tries are counted where it runs
         failures = attempts.get(info.get("context_key") or node, 1)
         if failures >= RetryPolicy.from_dict(info.get("retry_policy"), limits).max_attempts:
             return Route("error", message)
@@ -97,7 +99,11 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
             state.get("control_reclassification_count", 0) + attempts.get("classifier", 0),
             budget.get("classifications", 0) - 1,
         )
-        again = bool(state.get("task_current_task")) and chosen < limits.max_reclassifications
+        again = (
+            bool(state.get("task_current_task"))
+            and chosen < limits.max_reclassifications
+            and budget.get("plans", 0) < limits.max_planning_attempts
+        )
         return Route("classifier" if again else "error", message)
     return Route("error", message)
 

@@ -17,6 +17,7 @@ from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
 from framework.pipeline.runner import StepRunner
 from framework.planning.strategies import Answerer, Planner, TaskExtractor
+from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
@@ -38,6 +39,7 @@ class Services:
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
         sinks: Take up the events of runs.
+        prompts: What ``get_framework_prompts()`` gives in the runs.
         step_tasks: Capability name to the LangGraph task that runs its steps.
     """
 
@@ -49,6 +51,7 @@ class Services:
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
     sinks: Sequence[Sink] = ()
+    prompts: PromptProvider | None = None
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
@@ -120,7 +123,7 @@ class Services:
         from framework.base.errors import RegistryError
 
         spec = getattr(capability, "capability_spec", None)
-        if spec is None or self.registry.capabilities.get(spec.name) != spec:
+        if spec is None or self.registry.capabilities.get(spec.name) is not spec:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
@@ -23,6 +24,7 @@ from framework.graph.validate import validate
 from framework.langgraph_compat import STRICT_RESUME
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.failures import raise_failure, refusal
+from framework.prompts.provider import use_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 from framework.telemetry.metered import METER
@@ -99,7 +101,6 @@ def build_graph(
     'Nothing here can do that: Sing a song'
     """
     known = as_registry(registry)
-    validate(known)
     services = bind(
         known,
         model=model,
@@ -114,6 +115,8 @@ def build_graph(
         state_schema=state_schema,
         **strategies,
     )
+    with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
+        validate(known)
     services.step_tasks.update({name: _step_task(name) for name in known.capabilities})
     schema = StateSchema.of(state_schema)
     if not schema.names >= StateSchema.of(AgentState).names:
@@ -129,11 +132,17 @@ def build_graph(
     _add_capabilities(builder, services)
     layout.add_edges(builder)
     name = services.settings.name
-    entry = Entry(known, services.settings, schema.from_caller, EventDispatcher(tuple(sinks)))
+    entry = Entry(
+        known,
+        services.settings,
+        schema.from_caller,
+        EventDispatcher(tuple(sinks)),
+        services.prompts,
+    )
     graph = agent_graph(builder.compile(checkpointer=checkpointer, store=store, name=name), entry)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
-        "recursion_limit": 1000,
+        "recursion_limit": 1_000_000,
         "configurable": STRICT_RESUME,
         "callbacks": [METER],
     }
@@ -191,29 +200,51 @@ class _Layout:
 
     @staticmethod
     def _edge(builder: Any, name: str, then: str) -> None:
-        if then == "router" or name == "error":
+        if name == "error":
             builder.add_edge(name, then)
             return
 
-        def decide(state: Mapping[str, Any]) -> str:
+        def decide(state: Mapping[str, Any]) -> str | list[str]:
+            if state.get("control_goto"):
+                return []  # the node said itself where it goes
             info = state.get("control_error_info") or {}
             failed = state.get("control_has_error") and info.get("node_name") == name
             return "router" if failed else then
 
-        builder.add_conditional_edges(name, decide, [then, "router"])
+        builder.add_conditional_edges(name, decide, list(dict.fromkeys([then, "router"])))
 
 
 def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
         node = _bound(spec.cls.langgraph_node, name, services)
-        if name == "router":
-            node = _routed(node, layout)
+        node = _routed(node, layout) if name == "router" else _sent(node)
         builder.add_node(
             name,
             node,
             metadata={"kind": "infrastructure", "description": spec.description},
             destinations=tuple(layout.targets) if name == "router" else None,
         )
+
+
+def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Let a node go where it says, and nowhere else: an edge would be followed besides."""
+
+    async def run(state: Any) -> Any:
+        result = await node(state)
+        goes = isinstance(result, Command) and result.goto not in (None, ())
+        if not goes:
+            if state.get("control_goto") and isinstance(result, Mapping):
+                return {**result, "control_goto": None}
+            return result
+        update = result.update
+        pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
+        # A turn ends with a message, whoever ends it.
+        silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
+        goto = "respond" if silent else result.goto
+        return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
+
+    run.__name__ = node.__name__
+    return run
 
 
 def _routed(

@@ -22,6 +22,7 @@ from framework.langgraph_compat import merged_config, saver_of
 _AHEAD = 64
 """Parts that a run may be ahead of the one who reads them."""
 
+_END = object()
 _Make = Callable[[], AsyncIterator[Any]]
 
 
@@ -52,13 +53,18 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         config = merged_config(self, others[0] if others else kwargs.get("config"))
         saver = saver_of(self, config)
         entry = self.entry or Entry()
-        inputs = entry.admitted(given, config)
+        inputs = entry.admitted(given, config, saved=saver is not None)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
-        with entry.observed(config):
-            async for chunk in self._alone(saver, config, inputs, run):
+        inside = entry.observer(config)
+        async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
+            while True:
+                with inside():
+                    chunk = await anext(stream, _END)
+                if chunk is _END:
+                    return
                 yield chunk
 
     @staticmethod

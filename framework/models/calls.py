@@ -19,6 +19,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import clean_text, mask_secrets
 from framework.base import CapgraphError, ErrorSeverity, ModelError
 from framework.base.classify import diagnose
+from framework.base.ports import STAGES
 from framework.models.around import ModelAttempt, chained
 from framework.models.roles import RoleModel
 from framework.telemetry import AnswerToken, emit
@@ -73,7 +74,7 @@ async def call_model(
         async with _errors(role):
             return await chained(role.around, ("call",), send)(attempt)
 
-    call = chained(role.around, ("reserve", "bound"), bounded)
+    call = chained(role.around, STAGES[:-1], bounded)
     return await call(ModelAttempt(role.role, role.model, tuple(messages)))
 
 

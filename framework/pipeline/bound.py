@@ -27,6 +27,7 @@ async def bound(job: Job, attempt: Attempt, inner: Inner) -> Any:
     except TimeoutError as exc:
         if not timer.expired():
             raise
+        job.cut_off = True
         if by_turn:
             raise run_limit_reached(attempt) from exc
         raise TimeoutError(

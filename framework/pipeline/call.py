@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.streaming import get_streamer, step_of_plan
 from framework.base.ports import Attempt
-from framework.base.step_context import StepContext
+from framework.base.step_context import StepContext, StepInputs
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
@@ -68,9 +68,11 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
         instance = cls()
         instance._context = context
         return await instance.execute()
+    inputs = StepInputs(context.inputs)
+    inputs.once = context.once
     offered = {
         "step": context.step,
-        "context": context.inputs,
+        "context": inputs,
         "runtime": context.runtime,
         "logger": context.logger,
         "streamer": get_streamer("capability", context.capability),

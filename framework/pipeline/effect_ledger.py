@@ -54,12 +54,14 @@ class Claim:
         number: The how-manieth of equal requests it is.
         record: What it says; empty for a new one.
         new: Whether nobody claimed it before.
+        mine: Whether this very step claimed it before: the run was resumed.
     """
 
     name: str
     number: int
     record: Mapping[str, Any]
     new: bool
+    mine: bool = False
 
 
 def digest_of(content: Any) -> str:
@@ -164,7 +166,7 @@ class EffectLedger:
                     await self._write(name, fresh)
                     return Claim(name, number, fresh, new=not record)
                 if owner == attempt.key:
-                    return Claim(name, number, record, new=False)
+                    return Claim(name, number, record, new=False, mine=True)
 
     def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
         """Tell whether the capability acted in an earlier plan of the turn, in another way."""

@@ -81,6 +81,7 @@ class Job:
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
+        cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: Whether a person agreed to this very step.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
@@ -94,6 +95,7 @@ class Job:
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
     effect: str | None = None
     effect_done: bool = False
+    cut_off: bool = False
     agreed: bool = False
     announced: int = 0
     began: float = 0.0

@@ -51,7 +51,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
         return await _parts_of(job, inner, keyed)
     status = claim.record.get("status")
     if status == "finished":
-        job.source, job.effect_done = "ledger", True
+        job.source, job.effect_done = "run" if claim.mine else "ledger", True
         return book.result(claim.record)
     if status == "begun":
         instead = await _settled(job, keyed, claim)
@@ -77,7 +77,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         raise
     except Exception as exc:
         failure = read_job_failure(job, attempt, exc)
-        if not _is_unknown(failure):
+        if not (job.cut_off or _is_unknown(failure)):
             await book.end(claim.name, "failed")
             raise
         if job.spec.on_unknown == "skip":
@@ -86,6 +86,12 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         if job.spec.on_unknown == "ask":
             return _question(attempt, claim, run, f"Its end is not known ({failure.message})")
         await book.end(claim.name, "failed")
+        if job.spec.on_unknown == "fail" and job.cut_off:
+            raise CapabilityError(
+                f"{failure.message} Nobody knows whether its effect happened.",
+                fix="Look at the outside system; then run it again, or set on_unknown.",
+                severity=ErrorSeverity.CRITICAL,
+            ) from exc
         raise
     # At once, before anybody looks at the result: the effect happened.
     job.effect_done = True

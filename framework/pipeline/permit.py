@@ -20,7 +20,12 @@ async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Refuse a step, ask about it, or let it pass; nothing below has begun."""
     reasons: list[str] = []
     if job.runner.step_policies:
-        step: Any = {**attempt.step, "parameters": dict(attempt.values)}
+        step: Any = {
+            **attempt.step,
+            "context_key": attempt.key,
+            "capability": attempt.capability,
+            "parameters": dict(attempt.values),
+        }
         try:
             verdict = await judge(job.runner.step_policies, step, job.view)
         except PolicyError as exc:

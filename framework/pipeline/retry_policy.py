@@ -37,10 +37,11 @@ class RetryPolicy:
         """Read what ``get_retry_policy`` returned; nonsense falls back to one try."""
         given = values or {}
         try:
-            attempts = int(given.get("max_attempts", 1))
+            wanted = float(given.get("max_attempts", 1))
+            attempts = limits.max_attempts if wanted == math.inf else int(wanted)
             delay = float(given.get("delay_seconds", 0.0))
             factor = float(given.get("backoff_factor", 1.0))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return cls(1, 0.0, 1.0)
         return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
 

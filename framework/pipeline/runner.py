@@ -6,11 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from langgraph.errors import GraphBubbleUp
+
 from configs.limits import Limits
 from configs.settings import Settings
 from framework.base.clock import Clock, SystemClock
-from framework.base.errors import ConfigurationError
-from framework.base.ports import STAGES, Attempt, Middleware, StepPolicy
+from framework.base.errors import (
+    CapabilityError,
+    ConfigurationError,
+    FatalExecutionError,
+    PersistenceError,
+)
+from framework.base.ports import (
+    STAGES,
+    Attempt,
+    Middleware,
+    Question,
+    StepPolicy,
+    StepRecord,
+)
 from framework.base.spec import CapabilitySpec
 from framework.pipeline import bound, call, ledger, observe, permit, reserve, retry, screen, settle
 from framework.pipeline.capacity import Capacity
@@ -22,12 +36,12 @@ _SHIPPED: dict[str, Any] = {
     "observe": observe.observe,
     "screen": screen.screen,
     "permit": permit.permit,
-    "retry": retry.retry,
-    "settle": settle.settle,
     "reserve": reserve.reserve,
     "ledger": ledger.ledger,
     "bound": bound.bound,
 }
+_INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
+"""Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
 
 class StepRunner:
@@ -100,12 +114,14 @@ class StepRunner:
         around = [*self._behaviors, *_own_behaviors(spec)]
         inner: Inner = call.call
         for stage in reversed(STAGES):
+            if stage in _INSIDE:
+                inner = partial(_INSIDE[stage], inner=inner)
             own = [item for item in around if item.stage == stage]
             if stage == "screen" and own:
                 # What leaves the stage is what is shown, agreed to, keyed and run.
                 inner = partial(screen.leave, inner=inner)
             for middleware in reversed(own):
-                inner = partial(_around, middleware=middleware, inner=inner)
+                inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
             if stage in _SHIPPED:
                 inner = partial(_SHIPPED[stage], inner=inner)
         return inner
@@ -118,8 +134,41 @@ async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: 
     return await middleware.around(attempt, call_next)
 
 
+async def _around_record(
+    job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner
+) -> Result:
+    """Run a middleware above the call: what it raises is a failure of the step."""
+    put_off = False
+
+    async def watched(job: Job, attempt: Attempt) -> Result:
+        nonlocal put_off
+        found: Result = await inner(job, attempt)
+        put_off = found is None
+        return found
+
+    try:
+        result = await _around(job, attempt, middleware=middleware, inner=watched)
+    except (GraphBubbleUp, FatalExecutionError, PersistenceError):
+        raise
+    except Exception as exc:
+        return settle.failed_record(job, attempt, exc)
+    if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
+        return result
+    told = CapabilityError(
+        f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
+        fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
+    )
+    return settle.failed_record(job, attempt, told)
+
+
+_WRAPS: dict[str, Any] = {
+    stage: _around_record if place <= STAGES.index("settle") else _around
+    for place, stage in enumerate(STAGES)
+}
+
+
 def _own_behaviors(spec: CapabilitySpec) -> Sequence[Middleware]:
-    return tuple(getattr(spec.cls, "behaviors", ()) or ())
+    return spec.behaviors
 
 
 def check_middlewares(given: Sequence[Any], where: str) -> None:

@@ -38,6 +38,7 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
+    job.cut_off = False
     try:
         result = await inner(job, attempt)
         if result is STOPPED or isinstance(result, Question):

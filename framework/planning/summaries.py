@@ -35,12 +35,15 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
             continue
         for kind, stored in (record.get("outputs") or {}).items():
             entry = data.get(kind, {}).get(stored)
+            said = summary_of(kind, stored, entry, types)
+            if record.get("source") == "ledger":
+                said = f"{said} (This was already done earlier in this turn.)"
             found.append(
                 StepSummary(
                     context_key=key,
                     objective=step.get("task_objective", ""),
                     kind=kind,
-                    summary=summary_of(kind, stored, entry, types),
+                    summary=said,
                     terminal=(kind, stored) not in used or _category(kind, types) == ANSWER,
                 )
             )

@@ -132,6 +132,7 @@ class AgentState(TypedDict, total=False):
     control_plans_created_count: Annotated[int, _Turn("plans of the turn", "orchestrator")]
     control_reclassification_count: Annotated[int, _Turn("choices made again", "classifier")]
     control_reclassification_reason: Annotated[str | None, _Turn("why to choose again", "any node")]
+    control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
     control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
     control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
     control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node")]

@@ -12,7 +12,7 @@ from langgraph.types import Command, Send
 
 from framework import build_graph
 from framework.base.errors import CapgraphError
-from framework.state import AgentState
+from framework.state import AgentState, FromCaller
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -244,8 +244,6 @@ async def test_context_of_a_type_that_was_not_given_is_refused_by_name(desk: Any
 
 
 async def test_keys_of_ones_own_state_are_sent_only_where_marked(step: Any) -> None:
-    from framework.state import FromCaller
-
     class Mine(AgentState):
         order_id: Annotated[str, FromCaller]
         clearance: str
