@@ -12,8 +12,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from framework.base.errors import ValidationError
+from framework.base.plan import PlannedStep
 from framework.base.ports import Question
 from framework.planning import CLOSING
+from framework.planning.parameters import validated_parameters
 from framework.planning.summaries import summary_of
 from framework.registry import Registry
 from framework.state import TurnView
@@ -139,13 +142,25 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "description": "; ".join(note for note in notes if note),
         "effect": None,
         "task_objective": view.task or None,
-        "parameters": {"steps": steps},
+        "parameters": {"steps": [_with_defaults(step, registry) for step in steps]},
         "inputs": [],
         "kind": PLAN,
         "reason": " ".join(problems) or None,
         "decisions": _DECISIONS[PLAN],
     }
     return question_of(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
+
+
+def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:
+    """Return a step with the parameters that will run: validated, defaults filled in."""
+    spec = registry.capabilities.get(step["capability"])
+    if spec is None or spec.parameters is None:
+        return step
+    try:
+        _, values = validated_parameters(spec, step.get("parameters") or {})
+    except ValidationError:
+        return step
+    return {**step, "parameters": values}
 
 
 def _twins(steps: Sequence[Mapping[str, Any]], registry: Registry) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
-from framework.base.errors import ConfigurationError
+from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.base.spec import CapabilitySpec
 from framework.engine.services import Services
@@ -112,7 +112,10 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
     if isinstance(capabilities, Registry):
         return capabilities
     registry = Registry()
-    for item in capabilities:
+    items = list(capabilities)
+    for place, item in enumerate(items):
+        if any(item is other for other in items[:place]):
+            raise RegistryError(f"{item!r} is given twice.", fix="Give each capability once.")
         registry.register(item)
     return registry
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.errors import CapabilityError
+from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt
 from framework.pipeline.job import STOPPED, Inner, Job
 
@@ -30,6 +30,7 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
             f"{spec.name!r} asks for itself inside its own step {attempt.key!r}, and all of its"
             f" {spec.max_parallel} slot(s) are taken by the steps around it.",
             fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
+            severity=ErrorSeverity.FATAL,
         )
     job.door.reserve_attempt()
     whole = limits.max_parallel if job.outer is None else None

@@ -65,7 +65,7 @@ async def test_a_turn_makes_no_more_calls_than_its_limit(agent: Any, step: Any, 
     )
     out = await soon(it.ask())
     assert len(model.calls) <= 4
-    assert status(out) == "failed"
+    assert status(out) in {"failed", "stopped"}
     assert "GAUGE" not in (out.get("capability_context_data") or {})
 
 
