@@ -107,9 +107,7 @@ def new_try() -> None:
         return
     fresh = replace(pad, interrupt_counter=_Counter(), subgraph_counter=_Counter())
     more = {"__pregel_scratchpad": fresh, "__pregel_resuming": True}
-    var_child_runnable_config.set(
-        {**config, "configurable": {**config["configurable"], **more}}  # type: ignore[typeddict-item]
-    )
+    var_child_runnable_config.set({**config, "configurable": {**config["configurable"], **more}})
 
 
 class _Counter:
@@ -130,7 +128,7 @@ def _configurable() -> Mapping[str, Any]:
 def channels_of_graph() -> frozenset[str] | None:
     """Return the state keys of the graph whose task is running; ``None`` when they are not known."""
     read = _configurable().get("__pregel_read")
-    args = getattr(read, "args", ())
+    args: Any = getattr(read, "args", ())
     if len(args) < 2 or not isinstance(args[1], Mapping):
         return None
     return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))

@@ -59,7 +59,8 @@ class ApprovalNode(BaseInfrastructureNode):
         if state.get("control_is_awaiting_validation"):
             _need_saver()
             question = plan_question(view, services.registry)
-            answers, problems = {}, []
+            answers: dict[str, Answer] = {}
+            problems: list[str] = []
             while not answers or problems:
                 answers = _ask(question, view, services, store, problems)
                 answer = answers[PLAN]

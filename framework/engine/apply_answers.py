@@ -65,7 +65,7 @@ async def apply_answers(
     if results:
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
-    names = {key: steps[key]["capability"] for key in rejected}
+    names = {key: str(steps[key]["capability"]) for key in rejected}
     return {**update, **ending(answers, rejected, names, view, services)}
 
 

@@ -7,7 +7,8 @@ what the step left behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +35,10 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
 from framework.langgraph_compat import channels_of_graph
-from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.effect_ledger import EffectLedger, digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
+from framework.pipeline.journal import Journal
 from framework.pipeline.permit import agreement_digest
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import to_state
@@ -100,11 +102,10 @@ async def _answered(
     in_run: bool,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks."""
-    ledger = services.ledger(view)
-    agreements = _Agreements(ledger)
+    agreements = _AnsweredLedger(*services.records(view))
     door = Door(
         view=view,
-        ledger=agreements,  # type: ignore[arg-type] - a ledger with answers of this run besides
+        ledger=agreements,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
         failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
         state_keys=channels_of_graph() if in_run else None,
@@ -145,16 +146,15 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
         view.contexts,
         services.registry,
     )
-    question = question_of({}, [entry])
-    asked: Any = _asking(question, services)
-    answers, _ = read_answers(await asked(), question, services.registry, services.limits)
+    shown = question_of({}, [entry])
+    asked = _asking(shown, services)
+    answers, _ = read_answers(await asked(), shown, services.registry, services.limits)
     return answers[attempt.key]
 
 
 def _asking(question: dict[str, Any], services: Services) -> Any:
     name = f"ask about {question['steps'][0]['capability']}"
 
-    @task(name=name)
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
@@ -165,28 +165,28 @@ def _asking(question: dict[str, Any], services: Services) -> Any:
             if not problems:
                 return given
 
-    return ask
+    decorate: Any = task(name=name)
+    return decorate(ask)
 
 
-class _Agreements:
+class _AnsweredLedger(EffectLedger):
     """The turn's ledger, with the answers that this execution of the node has got.
 
     Answers come back from LangGraph in the order of the questions, so the questions must be the
-    same each time the node runs: an answer of this node is not read from the ledger.
+    same each time the node runs: an answer of this node is not read from the records.
     """
 
-    def __init__(self, ledger: Any) -> None:
-        self._ledger = ledger
+    def __init__(self, journal: Journal, view: TurnView, lock: asyncio.Lock | None = None) -> None:
+        super().__init__(journal, view, lock)
         self._agreed: set[str] = set()
         self._decided: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
-
-    async def agreed(self, digest: str, key: str, others: Any) -> bool:
+    async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
+        """Tell whether a person agreed to this step in this execution."""
         return digest in self._agreed
 
     async def outcome_of(self, effect: str, run: int) -> dict[str, Any]:
+        """Return what a person decided in this execution about one run of an effect."""
         return self._decided.get((effect, run), {})
 
     async def take(self, question: Question, answer: Answer, attempt: Attempt) -> Attempt | None:
@@ -227,7 +227,7 @@ def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
 
 def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any]:
     entry = record.entry()
-    last = {
+    last: dict[str, Any] = {
         name: entry[name]
         for name in ("capability", "success", "execution_time", "timestamp", "error")
         if name in entry

@@ -173,11 +173,12 @@ def unbound_services(spec: CapabilitySpec) -> Services:
             f" {' and '.join(promised)}.",
             fix=f"services = bind([{spec.cls.__name__}]); use services.node({spec.cls.__name__}).",
         )
-    return _unbound(spec.cls)
+    cls: Any = spec.cls
+    return _unbound(cls)
 
 
 @lru_cache(maxsize=256)
-def _unbound(cls: type[Any]) -> Services:
+def _unbound(cls: Any) -> Services:
     from configs.settings import Settings
 
     registry = Registry(infrastructure=())

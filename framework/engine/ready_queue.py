@@ -105,7 +105,7 @@ class PlanRun:
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
         self._state = {
             **view.state,
-            "capability_context_data": merge_context(dict(view.contexts), {}),
+            "capability_context_data": merge_context(view.state.get("capability_context_data"), {}),
             "execution_step_results": dict(view.results),
         }
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
@@ -203,7 +203,7 @@ class PlanRun:
         finally:
             # Whatever happened, nobody may wait for this step for ever.
             self._settled[key].set()
-            self._watchers.discard(asyncio.current_task())  # type: ignore[arg-type]
+            self._watchers.discard(asyncio.current_task())
             if not self._watchers:
                 self._over.set()
 

@@ -92,6 +92,10 @@ class Services:
 
     def ledger(self, view: TurnView) -> EffectLedger:
         """Return the effects, waits and agreements of the running turn."""
+        return EffectLedger(*self.records(view))
+
+    def records(self, view: TurnView) -> tuple[Journal, TurnView, asyncio.Lock]:
+        """Return what a ledger of the running turn is made of."""
         journal = self.journal()
         # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
         place = (journal.thread_id, id(asyncio.get_running_loop()))
@@ -99,7 +103,7 @@ class Services:
             lock = self._locks.get(place)
             if lock is None:
                 lock = self._locks[place] = asyncio.Lock()
-        return EffectLedger(journal, view, lock)
+        return journal, view, lock
 
     def node(self, capability: type[Any]) -> Any:
         """Return the node of a capability for a graph of one's own.
@@ -128,4 +132,4 @@ class Services:
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
             )
-        return capability.langgraph_node.bound(self)  # type: ignore[attr-defined]
+        return capability.langgraph_node.bound(self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import ChainMap
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -34,7 +33,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.
-        state=StepState(ChainMap({"planning_current_step_index": attempt.index}, job.view.state)),
+        state=StepState({**job.view.state, "planning_current_step_index": attempt.index}),
         inputs=dict(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,

@@ -23,7 +23,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
             await job.runner.clock.sleep(wait)
         if door.stopping() or door.draining():
             return None
-        result = await inner(job, replace(attempt, number=failures + 1))
+        result: Result = await inner(job, replace(attempt, number=failures + 1))
         if not isinstance(result, StepRecord) or result.error is None:
             return result
         failures += 1

@@ -105,6 +105,17 @@ def sort_result(
         put(context.CONTEXT_TYPE, context)
     if rest:
         put(_home(rest, spec, step, contexts), rest)
+    _check_promise(step, key, spec, updates, contexts)
+    return Sorted(updates, contexts, plan)
+
+
+def _check_promise(
+    step: PlannedStep,
+    key: str,
+    spec: CapabilitySpec,
+    updates: Mapping[str, Any],
+    contexts: Contexts,
+) -> None:
     expected = step.get("expected_output")
     if expected and expected not in contexts and expected not in _written(updates):
         raise CapabilityError(
@@ -112,7 +123,6 @@ def sort_result(
             f" (returned: {sorted([*updates, *contexts]) or 'nothing'}).",
             fix=f"Return a value for {expected}, or remove expected_output from the step.",
         )
-    return Sorted(updates, contexts, plan)
 
 
 def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:

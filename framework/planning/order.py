@@ -30,4 +30,4 @@ def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
     steps = list(enumerate(steps_of(plan)))
     steps.sort(key=lambda item: depth[step_key(item[1], item[0])])
     ordered = [step for _, step in steps]
-    return ExecutionPlan(**{**plan, "steps": ordered})  # type: ignore[typeddict-item]
+    return ExecutionPlan(**{**plan, "steps": ordered})

@@ -114,10 +114,9 @@ class StateSchema:
         }
 
     @classmethod
-    @lru_cache(maxsize=64)
-    def of(cls, state: type[Any]) -> StateSchema:
+    def of(cls, state: Any) -> StateSchema:
         """Return the keys of a state class, read once."""
-        return cls(state)
+        return _read_once(state)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -191,3 +190,8 @@ def _read(cls: type[Any], name: str, hint: Any) -> StateKey:
         from_caller=any(one.from_caller for one in keys),
     )
     return StateKey(name, kind, reducer, key)
+
+
+@lru_cache(maxsize=64)
+def _read_once(state: Any) -> StateSchema:
+    return StateSchema(state)

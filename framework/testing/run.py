@@ -102,7 +102,7 @@ async def run_capability(
         )
     types: dict[str, type[CapabilityContext]] = {}
     data, links = _stored(inputs or {}, types)
-    values, plain = validated_parameters(spec, dict(parameters or {}))
+    _, plain = validated_parameters(spec, dict(parameters or {}))
     step = PlannedStep(
         context_key=STEP_KEY,
         capability=spec.name,
