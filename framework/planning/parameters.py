@@ -18,6 +18,8 @@ from framework.planning.names import closest_name
 from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
 from framework.planning.reading import is_too_deep
 
+_MAX_UNKNOWN = 20
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterFault:
@@ -252,7 +254,8 @@ def _strangers(
     accepted: set[str] = set()
     for name, info in model.model_fields.items():
         accepted |= _spellings(name, info)
-    for name in [name for name in given if name not in accepted]:
+    unknown = [name for name in given if name not in accepted]
+    for name in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
         yield _stranger(model, name, given[name], path, capability)
 
 
