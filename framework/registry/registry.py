@@ -289,19 +289,23 @@ class Registry:
                     found.append(_name_of(value))
                 elif lacks_decorator(value):
                     bare.append(f"{_origin(value)} ({decorator_of(value)})")
-        if bare:
-            raise RegistryError(
-                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}.",
-                fix="Put the decorator above each, or begin the name of one that only others"
-                " derive from with an underscore.",
-            )
+        told, fixes = [], []
         if failures:
-            raise RegistryError(
-                f"{len(failures)} module(s) of {package!r} could not be imported: "
-                + "; ".join(str(failure) for failure in failures)
-                + ".",
-                fix="Correct the modules, or install what they import.",
+            listed = "; ".join(str(failure) for failure in failures)
+            told.append(
+                f"{len(failures)} module(s) of {package!r} could not be imported: {listed}."
             )
+            fixes.append("Correct the modules, or install what they import.")
+        if bare:
+            told.append(
+                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}."
+            )
+            fixes.append(
+                "Put the decorator above each, or begin the name of one that only others derive"
+                " from with an underscore."
+            )
+        if told:
+            raise RegistryError(" ".join(told), fix=" ".join(fixes))
         return found
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
