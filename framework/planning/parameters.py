@@ -212,9 +212,12 @@ def _model_faults(
     lenient: list[dict[str, Any]] = []
     if strict:
         held, lenient = _validate(model, text, strict=False)
-    faults = {fault.path: fault for fault in _strangers(model, parameters, (), capability)}
-    if held is not None and parameters:
-        faults |= {fault.path: fault for fault in _dropped(held, parameters, (), capability)}
+    unknown = (
+        _strangers(model, parameters, (), capability)
+        if held is None
+        else _dropped(held, parameters, (), capability)
+    )
+    faults = {fault.path: fault for fault in unknown}
     lenient_paths = {error["loc"] for error in lenient}
     for error in lenient:
         if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
