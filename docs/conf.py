@@ -30,25 +30,3 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_attr_annotations = True
 suppress_warnings = ["ref.python"]  # names that several rooms export
-
-
-def _write_problem_pages(app):
-    """Write one page for each kind of plan problem, from the one table that names them."""
-    from pathlib import Path
-
-    from framework.planning.problems import PROBLEM_KINDS
-
-    folder = Path(app.srcdir) / "errors"
-    for code, kind in PROBLEM_KINDS.items():
-        repair = f"\n## Repaired by itself\n\n{kind.repair}\n" if kind.repair else ""
-        text = (
-            f"# {code}: {kind.title}\n\n{kind.meaning}\n\n## What to do\n\n{kind.remedy}\n{repair}"
-        )
-        target = folder / f"{code}.md"
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
-
-
-def setup(app):
-    """Register the page writer with Sphinx."""
-    app.connect("builder-inited", _write_problem_pages)

@@ -68,7 +68,7 @@ def _plain(value: Any, where: str, lenient: bool) -> Any:
     if isinstance(value, Enum):
         return _plain(value.value, where, lenient)
     if isinstance(value, BaseModel):
-        return _mapping(dict(value), where, lenient)
+        return _plain(_fields_of(value, where, lenient), where, lenient)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
         return _mapping(fields, where, lenient)
@@ -91,6 +91,17 @@ def _mapping(value: Mapping[Any, Any], where: str, lenient: bool) -> dict[str, A
             continue
         plain[name] = _plain(item, f"{where}.{name}", lenient)
     return plain
+
+
+def _fields_of(model: BaseModel, where: str, lenient: bool) -> Any:
+    try:
+        return model.model_dump(warnings=False)
+    except Exception as exc:  # a serializer of the author's, which may raise anything
+        if lenient:
+            return f"<{type(model).__name__}>"
+        raise ValidationError(
+            f"{where} ({type(model).__name__}) cannot be kept as plain data: {exc}.", fix=_HOW
+        ) from exc
 
 
 def _scalar(value: Any, where: str, lenient: bool) -> Any:
@@ -174,7 +185,7 @@ def short_summary(value: Any) -> str:
     'place: Oslo, celsius: 3'
     """
     if isinstance(value, BaseModel):
-        value = dict(value)
+        value = _fields_of(value, "", lenient=True)
     if not isinstance(value, Mapping):
         return short_text(value)
     parts: list[str] = []
@@ -190,7 +201,7 @@ def short_summary(value: Any) -> str:
 
 def _shown(value: Any, limit: int, depth: int) -> str:
     if isinstance(value, BaseModel):
-        value = dict(value)
+        value = _fields_of(value, "", lenient=True)
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, (Mapping, list, tuple, Set)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from framework.base import CapabilitySpec
+from framework.base import CapabilitySpec, PlannedStep
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, RESPOND, Available, Catalog, is_active
 from framework.planning.graphs import strongly_connected
@@ -18,6 +18,7 @@ from framework.planning.view import Contract, PlanView, listing
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
 
+_FIELDS = frozenset(PlannedStep.__annotations__)
 _MAX_SUGGESTIONS = 10  # comparing names is slow; a plan of inventions must not make it slower
 
 
@@ -147,6 +148,8 @@ class _Checker:
             text = step.get(name)
             if text is not None and not isinstance(text, str):
                 self.add(codes.SHAPE, index, (name,), text, "is not text", "write it as text")
+        if unknown := step.keys() - _FIELDS:
+            self._check_fields(index, step, unknown)
         expected = step.get("expected_output")
         if expected is not None and not isinstance(expected, str):
             self.add(
@@ -176,6 +179,13 @@ class _Checker:
             self._check_parameters(index, contract.spec, step.get("parameters"))
         else:
             self._check_parameters(index, None, step.get("parameters"))
+
+    def _check_fields(self, index: int, step: dict[str, Any], unknown: Collection[Any]) -> None:
+        for field in sorted(unknown, key=preview)[:_MAX_SUGGESTIONS]:
+            name = field if isinstance(field, str) else preview(field)
+            near = closest_name(name, _FIELDS)
+            remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(_FIELDS))}"
+            self.add(codes.SHAPE, index, (name,), step[field], "is no field of a step", remedy)
 
     def _check_name(self, index: int, name: object) -> None:
         path = ("capability",)

@@ -18,6 +18,8 @@ from framework.planning.names import closest_name
 from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
 from framework.planning.reading import is_too_deep
 
+_MAX_UNKNOWN = 20
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterFault:
@@ -210,9 +212,12 @@ def _model_faults(
     lenient: list[dict[str, Any]] = []
     if strict:
         held, lenient = _validate(model, text, strict=False)
-    faults = {fault.path: fault for fault in _strangers(model, parameters, (), capability)}
-    if held is not None and parameters:
-        faults |= {fault.path: fault for fault in _dropped(held, parameters, (), capability)}
+    unknown = (
+        _strangers(model, parameters, (), capability)
+        if held is None
+        else _dropped(held, parameters, (), capability)
+    )
+    faults = {fault.path: fault for fault in unknown}
     lenient_paths = {error["loc"] for error in lenient}
     for error in lenient:
         if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
@@ -252,7 +257,8 @@ def _strangers(
     accepted: set[str] = set()
     for name, info in model.model_fields.items():
         accepted |= _spellings(name, info)
-    for name in [name for name in given if name not in accepted]:
+    unknown = [name for name in given if name not in accepted]
+    for name in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
         yield _stranger(model, name, given[name], path, capability)
 
 

@@ -58,3 +58,15 @@ def check_place(node: InfrastructureSpec) -> None:
         fix='Name it like the role that it takes, or say where it stands: before = "classifier"'
         ' or after = "respond".',
     )
+
+
+def name_of(item: Any) -> str:
+    """Name a registered class as the registry does."""
+    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
+    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
+
+
+def origin_of(value: Any) -> str:
+    """Say where a class stands, for messages."""
+    cls = getattr(value, "cls", value)
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -19,7 +19,14 @@ from framework.registry.discovery import (
     load_entry_points,
     walk,
 )
-from framework.registry.membership import belongs, check_place, decorator_of, lacks_decorator
+from framework.registry.membership import (
+    belongs,
+    check_place,
+    decorator_of,
+    lacks_decorator,
+    name_of,
+    origin_of,
+)
 
 DEFAULT_INFRASTRUCTURE = ("infrastructure",)
 
@@ -286,22 +293,26 @@ class Registry:
                     continue
                 if belongs(value):
                     self.register(value, override=override)
-                    found.append(_name_of(value))
+                    found.append(name_of(value))
                 elif lacks_decorator(value):
-                    bare.append(f"{_origin(value)} ({decorator_of(value)})")
-        if bare:
-            raise RegistryError(
-                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}.",
-                fix="Put the decorator above each, or begin the name of one that only others"
-                " derive from with an underscore.",
-            )
+                    bare.append(f"{origin_of(value)} ({decorator_of(value)})")
+        told, fixes = [], []
         if failures:
-            raise RegistryError(
-                f"{len(failures)} module(s) of {package!r} could not be imported: "
-                + "; ".join(str(failure) for failure in failures)
-                + ".",
-                fix="Correct the modules, or install what they import.",
+            listed = "; ".join(str(failure) for failure in failures)
+            told.append(
+                f"{len(failures)} module(s) of {package!r} could not be imported: {listed}."
             )
+            fixes.append("Correct the modules, or install what they import.")
+        if bare:
+            told.append(
+                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}."
+            )
+            fixes.append(
+                "Put the decorator above each, or begin the name of one that only others derive"
+                " from with an underscore."
+            )
+        if told:
+            raise RegistryError(" ".join(told), fix=" ".join(fixes))
         return found
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
@@ -377,7 +388,7 @@ class Registry:
         known = table.get(name)
         if known is not None and known is not value and not override:
             raise RegistryError(
-                f"The {kind} {name!r} is registered twice: {_origin(known)} and {_origin(value)}.",
+                f"The {kind} {name!r} is registered twice: {origin_of(known)} and {origin_of(value)}.",
                 fix="Rename one of them, or pass override=True to replace the first.",
             )
         table[name] = value
@@ -388,13 +399,3 @@ class Registry:
             f" {len(self._context_types)} context types,"
             f" {len(self._infrastructure)} infrastructure nodes>"
         )
-
-
-def _name_of(item: Any) -> str:
-    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
-    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
-
-
-def _origin(value: Any) -> str:
-    cls = getattr(value, "cls", value)
-    return f"{cls.__module__}.{cls.__qualname__}"

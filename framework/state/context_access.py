@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ormsgpack
+from pydantic import SecretBytes, SecretStr
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
@@ -54,6 +55,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
     try:
         checked = value if cls is None or type(value) is cls else _validated(cls, value)
         data = _dumped(checked, where)
+        _refuse_masked(checked, data, where)
         # What cannot be read back must not be stored; the next step would find out too late.
         _validated(type(checked), data)
     except PydanticValidationError as exc:
@@ -100,6 +102,18 @@ def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, An
             f"{where} cannot be kept as plain data: {exc}.",
             fix="Declare serializers for its fields (pydantic: @field_serializer).",
         ) from exc
+
+
+def _refuse_masked(context: CapabilityContext, data: Mapping[str, Any], where: str) -> None:
+    """Refuse a secret that would come back as asterisks."""
+    for name in data:
+        value = getattr(context, name, None)
+        if isinstance(value, (SecretStr, SecretBytes)) and data[name] == str(value):
+            raise ValidationError(
+                f"{where}: field {name!r} is a secret and would be kept as {data[name]!r}.",
+                fix="Keep a name by which the next step finds the secret, or declare a serializer"
+                " (pydantic: @field_serializer) if it may be stored.",
+            )
 
 
 def _fits_the_saver(data: Any, where: str) -> Any:

@@ -18,6 +18,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    RootModel,
+    SecretStr,
     computed_field,
     field_serializer,
     field_validator,
@@ -46,6 +48,24 @@ class Model(BaseModel):
     y: Any
 
 
+class Masked(BaseModel):
+    name: str
+    key: str
+    note: str = Field("", exclude=True)
+
+    @field_serializer("name")
+    def _lower(self, name: str) -> str:
+        return name.lower()
+
+    @field_serializer("key")
+    def _mask(self, key: str) -> str:
+        return "***"
+
+
+class Many(RootModel[list[Any]]):
+    """A model that is a list."""
+
+
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -61,6 +81,9 @@ class Model(BaseModel):
         ({Colour.RED: (1, {2})}, {"red": [1, [2]]}),
         (Point(Point(1)), {"x": {"x": 1}}),
         (Model(y=np.int8(1)), {"y": 1}),
+        (Model(y=[Model(y=float("-inf"))]), {"y": [{"y": float("-inf")}]}),
+        (Masked(name="Ada", key="k", note="n"), {"name": "ada", "key": "***"}),
+        (Many([Level.HIGH]), [3]),
         (datetime.date(2026, 1, 2), "2026-01-02"),
         (decimal.Decimal("1.10"), "1.10"),
         (uuid.UUID(int=1), str(uuid.UUID(int=1))),
@@ -150,6 +173,12 @@ class KeptGrid(Grid):
         return np.array(cells)
 
 
+class Login(CapabilityContext):
+    user: str
+    secret: SecretStr
+    note: str = Field("", exclude=True)
+
+
 class OneWay(CapabilityContext):
     n: int
 
@@ -203,6 +232,7 @@ def test_a_type_with_a_serializer_and_a_validator_is_kept() -> None:
         ),
         (Anything(y={"deep": [2**70]}), r"output ANYTHING of step 'k'\.y\.deep\[0\].*71 bits"),
         (Grid(cells=np.eye(2)), r"does not fit Grid.*cells.*needs a validator"),
+        (Login(user="ada", secret="pw"), r"field 'secret' is a secret.*serializer"),  # type: ignore[arg-type]
         (OneWay(n=1), r"does not fit OneWay: n:.*needs a validator"),
     ],
 )
@@ -237,6 +267,12 @@ def test_a_summary_of_a_million_rows_is_short_and_says_what_is_left_out() -> Non
     wide = {f"column {n}": "y" * 90 for n in range(10_000)}
     assert "more" in summarize("OTHER", "a", wide, {})
     assert len(summarize("OTHER", "a", wide, {})) < 3_000
+
+
+def test_a_summary_shows_what_the_author_lets_out() -> None:
+    text = Login(user="ada", secret="pw", note="inner").get_summary()  # type: ignore[arg-type]
+    assert text == "user: ada, secret: **********"
+    assert short_text([Masked(name="Ada", key="k")]) == "[{'name': 'ada', 'key': '***'}]"
 
 
 def test_short_values_are_shown_as_they_are() -> None:

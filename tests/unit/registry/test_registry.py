@@ -13,6 +13,7 @@ import pytest
 from framework import BaseCapability, CapabilityContext, Registry, build_graph
 from framework.base import (
     BaseInfrastructureNode,
+    CapabilityError,
     ClassifierExample,
     OrchestratorGuide,
     RegistryError,
@@ -358,6 +359,18 @@ def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
     other.register(capability("four"))
     with pytest.raises(RegistryError, match="'nine'"):
         registry.with_(without=["nine"])
+
+
+def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
+    def guide(self: Any) -> Any:
+        return self.nothing_of_the_kind
+
+    registry = Registry()
+    registry.register(capability("weather", _create_classifier_guide=guide))
+    with pytest.raises(RegistryError, match=r"guides of .*'weather'.*nothing_of_the_kind"):
+        build_graph(registry)
+    with pytest.raises(CapabilityError, match="nothing_of_the_kind"):
+        registry.candidates()
 
 
 # --- what discovery passes by ---------------------------------------------------------------------
