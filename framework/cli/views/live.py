@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from framework.cli.terminal import one_line, safe
+from framework.cli.views import View
 from framework.cli.views.endings import ending_lines
 from framework.cli.views.plain import event_lines
 from framework.cli.wrapping import WordWrapper
@@ -32,7 +33,7 @@ _OUTCOME_STYLES = {"completed": "green", "partial": "yellow", "waiting": "magent
 _MOST_ROWS = 40
 
 
-class LiveView:
+class LiveView(View):
     """Redraws the plan with the state and time of each step; the answer follows below it.
 
     Args:
