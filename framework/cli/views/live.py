@@ -170,11 +170,11 @@ class LiveView(View):
             show_edge=False,
         )
         table.add_column("", width=1)
-        table.add_column("step", overflow="ellipsis", no_wrap=True)
-        table.add_column("capability", overflow="ellipsis", no_wrap=True, style="cyan")
-        table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim", max_width=28)
+        table.add_column("step", no_wrap=True)
+        table.add_column("capability", no_wrap=True, style="cyan")
+        table.add_column("from", no_wrap=True, style="dim", max_width=28)
         table.add_column("time", justify="right", no_wrap=True, min_width=7)
-        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column("", no_wrap=True, ratio=1)
         now = time.time()
         for step in shown:
             sign, style = _SIGNS[step.state]
