@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from configs.errors import CapgraphError
 from framework.cli.terminal import one_line, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
 _PLAN = "plan"
 _RULES = ("when", "for_each", "look_again")
 _WORDS = {
@@ -167,61 +169,53 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
         if word == "reject":
             return {"decision": word, "reason": _read("reason> ").strip()}
         if word == "respond":
-            return {"decision": word, "message": _ask_text(console, "message> ")}
+            return {"decision": word, "message": _until(_some_text, "message> ", console)}
         return {"decision": word}
 
 
+def _until(read: Callable[[str], T], prompt: str, console: Console) -> T:
+    """Ask until what is typed can be read."""
+    while True:
+        try:
+            return read(_read(prompt).strip())
+        except (CapgraphError, ValueError, RecursionError) as exc:
+            console.print(one_line(exc, 1000), style="red")
+
+
 def _ask_plan(console: Console) -> list[Any]:
-    from framework.base import PlanError, load_execution_plan_from_file
+    from framework.base import load_execution_plan_from_file
 
     console.print("  The new plan is read from a file; it is checked before anything runs.")
-    while True:
-        path = _read("plan file> ").strip()
-        try:
-            return list(load_execution_plan_from_file(path)["steps"])
-        except PlanError as exc:
-            console.print(safe(exc), style="red")
+    return list(_until(load_execution_plan_from_file, "plan file> ", console)["steps"])
 
 
 def _ask_outputs(console: Console) -> dict[str, Any]:
     console.print("  What it gave, as JSON by context type; Enter for nothing.")
-    while True:
-        text = _read("outputs> ").strip()
-        given = _json_object(text, console) if text else {}
-        if given is not None:
-            return given
+    return _until(lambda text: _json_object(text) if text else {}, "outputs> ", console)
 
 
 def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    current = step.get("parameters") or {}
     console.print(
         "  New values as JSON; what you leave out stays as it is, null takes a value away."
     )
-    while True:
-        given = _json_object(_read("parameters> "), console)
-        if given is not None:
-            merged = {**current, **given}
-            return {key: value for key, value in merged.items() if value is not None}
+    merged = {**(step.get("parameters") or {}), **_until(_json_object, "parameters> ", console)}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-def _json_object(text: str, console: Console) -> dict[str, Any] | None:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        console.print(f"This is not JSON: {one_line(exc)}.", style="red")
-        return None
+        raise ValueError(f"This is not JSON: {exc}.") from exc
     if not isinstance(given, dict):
-        console.print('Write an object, such as {"amount": 3}.', style="red")
-        return None
+        raise ValueError('Write an object, such as {"amount": 3}.')
     return given
 
 
-def _ask_text(console: Console, prompt: str) -> str:
-    while True:
-        text = _read(prompt).strip()
-        if text:
-            return text
-        console.print("Write at least one word.", style="red")
+def _some_text(text: str) -> str:
+    if not text:
+        raise ValueError("Write at least one word.")
+    return text
 
 
 def _read(prompt: str) -> str:

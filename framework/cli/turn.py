@@ -74,8 +74,8 @@ async def run_turn(
 ) -> TurnEnd:
     """Run a turn to its end, to a question, or to a signal.
 
-    Every finished step is durable when the next begins, so that after SIGINT (running steps are
-    cancelled) and SIGTERM (running steps may end) the thread can be resumed.
+    After SIGINT (running steps are cancelled) and SIGTERM (running steps may end) the thread can be
+    resumed: what had finished is saved.
 
     Args:
         agent: An agent whose graph has a checkpointer.

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from framework.base import CapabilitySpec
 
 
+_MERMAID = {"running": "pending", "retrying": "pending", "waiting": "pending"}
+
+
 def capabilities(config: Config = None, as_json: Json = False) -> None:
     """List what the agent can do."""
     from framework.cli.agent import read_settings
@@ -77,22 +80,15 @@ def run_statuses(values: Mapping[str, Any], *, over: bool) -> dict[str, str]:
     >>> run_statuses({"planning_execution_plan": plan}, over=False)
     {'a': 'pending'}
     """
-    from framework.planning import CLOSING
+    from framework.cli.progress import Progress
 
-    plan = values.get("planning_execution_plan") or {}
-    results = values.get("execution_step_results") or {}
-    found: dict[str, str] = {}
-    for step in plan.get("steps") or []:
-        key, record = step["context_key"], results.get(step["context_key"])
-        if step["capability"] in CLOSING:
-            outcome = values.get("execution_outcome") or {}
-            found[key] = "done" if outcome.get("status") in {"completed", "partial"} else "pending"
-        elif record is None:
-            found[key] = "skipped" if over else "pending"
-        elif record.get("success"):
-            found[key] = "done"
-        else:
-            found[key] = "skipped" if record.get("skipped") else "failed"
+    steps = Progress.of_state(values).steps
+    found = {step.key: _MERMAID.get(step.state, step.state) for step in steps}
+    if over:
+        found = {k: "skipped" if state == "pending" else state for k, state in found.items()}
+    answered = (values.get("execution_outcome") or {}).get("status") in {"completed", "partial"}
+    for step in (values.get("planning_execution_plan") or {}).get("steps") or []:
+        found.setdefault(step["context_key"], "done" if answered else "pending")
     return found
 
 
