@@ -12,9 +12,9 @@ import pytest
 from tests.faults import outages
 from tests.faults.databases import sqlite_url
 from tests.faults.driver import Killer, Tally, Zygote
-from tests.support.sweeps import SEED, examples, sample
+from tests.support.sweeps import LONG, SEED, examples, sample
 
-pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.may_block, pytest.mark.timeout(10_000 if LONG else 900)]
 
 
 @pytest.fixture(scope="module")
