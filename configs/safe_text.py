@@ -10,6 +10,7 @@ settings too, and an application adds its own under ``secrets`` in the settings,
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ MASK = "***"
 """What stands in place of a secret."""
 
 _SHORTEST = 4  # a shorter value would mask half of every text
+_SHORTEST_KEY = 16  # a key or token of a known form that is one word has at least so many
 _SHORTEST_BY_NAME = 8  # what only its name makes a secret may be "none" or "true"
 _NAMES = (
     r"(?:api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|encryption[_-]?key|token(?!s)"
@@ -46,6 +48,10 @@ _SHAPES = re.compile(
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
+# Every event passes here: a union made anew at each look would cost as much as the rest.
+_PLAIN = (int, float, type(None))
+_MAPPINGS = (dict, Mapping)
+_LISTS = (list, tuple, set, frozenset)
 # Most text has none of these, and needs no regular expression.
 _HINTS = (
     *("key", "token", "secret", "passw", "pwd", "passphrase", "authorization", "credential"),
@@ -94,8 +100,13 @@ class SecretMasker:
         for value in self._values:
             if value in text:
                 text = text.replace(value, MASK)
+        if len(text) < _SHORTEST_KEY and text.isidentifier():
+            return text
         lowered = text.lower()
-        if not any(hint in lowered for hint in _HINTS):
+        for hint in _HINTS:
+            if hint in lowered:
+                break
+        else:
             return text
         text = _URL.sub(rf"\1{MASK}@", _PRIVATE_KEY.sub(MASK, text))
         text = _BEARER.sub(rf"\1{MASK}", _NAMED.sub(_keep_quotes, text))
@@ -105,14 +116,16 @@ class SecretMasker:
         """Return a copy of plain data without secrets, in values and under telling names."""
         if isinstance(value, str):
             return self.text(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, _MAPPINGS):
             return {
                 self.text(key) if isinstance(key, str) else key: (
-                    MASK if _is_secret(key, item) else self.data(item)
+                    MASK if item and isinstance(item, str) and _is_secret(key) else self.data(item)
                 )
                 for key, item in value.items()
             }
-        if isinstance(value, list | tuple | set | frozenset):
+        if isinstance(value, _LISTS):
             return [self.data(item) for item in value]
         if isinstance(value, SecretStr | SecretBytes):
             return MASK
@@ -125,9 +138,9 @@ def _keep_quotes(match: re.Match[str]) -> str:
     return f"{match.group(1)}{mark}{MASK}{mark}"
 
 
-def _is_secret(name: object, value: object) -> bool:
-    named = isinstance(name, str) and isinstance(value, str) and bool(value)
-    return named and _SECRET_NAME.search(str(name)) is not None
+@functools.lru_cache(maxsize=4096)
+def _is_secret(name: object) -> bool:
+    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
 
 
 def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
@@ -144,7 +157,7 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
             yield from _secrets_of(item, name)
     elif isinstance(value, str):
         yield from (unquote(password) for _, password in _URL.findall(value))
-        if _is_secret(name, value) and len(value) >= _SHORTEST_BY_NAME:
+        if _is_secret(name) and len(value) >= _SHORTEST_BY_NAME:
             yield value
 
 

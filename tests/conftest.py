@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis
 import pytest
 from blockbuster import BlockBuster
 
@@ -14,6 +15,11 @@ from framework import Registry, build_graph
 from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
 from framework.testing import FakeClock, plugin
+from tests.support.sweeps import LONG
+
+# The same examples at every run of the short form, and no bound on the time of one.
+hypothesis.settings.register_profile("sweep", derandomize=not LONG, deadline=None, database=None)
+hypothesis.settings.load_profile("sweep")
 
 
 def pytest_configure(config: pytest.Config) -> None:

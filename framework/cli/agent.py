@@ -231,6 +231,7 @@ async def open_agent(
         db: What ``--db`` says.
         data: Files of ``--data``; they take the place of the ones that the settings name.
     """
+    from configs.logger import SecretMasker, use_masker
     from framework.graph import build_graph
     from framework.registry import Registry
 
@@ -242,11 +243,17 @@ async def open_agent(
     folders = [*settings.data_folders, *named]
     settings = settings.model_copy(update={"context": kept, "data_folders": folders})
     url = await asyncio.to_thread(database_url, db, settings)
-    async with open_database(url, settings) as (saver, store):
-        graph = await asyncio.to_thread(
-            build_graph, registry, model=model, checkpointer=saver, store=store, settings=settings
-        )
-        yield Agent(settings, registry, graph, saver, store, url, given)
+    with use_masker(SecretMasker.of(settings)):
+        async with open_database(url, settings) as (saver, store):
+            graph = await asyncio.to_thread(
+                build_graph,
+                registry,
+                model=model,
+                checkpointer=saver,
+                store=store,
+                settings=settings,
+            )
+            yield Agent(settings, registry, graph, saver, store, url, given)
 
 
 async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,20 @@ class AskOptions:
         return shlex.join(words)
 
 
+@contextlib.contextmanager
+def opened(options: AskOptions) -> Iterator[tuple[asyncio.Runner, Agent, str]]:
+    """Open the agent of a command line: what runs it, itself, and the thread to talk in."""
+    from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
+
+    thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
+    settings = read_settings(options.config)
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        opening = open_agent(settings, model=options.model, db=options.db, data=options.data)
+        agent = runner.run(opening.__aenter__())
+        stack.callback(lambda: runner.run(opening.__aexit__(None, None, None)))
+        yield runner, agent, thread_id
+
+
 @dataclass(slots=True)
 class Asking:
     """One run of the command: turns follow each other while a person is asked.
@@ -84,16 +98,8 @@ class Asking:
 
     def run(self) -> TurnEnd:
         """Run to the end of the turn, or to a question that nobody here answers."""
-        from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
-
         options = self.options
-        thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config)
-        with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db, data=options.data)
-            agent = runner.run(opened.__aenter__())
-            stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
-            stack.callback(self.view.close)
+        with opened(options) as (runner, agent, thread_id), contextlib.closing(self.view):
             given = runner.run(self._first_input(agent, thread_id))
             end, spans = converse(runner, agent, given, thread_id, options.question, self)
         if options.timeline is not None:

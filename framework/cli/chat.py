@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import CapgraphError
-from framework.cli.ask import Asking, AskOptions, converse, unfinished
+from framework.cli.ask import Asking, AskOptions, converse, opened, unfinished
 from framework.cli.exit_codes import ExitCode
 from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
 
@@ -37,17 +37,8 @@ class Chat:
 
     def run(self) -> int:
         """Talk until the person leaves; returns the exit code."""
-        from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
-
-        options = self._options
-        self._thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config)
         code: int = ExitCode.ANSWERED
-        with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db, data=options.data)
-            agent = runner.run(opened.__aenter__())
-            stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
-            stack.enter_context(_line_editing())
+        with opened(self._options) as (runner, agent, self._thread_id), _line_editing():
             try:
                 self._welcome(runner, agent)
                 self._go_on(runner, agent)

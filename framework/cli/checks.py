@@ -216,6 +216,7 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
     if not configured:
         return [Finding("models", "ok", "none configured; the agent runs without one")]
     from framework.models import chat_models
+    from framework.models.roles import model_name
 
     try:
         made = await asyncio.to_thread(chat_models, configured)
@@ -228,7 +229,7 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
     names = {number: ", ".join(found) for number, found in roles.items()}
     if not ask:
         return [
-            Finding("models", "ok", f"{_model_name(models[n])} for {text}: made, not asked")
+            Finding("models", "ok", f"{model_name(models[n])} for {text}: made, not asked")
             for n, text in names.items()
         ]
     return list(await asyncio.gather(*(_ask(models[n], text) for n, text in names.items())))
@@ -236,8 +237,9 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
 
 async def _ask(model: Any, roles: str) -> Finding:
     from configs.logger import mask_secrets
+    from framework.models.roles import model_name
 
-    name = f"{_model_name(model)} for {roles}"
+    name = f"{model_name(model)} for {roles}"
     try:
         async with asyncio.timeout(MODEL_SECONDS):
             await model.ainvoke("Answer with the one word: ready")
@@ -248,14 +250,6 @@ async def _ask(model: Any, roles: str) -> Finding:
         text = f"{name}: {type(exc).__name__}: {mask_secrets(str(exc))}"
         return Finding("models", "error", text, "Check the model's name, its key and base_url.")
     return Finding("models", "ok", f"{name}: answered")
-
-
-def _model_name(model: Any) -> str:
-    for attribute in ("model_name", "model", "model_id"):
-        value = getattr(model, attribute, None)
-        if isinstance(value, str) and value:
-            return value
-    return type(model).__name__
 
 
 def named_files(files: list[Path]) -> str:

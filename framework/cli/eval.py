@@ -148,7 +148,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> None:
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import make_console, show_rows
 
     console = make_console()
     for report in reports:
@@ -157,11 +157,9 @@ def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) 
             for line in _failure_lines(result, heading):
                 console.print(line, soft_wrap=True)
             console.print()
-    if console.is_terminal:
-        console.print(_table(dataset, reports, thresholds))
-    else:
-        for row in _rows(reports, thresholds):
-            typer.echo("\t".join(one_line(cell) for cell in row))
+    rows = list(_rows(reports, thresholds))
+    # In a pipe the headings tell the reports apart.
+    show_rows(rows[0], rows[1:] if console.is_terminal else rows, title=dataset.name)
     for shortfall in reports[0].below(thresholds):
         console.print(f"Below: {shortfall}", style="red" if console.is_terminal else None)
 
@@ -200,18 +198,3 @@ def _cell(name: str, value: float | None, report: Report) -> str:
     if name in _SHARES:
         return f"{value:.3f}"
     return f"{value:.2f}" if name == "seconds" else f"{value:,.0f}"
-
-
-def _table(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    from framework.cli.terminal import one_line
-
-    heading, *rows = _rows(reports, thresholds)
-    table = Table(title=Text(one_line(dataset.name)))
-    for number, name in enumerate(heading):
-        table.add_column(Text(one_line(name)), justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell)) for cell in row))
-    return table

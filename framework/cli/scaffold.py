@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from configs.errors import ConfigurationError
 
 _SUFFIX = ".tmpl"
+_TEMPLATES = Path(__file__).with_name("templates")
 _TAKEN = {"framework", "capabilities", "infrastructure", "configs", "tests"}
 
 
@@ -174,19 +174,12 @@ def find_project(folder: Path) -> Project:
 def _write_all(
     template: str, folder: Path, values: Mapping[str, str], names: Mapping[str, str]
 ) -> list[Path]:
+    root = _TEMPLATES / template
     files: dict[Path, str] = {}
-    root = resources.files("framework.cli").joinpath("templates", template)
-
-    def walk(place: Any, path: tuple[str, ...]) -> None:
-        for item in sorted(place.iterdir(), key=lambda entry: str(entry.name)):
-            if item.is_dir():
-                walk(item, (*path, item.name))
-            elif item.name.endswith(_SUFFIX):
-                parts = [names.get(part, part) for part in (*path, item.name.removesuffix(_SUFFIX))]
-                source = "/".join([template, *path, item.name.removesuffix(_SUFFIX)])
-                files[folder.joinpath(*parts)] = source
-
-    walk(root, ())
+    for file in sorted(root.rglob(f"*{_SUFFIX}")):
+        source = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
+        target = folder.joinpath(*(names.get(part, part) for part in source.split("/")))
+        files[target] = f"{template}/{source}"
     return _write_each(files, values)
 
 
@@ -197,13 +190,10 @@ def _write_each(files: Mapping[Path, str], values: Mapping[str, str]) -> list[Pa
                 f"{str(target)!r} exists already.", fix="Choose another name, or remove the file."
             )
     for target, source in files.items():
-        path = resources.files("framework.cli").joinpath(
-            "templates", *f"{source}{_SUFFIX}".split("/")
-        )
-        text = Template(path.read_text(encoding="utf-8")).substitute(values)
+        text = (_TEMPLATES / f"{source}{_SUFFIX}").read_text(encoding="utf-8")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            target.write_text(Template(text).substitute(values), encoding="utf-8")
         except OSError as exc:
             raise ConfigurationError(
                 f"{str(target)!r} cannot be written: {exc.strerror or exc}.",

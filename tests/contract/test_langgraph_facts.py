@@ -247,7 +247,7 @@ def test_a_turn_survives_strict_msgpack_without_a_warning(tmp_path: Path) -> Non
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
         check=False,
     )
     assert run.stdout == "same\n" * 2, run.stderr

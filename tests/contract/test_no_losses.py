@@ -17,6 +17,7 @@ from framework import BaseCapability, CapabilityContext, ErrorSeverity, Registry
 from framework.base import CapabilityError, RegistryError, capability_node
 from framework.testing import fail_always, with_faults
 from infrastructure.gateway import parse_commands, prepare
+from tests.support.sweeps import examples
 
 
 class Reading(CapabilityContext):
@@ -313,10 +314,8 @@ def waves(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
 
 
 @settings(
-    max_examples=30,
-    deadline=None,
+    max_examples=examples(30),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
 )
 @given(waves())
 def test_the_order_in_which_parallel_steps_end_changes_nothing(

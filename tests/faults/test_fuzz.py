@@ -21,13 +21,11 @@ from framework import BaseCapability, CapabilityContext, Registry, build_graph, 
 from framework.approvals.questions import Answer, plan_question, question_for, read_answers
 from framework.engine.services import Services
 from framework.stores import open_saver
+from tests.support.sweeps import examples
 
 pytestmark = pytest.mark.may_block
 FUZZ = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SECONDS = 10

@@ -17,7 +17,7 @@ from framework.stores import (
 )
 from tests.faults.scene import CONFIG, make_graph
 
-pytestmark = [pytest.mark.may_block, pytest.mark.service, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.may_block, pytest.mark.service, pytest.mark.timeout(600)]
 KEY = "0123456789abcdef"
 
 

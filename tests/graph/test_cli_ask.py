@@ -310,3 +310,15 @@ def test_check_says_what_is_wrong_and_how_to_mend_it(capgraph, home, config, are
     assert [f["area"] for f in wrong] == [area]
     assert words in wrong[0]["text"] + wrong[0]["fix"]
     assert wrong[0]["fix"] or "Fix:" in wrong[0]["text"]
+
+
+def test_a_secret_of_the_settings_is_not_shown(capgraph, home, monkeypatch):
+    (home / "capgraph.yml").write_text("modules: [toys]\nsecrets: [brush broke]\n")
+    monkeypatch.setenv("TOY_FAIL", "critical")
+    code, out, err = capgraph("ask", "Paint the sky", "--thread", "t1", "--json")
+    assert code == 1
+    assert "The ***." in out
+    assert "brush broke" not in out + err
+    _, out, _ = capgraph("threads", "show", "t1", "--json")
+    assert "The ***." in out
+    assert "brush broke" not in out

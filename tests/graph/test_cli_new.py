@@ -43,7 +43,7 @@ def in_project(folder, *command):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
     )
 
 

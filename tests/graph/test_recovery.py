@@ -359,6 +359,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     agent: Any, step: Any, parallel: int
 ) -> None:
     ran: list[str] = []
+    later = asyncio.Event()
     cause = severity(ErrorSeverity.FATAL, "Disk is corrupt")
 
     @capability_node
@@ -369,7 +370,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     @capability_node
     async def waits() -> Reading:
         """Begin late."""
-        await asyncio.sleep(0.05)
+        await later.wait()
         ran.append("waits")
         return Reading(value=1)
 
@@ -386,6 +387,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
         await bench.ask()
     assert isinstance(info.value, RuntimeError)
     assert info.value.__cause__ is cause
+    later.set()
     await asyncio.sleep(0.15)
     assert ran == []
 

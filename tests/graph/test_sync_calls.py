@@ -104,8 +104,13 @@ def test_ctrl_c_stops_the_run_and_waits_for_its_end(call: str) -> None:
         return Gauge(value=7)
 
     graph = agent(endless_gauge)
-    with pytest.raises(KeyboardInterrupt):
-        list(graph.stream(GIVEN)) if call == "stream" else graph.invoke(GIVEN)
+    # A shell that starts the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(graph.stream(GIVEN)) if call == "stream" else graph.invoke(GIVEN)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == ["cancelled"]
     assert not [t for t in threading.enumerate() if t.name == "capgraph run"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.cli.commands.options import Config, Database, Model
+from framework.cli.commands.options import Config, Database, Model, Thread
 from framework.cli.exit_codes import ExitCode
 
 Data = Annotated[
@@ -25,10 +25,7 @@ def ask(
     data: Data = None,
     config: Config = None,
     model: Model = None,
-    thread: Annotated[
-        str | None,
-        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
-    ] = None,
+    thread: Thread = None,
     db: Database = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One event per line as JSON; the last is the result.")
@@ -80,10 +77,7 @@ def ask(
 
 
 def chat(
-    thread: Annotated[
-        str | None,
-        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
-    ] = None,
+    thread: Thread = None,
     data: Data = None,
     config: Config = None,
     model: Model = None,

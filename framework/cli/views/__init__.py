@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from framework.cli.progress import Progress
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from framework.telemetry import Event
 
 
-class View(Protocol):
-    """Shows one turn."""
+class View:
+    """Shows one turn; this one shows nothing."""
 
     def begin(self, question: str | None, thread_id: str, progress: Progress) -> None:
         """Show what is asked, and what of it is done already."""

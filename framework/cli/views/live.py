@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from framework.cli.terminal import one_line, safe
+from framework.cli.views import View
 from framework.cli.views.endings import ending_lines
 from framework.cli.views.plain import event_lines
 from framework.cli.wrapping import WordWrapper
@@ -32,7 +33,7 @@ _OUTCOME_STYLES = {"completed": "green", "partial": "yellow", "waiting": "magent
 _MOST_ROWS = 40
 
 
-class LiveView:
+class LiveView(View):
     """Redraws the plan with the state and time of each step; the answer follows below it.
 
     Args:
@@ -169,11 +170,11 @@ class LiveView:
             show_edge=False,
         )
         table.add_column("", width=1)
-        table.add_column("step", overflow="ellipsis", no_wrap=True)
-        table.add_column("capability", overflow="ellipsis", no_wrap=True, style="cyan")
-        table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim", max_width=28)
+        table.add_column("step", no_wrap=True)
+        table.add_column("capability", no_wrap=True, style="cyan")
+        table.add_column("from", no_wrap=True, style="dim", max_width=28)
         table.add_column("time", justify="right", no_wrap=True, min_width=7)
-        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column("", no_wrap=True, ratio=1)
         now = time.time()
         for step in shown:
             sign, style = _SIGNS[step.state]
