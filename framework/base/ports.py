@@ -271,9 +271,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.decision not in ("allow", "deny", "ask"):
-            raise ValueError(
-                f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'."
-            )
+            raise ValueError(f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'.")
 
 
 @dataclass(frozen=True, slots=True)

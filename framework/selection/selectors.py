@@ -1,32 +1,60 @@
-"""What the selectors with a fitted head share: the cache, the decision, the reason."""
+"""The offline selectors: a classifier fitted to the candidates, over words or vectors too.
+
+Settings were chosen on training parts of public data only (CLINC150 training and validation
+queries, BANKING77 training queries, a fixed half of MetaTool's queries); the figures that
+``tests/benchmarks/selection.py`` prints come from the other parts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from framework.base import ValidationError
+from framework.base import ValidationError, require_extra
 from framework.registry import Candidate
 from framework.selection.protocols import NOTHING_EXCLUDED, Selection
 from framework.selection.texts import MAX_CHARACTERS, clauses
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from langchain_core.embeddings import Embeddings
 
-FittedT = TypeVar("FittedT")
-ResultT = TypeVar("ResultT")
+    from framework.selection.fit import Fit
 
 _KEPT_FITS = 4
 _SHOWN = 3
 _NEARLY = 0.8
 
 
-class HeadSelector(ABC, Generic[FittedT]):
-    """Base of the selectors that fit a head to the candidates and score a task with it."""
+class LexicalSelector:
+    """The default selector: learns from names, descriptions, instructions and examples.
+
+    Fitted classifiers are kept on the instance, one for each set of candidates (the last
+    few sets), and are fitted and used off the event loop.
+
+    Args:
+        margin: A further capability is chosen when its evidence is at least this
+            share of the best one's, or when it nearly fits by itself.
+        threshold: Score below which even the best capability does not fit.
+
+    Raises:
+        MissingExtraError: At first use, when numpy is not installed.
+
+    >>> import asyncio
+    >>> from framework.selection import Candidate
+    >>> weather = Candidate("weather", "Tells the weather and the temperature of a place.",
+    ...     positives=("Will it rain in Oslo?", "How warm is it in Rome?"))
+    >>> news = Candidate("news", "Finds recent news.", positives=("Any news on elections?",))
+    >>> selector = LexicalSelector()
+    >>> asyncio.run(selector.select("How warm will it be in Lima?", [weather, news])).names
+    ('weather',)
+    >>> asyncio.run(selector.select("Write me a poem", [weather, news])).names
+    ()
+    """
+
+    _embeddings: Embeddings | None = None
 
     def __init__(self, *, margin: float = 0.6, threshold: float = 0.5) -> None:
         for name, value in (("margin", margin), ("threshold", threshold)):
@@ -37,19 +65,11 @@ class HeadSelector(ABC, Generic[FittedT]):
                 )
         self._margin = margin
         self._threshold = threshold
-        self._fits: OrderedDict[tuple[Candidate, ...], FittedT] = OrderedDict()
+        self._fits: OrderedDict[tuple[Candidate, ...], Fit] = OrderedDict()
         # A lock of asyncio belongs to one event loop; an instance may serve several.
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
         )
-
-    @abstractmethod
-    async def _fit(self, candidates: tuple[Candidate, ...]) -> FittedT:
-        """Fit a head to the candidates."""
-
-    @abstractmethod
-    async def _evidence(self, fitted: FittedT, texts: Sequence[str]) -> NDArray[Any]:
-        """Return each candidate's evidence as a multiple of its threshold."""
 
     async def prepare(self, candidates: Sequence[Candidate]) -> None:
         """Fit ahead of the first request, so that it does not wait."""
@@ -89,7 +109,7 @@ class HeadSelector(ABC, Generic[FittedT]):
         # of a compound request weaken one another, hence "nearly".
         enough = min(self._margin * top, _NEARLY * self._threshold / (1 - self._threshold))
         # Foreign code that may be slow or read a file: not on the event loop.
-        sure = await self._in_thread(lambda: _verdicts(task, candidates))
+        sure = await asyncio.to_thread(_verdicts, task, candidates)
         names = tuple(
             name
             for name, value in open_
@@ -105,28 +125,30 @@ class HeadSelector(ABC, Generic[FittedT]):
             return []
         fitted = await self._fitted(candidates)
         task = task.strip()[:MAX_CHARACTERS]
-        values = await self._evidence(fitted, [task, *clauses(task)])
+        texts = [task, *clauses(task)]
+        vectors = None
+        if self._embeddings is not None:
+            # Some models treat queries and documents differently, so not aembed_documents.
+            vectors = await asyncio.gather(*map(self._embeddings.aembed_query, texts))
+        values = await asyncio.to_thread(fitted.evidence, texts, vectors)
         pairs = [(c.name, float(v)) for c, v in zip(candidates, values, strict=True)]
         return sorted(pairs, key=lambda pair: -pair[1])
 
-    async def _fitted(self, candidates: tuple[Candidate, ...]) -> FittedT:
-        found = self._fits.get(candidates)
-        if found is not None:
-            self._fits.move_to_end(candidates)
-            return found
+    async def _fitted(self, candidates: tuple[Candidate, ...]) -> Fit:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
-            found = self._fits.get(candidates)
-            if found is None:
-                found = await self._fit(candidates)
-                self._fits[candidates] = found
-                while len(self._fits) > _KEPT_FITS:
-                    self._fits.popitem(last=False)
+            found = self._fits.pop(candidates, None) or await self._fit(candidates)
+            self._fits[candidates] = found  # the last one used is the last to go
+            while len(self._fits) > _KEPT_FITS:
+                self._fits.popitem(last=False)
             return found
 
-    @staticmethod
-    async def _in_thread(work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.to_thread(work)
+    async def _fit(self, candidates: tuple[Candidate, ...]) -> Fit:
+        rows = await asyncio.to_thread(_rows, candidates)
+        vectors = None
+        if self._embeddings is not None:
+            vectors = await self._embeddings.aembed_documents(rows.texts)
+        return await asyncio.to_thread(_fit, rows, vectors)
 
     def _none_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
         text = (
@@ -134,6 +156,42 @@ class HeadSelector(ABC, Generic[FittedT]):
             f"{self._threshold:.2f} is needed."
         )
         return text + (f" Excluded after failing: {', '.join(excluded)}." if excluded else "")
+
+
+class EmbeddingSelector(LexicalSelector):
+    """Chooses by sentence vectors and words together.
+
+    A first request with new candidates embeds all their texts in one call; every
+    further one embeds the task and, when it is compound, its clauses.
+
+    Args:
+        embeddings: Any LangChain embeddings; their asynchronous methods are used.
+        margin: As for :class:`LexicalSelector`.
+        threshold: As for :class:`LexicalSelector`.
+
+    Raises:
+        MissingExtraError: At first use, when numpy is not installed.
+        ModelError: The embeddings gave something other than one vector for each text.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, *, margin: float = 0.6, threshold: float = 0.5
+    ) -> None:
+        super().__init__(margin=margin, threshold=threshold)
+        self._embeddings = embeddings
+
+
+def _rows(candidates: tuple[Candidate, ...]) -> Any:
+    require_extra("numpy", "offline")
+    from framework.selection.head import training_rows
+
+    return training_rows(candidates)
+
+
+def _fit(rows: Any, vectors: list[list[float]] | None) -> Fit:
+    from framework.selection.fit import Fit
+
+    return Fit(rows, vectors)
 
 
 def _verdicts(task: str, candidates: Sequence[Candidate]) -> dict[str, bool | None]:
