@@ -6,7 +6,7 @@ that "rain" and "umbrella" belong together, n-grams that two part numbers differ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Fit:
     """
 
     def __init__(self, rows: Rows, vectors: Sequence[Sequence[float]] | None) -> None:
+        self._rows = rows
         self._index = TextIndex(rows.texts, damp=not rows.logistic)
         gram = self._index.gram()
         if vectors is None:
@@ -45,7 +46,7 @@ class Fit:
         self._head = Head(rows, _VECTOR_SHARE * near + (1 - _VECTOR_SHARE) * gram, _VECTORS)
 
     def evidence(self, texts: Sequence[str], vectors: Sequence[Sequence[float]] | None) -> Array:
-        """Return each candidate's evidence as a multiple of its threshold.
+        """Return each candidate's evidence as a multiple of its threshold, a row for each text.
 
         Args:
             texts: The task, then its clauses.
@@ -59,6 +60,16 @@ class Fit:
             near = product(self._scaled(_array(vectors, len(texts))), self._vectors.T)
             similarities = _VECTOR_SHARE * near + (1 - _VECTOR_SHARE) * similarities
         return self._head.evidence(similarities)
+
+    def unexplained(self, task: str) -> Callable[[Sequence[int]], Array]:
+        """Return what gives the evidence of a task beyond the words of some candidates."""
+
+        def beyond(columns: Sequence[int]) -> Array:
+            own = np.flatnonzero((self._rows.targets[:, list(columns)] > 0).any(axis=1))
+            evidence: Array = self._head.evidence(self._index.unexplained(task, own))[0]
+            return evidence
+
+        return beyond
 
     def _scaled(self, raw: Array) -> Array:
         if raw.shape[1] != self._centre.shape[0]:

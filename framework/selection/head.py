@@ -22,7 +22,7 @@ import numpy as np
 
 from framework.base import ValidationError
 from framework.registry import Candidate
-from framework.selection.texts import describe, normalise, pieces, unrelated
+from framework.selection.texts import describe, normalise, pieces, readable, unrelated
 from framework.selection.tfidf import Array
 
 MAX_ROWS = 4000  # bounds the time and memory of a fit; above it, examples are pooled
@@ -33,6 +33,7 @@ _LOGISTIC_STEPS = 60
 _LOGISTIC_FROM = (20, 5.0)  # candidates, and mean examples of each
 _LOGISTIC_WORK = 5e8  # rows squared times candidates: some seconds; ridge alone above
 _PIECES_FROM = 3
+_PARAMETERS_WORTH = 0.15  # of an example
 _RIDGE_SHARE = 0.25  # of the evidence when logistic regression gives the rest
 
 
@@ -67,7 +68,7 @@ class Rows:
         texts: The candidates' texts first, then the unrelated ones.
         targets: One row for each text, one column for each candidate.
         own: How many of the texts come from the candidates.
-        examples: Number of positive examples of each candidate.
+        examples: Number of positive examples of each candidate; parameters count for a little.
     """
 
     texts: list[str]
@@ -109,6 +110,7 @@ def training_rows(candidates: Sequence[Candidate]) -> Rows:
 
     for column, candidate in enumerate(candidates):
         put(describe(candidate), column, 1.0)
+        put(" ".join(map(readable, candidate.parameters)), column, 1.0)
         for text in _pooled(candidate.positives, room):
             put(text, column, 1.0)
         if len(candidates) < _LOGISTIC_FROM[0] and len(candidate.positives) >= _PIECES_FROM:
@@ -124,7 +126,9 @@ def training_rows(candidates: Sequence[Candidate]) -> Rows:
     for index, row in enumerate(rows.values()):
         for column, target in row.items():
             targets[index, column] = target
-    examples = np.array([len(candidate.positives) for candidate in candidates], np.float64)
+    examples = np.array(
+        [len(c.positives) + (_PARAMETERS_WORTH if c.parameters else 0) for c in candidates]
+    )
     return Rows([*texts, *general], targets, len(texts), examples)
 
 
@@ -160,20 +164,18 @@ class Head:
         """Return each candidate's evidence as a multiple of its threshold.
 
         Args:
-            similarities: One row for the task, then one for each of its clauses; one
-                column for each training text.
+            similarities: One row for each text, one column for each training text.
+
+        Returns:
+            One row for each text, one column for each candidate.
         """
         similarities = np.asarray(similarities, np.float32)[:, self._kept]
         found = product(similarities, self._ridge)
         if self._logistic is not None:
             shares = _shares(product(similarities + 1, self._logistic))
             found = shares[:, : found.shape[1]] + _RIDGE_SHARE * found
-        # A clause has lost the rest of the request: it brings in what the whole hides, but
-        # what resembles the whole most comes first.
-        found = np.clip(found, 0.0, None) / self._thresholds
-        strongest: Array = found.max(axis=0)
-        strongest[found[0].argmax()] = 1.001 * strongest.max()  # more than equal: no tie
-        return strongest
+        evidence: Array = np.clip(found, 0.0, None) / self._thresholds
+        return evidence
 
 
 def product(left: Array, right: Array) -> Array:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _KEPT_FITS = 4
 _SHOWN = 3
-_NEARLY = 0.8
 
 
 class LexicalSelector:
@@ -77,8 +76,10 @@ class LexicalSelector:
 
     async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
         """Return a score from 0 to 1 for every candidate, best first; 0.5 starts to fit."""
-        evidence = await self._compare(task, tuple(candidates))
-        return {name: _score(value) for name, value in evidence}
+        if not candidates or not task.strip():
+            return {}
+        _, _, rows = await self._evidence(task, tuple(candidates))
+        return _scores(rows, candidates)
 
     async def select(
         self,
@@ -95,34 +96,38 @@ class LexicalSelector:
             )
         if not task.strip():
             return Selection((), reason="The task is empty.")
-        evidence = await self._compare(task, tuple(candidates))
-        scores = {name: _score(value) for name, value in evidence}
-        open_ = [(name, value) for name, value in evidence if name not in excluded]
+        if not candidates:
+            return Selection((), reason="There are no capabilities.")
+        fitted, texts, rows = await self._evidence(task, tuple(candidates))
+        scores = _scores(rows, candidates)
+        open_ = [name for name in scores if name not in excluded]
         if not open_:
-            text = "Every capability was excluded." if evidence else "There are no capabilities."
-            return Selection((), scores, 0.0, text)
-        top = open_[0][1]
-        best = _score(top)
+            return Selection((), scores, 0.0, "Every capability was excluded.")
+        best = scores[open_[0]]
         if best < self._threshold:
-            return Selection((), scores, best, self._none_reason(open_[0][0], best, excluded))
-        # Beside the best: what is close to it, and what (nearly) fits by itself. The parts
-        # of a compound request weaken one another, hence "nearly".
-        enough = min(self._margin * top, _NEARLY * self._threshold / (1 - self._threshold))
-        # Foreign code that may be slow or read a file: not on the event loop.
-        sure = await asyncio.to_thread(_verdicts, task, candidates)
-        names = tuple(
-            name
-            for name, value in open_
-            if (sure.get(name) is None and value >= enough) or sure.get(name)
-        )[:limit]
+            return Selection((), scores, best, self._none_reason(open_[0], best, excluded))
+
+        def decide() -> set[str]:
+            # Capabilities' own code too, which may be slow or read a file: not on the event loop.
+            from framework.selection.decide import needed
+
+            rows[:, [c.name in excluded for c in candidates]] = 0.0
+            least = self._threshold / (1 - self._threshold)
+            unexplained = fitted.unexplained(texts[0]) if self._embeddings is None else None
+            taught = [bool(c.positives) for c in candidates]
+            chosen = needed(rows, taught, unexplained, self._margin, least)
+            sure = [c.recognises(texts[0]) if c.recognises else None for c in candidates]
+            pairs = zip(candidates, chosen, sure, strict=True)
+            return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
+
+        chosen = await asyncio.to_thread(decide)
+        names = tuple(name for name in open_ if name in chosen)[:limit]
         return Selection(names, scores, best, _reason(names, scores))
 
-    async def _compare(
+    async def _evidence(
         self, task: str, candidates: tuple[Candidate, ...]
-    ) -> list[tuple[str, float]]:
-        """Return the candidates with their evidence, strongest first."""
-        if not candidates or not task.strip():
-            return []
+    ) -> tuple[Fit, list[str], Any]:
+        """Return the fit, the task with its clauses, and what each says for the candidates."""
         fitted = await self._fitted(candidates)
         task = task.strip()[:MAX_CHARACTERS]
         texts = [task, *clauses(task)]
@@ -130,9 +135,7 @@ class LexicalSelector:
         if self._embeddings is not None:
             # Some models treat queries and documents differently, so not aembed_documents.
             vectors = await asyncio.gather(*map(self._embeddings.aembed_query, texts))
-        values = await asyncio.to_thread(fitted.evidence, texts, vectors)
-        pairs = [(c.name, float(v)) for c, v in zip(candidates, values, strict=True)]
-        return sorted(pairs, key=lambda pair: -pair[1])
+        return fitted, texts, await asyncio.to_thread(fitted.evidence, texts, vectors)
 
     async def _fitted(self, candidates: tuple[Candidate, ...]) -> Fit:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
@@ -194,14 +197,13 @@ def _fit(rows: Any, vectors: list[list[float]] | None) -> Fit:
     return Fit(rows, vectors)
 
 
-def _verdicts(task: str, candidates: Sequence[Candidate]) -> dict[str, bool | None]:
-    text = task[:MAX_CHARACTERS]
-    return {c.name: c.recognises(text) for c in candidates if c.recognises is not None}
+def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Map evidence to 0..1, so that evidence at its threshold gives 0.5; best first."""
+    from framework.selection.decide import strongest
 
-
-def _score(evidence: float) -> float:
-    """Map evidence to 0..1, so that evidence at its threshold gives 0.5."""
-    return evidence / (evidence + 1.0)
+    pairs = zip(candidates, map(float, strongest(rows)), strict=True)
+    ranked = sorted(pairs, key=lambda pair: -pair[1])
+    return {candidate.name: value / (value + 1.0) for candidate, value in ranked}
 
 
 def _reason(names: Sequence[str], scores: Mapping[str, float]) -> str:

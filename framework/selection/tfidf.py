@@ -93,9 +93,17 @@ class TextIndex:
 
     def similarities(self, texts: Sequence[str]) -> Array:
         """Return the similarity of each given text to every text of the index."""
-        vectors = [self._vector(_plain(text)) for text in texts]
-        counts = np.diff(self._starts)
-        return np.stack([self._row(vector, counts[vector[0]]) for vector in vectors])
+        return np.stack([self._compare(self._vector(_plain(text))) for text in texts])
+
+    def unexplained(self, text: str, rows: Array) -> Array:
+        """Return the similarities of what a text has and none of some texts of the index has."""
+        columns, weights = self._vector(_plain(text))
+        known = np.concatenate([self._vectors[row][0] for row in rows])
+        left = ~np.isin(columns, known)
+        return self._compare((columns[left], weights[left]))[None]
+
+    def _compare(self, vector: Vector) -> Array:
+        return self._row(vector, self._starts[vector[0] + 1] - self._starts[vector[0]])
 
     def _vector(self, plain: str) -> Vector:
         words, characters = self._words.vector(plain), self._characters.vector(plain)
