@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.function_choice [--part tuning|test|all]
 
-The data comes with the package ``bfcl-eval`` (the extra ``bench``): requests to language models
-with the functions that they may call and those that are right. Each function becomes a candidate
+The data comes with the package ``bfcl-eval`` (``pip install --no-deps bfcl-eval``; its dependencies
+are not needed): requests to language models with the functions that they may call and those that
+are right. Each function becomes a candidate
 with its name, its description and what its parameters say; nothing else is given.
 
 - live_multiple: one of 2 to 37 functions is right. ``top-1`` is how often it has the best score,
