@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long test-matrix check docs bench bench-selection faults sizes format clean
+.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -44,6 +44,11 @@ bench: $(VENV)/.bench
 DATA ?= ../shared/data
 bench-selection: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.selection --data $(DATA)
+
+# The data comes with a package whose dependencies are not needed.
+bench-functions: $(VENV)/.dev
+	$(PIP) --no-deps bfcl-eval==2026.3.23
+	$(BIN)/python -m tests.benchmarks.function_choice
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)

@@ -72,6 +72,7 @@ def check_registry(settings: Settings) -> tuple[Registry | None, list[Finding]]:
         findings.append(Finding("registry", "error", text, fix))
     for name in registry.capabilities:
         findings += _guides(registry, name)
+    findings += _uncounted(registry)
     if not registry.capabilities:
         findings.append(
             Finding(
@@ -103,6 +104,20 @@ def _guides(registry: Registry, name: str) -> Iterator[Finding]:
             f"The capability {name!r} has no examples, so it is chosen by its description alone.",
             "Give it examples of requests that need it.",
         )
+
+
+def _uncounted(registry: Registry) -> Iterator[Finding]:
+    from framework.models.uncounted import uncounted_calls
+
+    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
+        for line in uncounted_calls(module):
+            yield Finding(
+                "registry",
+                "warning",
+                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
+                " run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run.",
+            )
 
 
 def check_settings(settings: Settings, registry: Registry) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -15,7 +14,7 @@ from framework.base import CapabilityMatch
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder
-from framework.selection import Candidate, Selection, Selector
+from framework.selection import Candidate, Selection, Selector, shortlist
 
 _SHOWN_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
@@ -78,17 +77,17 @@ class ModelSelector:
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``shortlist``.
-        shortlist: The most capabilities that the model sees.
+        offline: Finds the nearest capabilities when there are more than ``limit``.
+        limit: The most capabilities that the model sees.
     """
 
     def __init__(
-        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, shortlist: int
+        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, limit: int
     ) -> None:
         self._role = role
         self._prompt = prompt
         self._offline = offline
-        self._shortlist = shortlist
+        self._shortlist = limit
 
     async def select(
         self,
@@ -103,7 +102,9 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await self._nearest(task, [c for c in candidates if c.name not in excluded])
+        shown = await shortlist(
+            self._offline, task, candidates, limit=self._shortlist, excluded=excluded
+        )
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
@@ -147,19 +148,6 @@ class ModelSelector:
             HumanMessage(self._prompt.get_dynamic_context(**context)),
         ]
 
-    async def _nearest(self, task: str, candidates: list[Candidate]) -> list[Candidate]:
-        if len(candidates) <= self._shortlist:
-            return candidates
-        score: Any = getattr(self._offline, "score", None)
-        if score is None:
-            found = await self._offline.select(task, candidates, limit=self._shortlist)
-            nearest = set(found.names)
-        else:
-            scores: dict[str, float] = await score(task, candidates)
-            ranked = sorted(scores, key=lambda name: -scores[name])
-            nearest = set(ranked[: self._shortlist])
-        return [candidate for candidate in candidates if candidate.name in nearest]
-
 
 class PerCapabilitySelector(ModelSelector):
     """Asks a model one yes/no question for each capability, a few at once.
@@ -167,8 +155,8 @@ class PerCapabilitySelector(ModelSelector):
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``shortlist``.
-        shortlist: The most capabilities that are asked about.
+        offline: Finds the nearest capabilities when there are more than ``limit``.
+        limit: The most capabilities that are asked about.
         max_concurrency: Questions under way at once.
     """
 
@@ -177,10 +165,10 @@ class PerCapabilitySelector(ModelSelector):
         role: RoleModel,
         prompt: PromptBuilder,
         offline: Selector,
-        shortlist: int,
+        limit: int,
         max_concurrency: int,
     ) -> None:
-        super().__init__(role, prompt, offline, shortlist)
+        super().__init__(role, prompt, offline, limit)
         self._max_concurrency = max_concurrency
 
     async def _choose(

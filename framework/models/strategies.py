@@ -81,8 +81,8 @@ def _selector(
 ) -> ModelSelector:
     builder = prompts.get_classification_prompt_builder()
     wanted = settings.selection
-    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("sklearn"):
-        require_extra("sklearn", "offline")  # now, not at the first request
+    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("numpy"):
+        require_extra("numpy", "offline")  # now, not at the first request
     if wanted.strategy == "per_capability":
         return PerCapabilitySelector(
             role, builder, offline, wanted.shortlist, wanted.max_concurrency

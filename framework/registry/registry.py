@@ -11,7 +11,7 @@ from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
-from framework.registry.candidate import Candidate
+from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
     ImportFailure,
@@ -137,6 +137,9 @@ class Registry:
                     positives=tuple(e.query for e in examples if e.result),
                     negatives=tuple(e.query for e in examples if not e.result),
                     recognises=getattr(spec.cls, "recognises", None),
+                    parameters=tuple(parameter_texts(spec.parameters.model_json_schema()))
+                    if spec.parameters is not None
+                    else (),
                 )
             )
         return found
