@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal, NotRequired, Required, get_args, get_origin
 from typing import get_type_hints as typing_hints
+from weakref import WeakKeyDictionary
 
 from langgraph.channels.base import BaseChannel
 from langgraph.types import Overwrite
@@ -18,6 +19,7 @@ from langgraph.types import Overwrite
 from framework.base.errors import ConfigurationError
 
 Lifetime = Literal["turn", "thread"]
+_READ: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +96,19 @@ class StateSchema:
     """
 
     def __init__(self, cls: type[Any]) -> None:
-        self.cls = cls
+        self.name = cls.__name__
         hints = typing_hints(cls, include_extras=True)
         self.keys: Mapping[str, StateKey] = {
             name: _read(cls, name, hint) for name, hint in hints.items()
         }
 
     @classmethod
-    @lru_cache(maxsize=64)
     def of(cls, state: type[Any]) -> StateSchema:
         """Return the keys of a state class, read once."""
-        return cls(state)
+        found = _READ.get(state)
+        if found is None:
+            found = _READ[state] = cls(state)
+        return found
 
     @cached_property
     def names(self) -> frozenset[str]:

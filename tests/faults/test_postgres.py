@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -54,3 +55,15 @@ async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> No
     async with open_saver(url, encryption_key=KEY) as saver:
         assert await prune_threads(saver, policy="delete")
         assert await list_threads(saver) == []
+
+
+async def test_postgres_does_all_that_a_saver_can(server: Any) -> None:
+    from langgraph.checkpoint.conformance import checkpointer_test, validate
+
+    async def fresh() -> AsyncIterator[Any]:
+        async with open_saver(server.database(), encryption_key=KEY) as saver:
+            yield saver
+
+    report = await validate(checkpointer_test("postgres")(fresh))
+    report.print_report()
+    assert all(result.passed for result in report.results.values())
