@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -143,6 +144,14 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     )
 
 
+async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
+    """Return the conversation of a thread; empty when the saver does not know it."""
+    found = await saver.aget_tuple(_config(thread_id))
+    if found is None:
+        return []
+    return plain_values(await whole(saver, found, only=("messages",))).get("messages") or []
+
+
 def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     """Return what a person is asked at a checkpoint: interrupt id to question."""
     return {item.id: item.value for item in open_interrupts(found.pending_writes)}
@@ -189,44 +198,48 @@ async def prune_threads(
         )
 
     async def prune(thread: str) -> bool:
-        if policy == "delete":
+        if older_than is not None and not await _is_old(saver, thread, older_than):
+            return False
+        if policy in {"delete", "older_than"}:
             await saver.adelete_thread(thread)
-        elif older_than is not None:
-            if not await _is_old(saver, thread, older_than):
-                return False
-            await saver.adelete_thread(thread)
-        else:
-            history = History(saver, thread, state_schema=state_schema)
-            oldest = await history.oldest_to_keep(turns=keep_turns, checkpoints=keep_checkpoints)
-            if policy == "keep" and oldest is None:
-                return False
+            return True
+        history = History(saver, thread, state_schema=state_schema)
+        oldest = await history.oldest_to_keep(turns=keep_turns, checkpoints=keep_checkpoints)
+        if policy == "keep_latest" or oldest is not None:
             await history.cut(oldest)
-        return True
+            return True
+        return False
 
-    pruned = []
     # Named before anything is dropped: pages are found by what the last one ended with.
-    chosen = (
-        list(thread_ids) if thread_ids is not None else [one async for one in each_thread_id(saver)]
-    )
-    for thread in chosen:
-        leases = leases_of(saver)
-        try:
-            lease = await leases.take(thread)
-        except ThreadBusyError:
-            if thread_ids is not None:
-                raise
-            continue
-        try:
-            if await prune(thread):
-                pruned.append(thread)
-        except NotImplementedError as exc:
-            raise PersistenceError(
-                f"{type(saver).__name__} cannot drop the history of a thread.",
-                fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
-            ) from exc
-        finally:
-            await leases.release(lease)
-    return pruned
+    chosen = thread_ids
+    if chosen is None:
+        chosen = [one async for one in each_thread_id(saver)]
+    return [name for name in chosen if await _alone(saver, name, prune, thread_ids is not None)]
+
+
+async def _alone(
+    saver: BaseCheckpointSaver[Any],
+    thread: str,
+    work: Callable[[str], Awaitable[bool]],
+    named: bool,
+) -> bool:
+    """Do something to a thread while it has its lease; one that is in use is passed over."""
+    leases = leases_of(saver)
+    try:
+        lease = await leases.take(thread)
+    except ThreadBusyError:
+        if named:
+            raise
+        return False
+    try:
+        return await work(thread)
+    except NotImplementedError as exc:
+        raise PersistenceError(
+            f"{type(saver).__name__} cannot drop the history of a thread.",
+            fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
+        ) from exc
+    finally:
+        await leases.release(lease)
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
