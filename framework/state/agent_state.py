@@ -15,7 +15,7 @@ from framework.state.keys import FromCaller, Key, StateSchema
 from framework.state.reducers import append, fold_context, fold_messages, merge_by_key
 
 _Turn = partial(Key, lifetime="turn")
-SNAPSHOT_EVERY = 300
+SNAPSHOT_EVERY = 200
 """What a thread keeps is saved as it comes, and as a whole once in so many writes."""
 
 
