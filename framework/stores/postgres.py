@@ -24,7 +24,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from framework.base.errors import PersistenceError
-from framework.stores.history import KeepsHistory
+from framework.stores.history import KeepsHistory, page_by_page
 from framework.stores.reading import checked, readable
 
 T = TypeVar("T")
@@ -77,15 +77,17 @@ class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
         """List checkpoints, newest first."""
         listed = super().alist
 
-        async def read() -> list[CheckpointTuple]:
-            found = listed(config, filter=filter, before=before, limit=limit)
-            return [item async for item in found]
+        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
+            async def once() -> list[CheckpointTuple]:
+                found = listed(config, filter=filter, before=start, limit=size)
+                return [item async for item in found]
 
-        with readable((config or {}).get("configurable", {}).get("thread_id")):
-            for item in await self.patiently(read):
-                opened = self._opened(item)
-                if opened is not None:
-                    yield opened
+            with readable((config or {}).get("configurable", {}).get("thread_id")):
+                page = [self._opened(item) for item in await self.patiently(once)]
+                return [item for item in page if item is not None]
+
+        async for item in page_by_page(read, config, before, limit):
+            yield item
 
     async def aput(
         self,

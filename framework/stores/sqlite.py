@@ -23,7 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from framework.base.errors import PersistenceError
-from framework.stores.history import KeepsHistory
+from framework.stores.history import KeepsHistory, page_by_page
 from framework.stores.reading import checked, readable
 
 _COUNTERS = "counters_since_delta_snapshot"
@@ -81,11 +81,16 @@ class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
     ) -> AsyncIterator[CheckpointTuple]:
         """List checkpoints, newest first."""
         thread = (config or {}).get("configurable", {}).get("thread_id")
-        async with self._told("read"):
-            with readable(thread):
-                found = super().alist(config, filter=filter, before=before, limit=limit)
-                async for item in found:
-                    yield item
+        listed = super().alist
+
+        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
+            async with self._told("read"):
+                with readable(thread):
+                    found = listed(config, filter=filter, before=start, limit=size)
+                    return [item async for item in found]
+
+        async for item in page_by_page(read, config, before, limit):
+            yield item
 
     async def aput(
         self,

@@ -118,7 +118,8 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     await made.ask("Go on from there")
     checked = 0
     place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
-    for item in [one async for one in saver.alist(place)]:
+    # Reading while a list is open waits for nothing.
+    async for item in saver.alist(place):
         names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]
         quick = await saver._since_saved("1", "", item.checkpoint["id"], names)
         slow = await AsyncSqliteSaver.aget_delta_channel_history(
