@@ -20,6 +20,8 @@ from framework.state import AgentState, StateSchema
 from framework.stores.records import END, PREFIX
 from framework.stores.rows import Rows, rows_of
 
+# Sorts after every checkpoint id, in whatever language a database sorts.
+_LAST = "g"
 _IS_RECORD = f"substr(checkpoint_ns, 1, {len(PREFIX)}) = '{PREFIX}'"
 
 
@@ -242,13 +244,18 @@ class History:
             await self._make_whole(namespace, checkpoint_id)
         await self._drop(is_run, run)
 
-    async def record_namespaces(self) -> list[str]:
-        """Name the namespaces of the records that the last turn may need."""
-        begin = await self._turn_begin(1) or ""
+    async def record_namespaces(self, checkpoint_id: str) -> list[str]:
+        """Name the namespaces of the records of the turn to which a checkpoint belongs."""
+        begin = await self._turn_begin(1, up_to=checkpoint_id)
+        _, ends = await self._rows.run(
+            "SELECT MIN(checkpoint_id) FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
+            f" AND {self._rows.metadata('source')} = 'input' AND checkpoint_id > ?",
+            (self._thread, checkpoint_id),
+        )
         _, found = await self._rows.run(
             "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
-            f" AND {_IS_RECORD} AND parent_checkpoint_id >= ?",
-            (self._thread, begin),
+            f" AND {_IS_RECORD} AND parent_checkpoint_id >= ? AND parent_checkpoint_id < ?",
+            (self._thread, begin or "", ends[0][0] or _LAST),
         )
         return [str(row[0]) for row in found]
 
@@ -305,14 +312,14 @@ class History:
                 (self._thread,),
             )
 
-    async def _turn_begin(self, number: int) -> str | None:
+    async def _turn_begin(self, number: int, up_to: str = _LAST) -> str | None:
         # A turn begins where an input is taken.
-        return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number)
+        return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number, up_to)
 
-    async def _newest(self, condition: str, number: int) -> str | None:
+    async def _newest(self, condition: str, number: int, up_to: str = _LAST) -> str | None:
         _, found = await self._rows.run(
             "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
-            f"{condition} ORDER BY checkpoint_id DESC LIMIT 1 OFFSET ?",
-            (self._thread, number - 1),
+            f" AND checkpoint_id <= ?{condition} ORDER BY checkpoint_id DESC LIMIT 1 OFFSET ?",
+            (self._thread, up_to, number - 1),
         )
         return str(found[0][0]) if found else None

@@ -299,7 +299,7 @@ async def fork_thread(
     )
     for task, writes in _by_task(found).items():
         await saver.aput_writes(written, writes, task)
-    for namespace in await _record_namespaces(saver, thread_id):
+    for namespace in await _record_namespaces(saver, thread_id, checkpoint["id"]):
         item = await saver.aget_tuple(_config(thread_id, namespace))
         if item is not None:
             place = _config(new_thread_id, namespace)
@@ -312,9 +312,11 @@ async def fork_thread(
     return {"configurable": {"thread_id": new_thread_id}}
 
 
-async def _record_namespaces(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[str]:
+async def _record_namespaces(
+    saver: BaseCheckpointSaver[Any], thread_id: str, checkpoint_id: str
+) -> list[str]:
     if rows_of(saver) is not None:
-        return await History(saver, thread_id).record_namespaces()
+        return await History(saver, thread_id).record_namespaces(checkpoint_id)
     # Read to the end before anything is written: a saver may list and write under one lock.
     every = [x async for x in saver.alist({"configurable": {"thread_id": thread_id}})]
     names = {str(item.config["configurable"].get("checkpoint_ns", "")) for item in every}

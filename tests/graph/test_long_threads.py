@@ -23,6 +23,7 @@ from framework.stores import (
     prune_threads,
     thread_summary,
 )
+from framework.stores.records import read_record
 
 pytestmark = pytest.mark.may_block
 DELTAS = ["messages", "capability_context_data"]
@@ -172,13 +173,42 @@ async def test_what_a_setting_keeps_is_kept_and_no_more(made: Any, saver: Any, p
         await prune_threads(saver, policy="keep")
 
 
-async def records(path: Path) -> int:
+async def test_a_copy_of_an_older_turn_repeats_none_of_its_effects(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    plan = [step("a", "measure"), step("b", "report", READING="a")]
+    made = agent(Reading, measure, report, plans=[plan], checkpointer=saver)
+    for _ in range(3):
+        await made.ask()
+        await made.graph.ainvoke(Command(resume="approve"), made.config())
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    routed = [item for item in history if item.next == ("router",)]
+    second = next(item for item in routed if len(item.values["messages"]) == 3)
+    place = second.config["configurable"]["checkpoint_id"]
+    await fork_thread(saver, "1", "copy", checkpoint_id=place)
+    assert await records(path, "1") == 3
+    assert await records(path, "copy") == 1
+    old = await read_record(saver, "1", (await names(path, "copy"))[0])
+    new = await read_record(saver, "copy", (await names(path, "copy"))[0])
+    assert old == new
+    assert old["status"] == "finished"
+
+
+async def names(path: Path, thread: str) -> list[str]:
     connection = sqlite3.connect(path)
     try:
-        statement = "SELECT COUNT(*) FROM checkpoints WHERE checkpoint_ns LIKE 'capgraph-journal:%'"
-        return int(connection.execute(statement).fetchone()[0])
+        statement = (
+            "SELECT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
+            " AND checkpoint_ns LIKE 'capgraph-journal:%'"
+        )
+        found = connection.execute(statement, (thread,)).fetchall()
+        return [name.removeprefix("capgraph-journal:") for (name,) in found]
     finally:
         connection.close()
+
+
+async def records(path: Path, thread: str = "1") -> int:
+    return len(await names(path, thread))
 
 
 async def test_a_thread_in_use_is_not_pruned(made: Any, saver: Any) -> None:

@@ -14,6 +14,7 @@ from langchain_core.messages import (
     RemoveMessage,
 )
 from langgraph.channels import DeltaChannel
+from langgraph.graph import StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Overwrite
 
@@ -44,6 +45,18 @@ def test_keys_of_ones_own_are_read_beside_the_others() -> None:
     assert schema.reduced - base.reduced == {"notes"}
     assert schema.survives - base.survives == {"tenant", "seen"}
     assert StateSchema.of(MyState) is schema
+
+
+def test_langgraph_reads_the_same_from_a_class_of_ones_own() -> None:
+    builder = StateGraph(MyState)
+    builder.add_node("node", lambda state: {"notes": ["b"], "visits": 1})
+    builder.set_entry_point("node")
+    out = builder.compile().invoke(
+        {"tenant": "north", "notes": ["a"], "messages": [("user", "Hello")]}
+    )
+    assert (out["tenant"], out["notes"], out["visits"]) == ("north", ["a", "b"], 1)
+    assert out["messages"][0].content == "Hello"
+    assert set(builder.channels) == StateSchema.of(MyState).names
 
 
 def test_only_what_belongs_to_a_turn_is_emptied_and_only_once() -> None:
