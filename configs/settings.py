@@ -95,10 +95,18 @@ class PersistenceSettings(Section):
     Attributes:
         url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` for no persistence.
         encryption_key: 16, 24 or 32 bytes that encrypt checkpoints at rest.
+        keep_turns: How many turns of a thread can still be gone back to; ``None`` for all. Messages
+            and context data stay whole in any case.
+        keep_checkpoints: How many checkpoints of a thread can still be gone back to.
+        keep_days: Threads that were not saved for so many days are dropped, unless a person is
+            asked. ``capgraph threads prune`` does what these three say.
     """
 
     url: str | None = None
     encryption_key: SecretStr | None = None
+    keep_turns: int | None = Field(None, ge=1)
+    keep_checkpoints: int | None = Field(None, ge=1)
+    keep_days: float | None = Field(None, gt=0)
 
 
 class Settings(BaseSettings):

@@ -1,5 +1,7 @@
 """Sphinx configuration: MyST pages and a reference made from docstrings."""
 
+from framework.state import AgentState, StateSchema
+
 project = "capgraph"
 author = "The capgraph maintainers"
 copyright = "2026, the capgraph maintainers"
@@ -16,7 +18,8 @@ html_theme = "furo"
 html_title = "capgraph"
 html_static_path = ["_static"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "substitution"]
+myst_substitutions = {"state_keys": StateSchema.of(AgentState).table()}
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"

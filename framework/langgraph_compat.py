@@ -16,8 +16,11 @@ from uuid import UUID
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
 
 INTERRUPT = "__interrupt__"
@@ -146,3 +149,46 @@ def outer_task() -> str:
     """Return the namespace of the task of an outer graph that runs this one; empty for none."""
     namespace = str(_configurable().get("checkpoint_ns") or "")
     return namespace.rpartition("|")[0]
+
+
+def counts_deltas(found: CheckpointTuple) -> set[str]:
+    """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
+    counted: Any = found.metadata.get("counters_since_delta_snapshot") or {}
+    return set(counted)
+
+
+def plain_values(found: CheckpointTuple) -> dict[str, Any]:
+    """Return the values of a checkpoint as a node would see them."""
+    return {
+        name: value.value if isinstance(value, _DeltaSnapshot) else value
+        for name, value in found.checkpoint["channel_values"].items()
+    }
+
+
+async def as_whole(
+    saver: BaseCheckpointSaver[Any],
+    found: CheckpointTuple,
+    channels: Mapping[str, DeltaChannel[Any]],
+) -> CheckpointTuple:
+    """Return a checkpoint that holds the values of delta channels, and needs none before it."""
+    versions = found.checkpoint["channel_versions"]
+    missing = {
+        name: channel
+        for name, channel in channels.items()
+        if name in versions and name not in found.checkpoint["channel_values"]
+    }
+    read, _ = await achannels_from_checkpoint(
+        missing, found.checkpoint, saver=saver, config=found.config
+    )
+    values = {**found.checkpoint["channel_values"]}
+    versions = {**versions}
+    for name, channel in read.items():
+        values[name] = _DeltaSnapshot(channel.get())
+        # PostgreSQL writes a value once for each version; no node is started by such a key.
+        versions[name] = saver.get_next_version(versions[name], None)
+    checkpoint: Any = {**found.checkpoint, "channel_values": values, "channel_versions": versions}
+    metadata: Any = dict(found.metadata)
+    counters = metadata.pop("counters_since_delta_snapshot", None) or {}
+    if rest := {name: count for name, count in counters.items() if name not in channels}:
+        metadata["counters_since_delta_snapshot"] = rest
+    return found._replace(checkpoint=checkpoint, metadata=metadata)

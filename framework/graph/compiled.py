@@ -18,6 +18,7 @@ from langgraph.graph.state import CompiledStateGraph
 from framework.engine.entry import Entry
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import merged_config, saver_of
+from framework.stores.leases import busy, leases_of
 
 _AHEAD = 64
 """Parts that a run may be ahead of the one who reads them."""
@@ -78,6 +79,19 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         async with aclosing(stream):  # type: ignore[type-var]
             async for chunk in stream:
                 yield chunk
+
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """Change the state of a thread by hand; told of runs of this process.
+
+        Raises:
+            ThreadBusyError: The thread is being run here.
+        """
+        merged = merged_config(self, config)
+        saver, thread = saver_of(self, merged), merged.get("configurable", {}).get("thread_id")
+        lease = leases_of(saver).held(str(thread)) if saver is not None else None
+        if lease is not None:
+            raise busy(lease.thread_id, lease.holder)
+        return super().bulk_update_state(config, supersteps)
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand, between its runs.

@@ -23,7 +23,7 @@ from framework.state.reducers import (
 )
 
 _Turn = partial(Key, lifetime="turn")
-SNAPSHOT_EVERY = 100
+SNAPSHOT_EVERY = 200
 """What a thread keeps is saved as it comes, and as a whole once in so many writes."""
 
 

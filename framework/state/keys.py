@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import UnionType
 from typing import (
     Annotated,
@@ -22,6 +22,7 @@ from typing import (
     get_origin,
 )
 from typing import get_type_hints as typing_hints
+from weakref import WeakKeyDictionary
 
 from langgraph.channels.base import BaseChannel
 from langgraph.types import Overwrite
@@ -29,6 +30,7 @@ from langgraph.types import Overwrite
 from framework.base.errors import ConfigurationError
 
 Lifetime = Literal["turn", "thread"]
+_READ: WeakKeyDictionary[type[Any], StateSchema] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,19 @@ class StateSchema:
     """
 
     def __init__(self, cls: type[Any]) -> None:
-        self.cls = cls
+        self.name = cls.__name__
         hints = typing_hints(cls, include_extras=True)
         self.keys: Mapping[str, StateKey] = {
             name: _read(cls, name, hint) for name, hint in hints.items()
         }
 
     @classmethod
-    def of(cls, state: Any) -> StateSchema:
+    def of(cls, state: type[Any]) -> StateSchema:
         """Return the keys of a state class, read once."""
-        return _read_once(state)
+        found = _READ.get(state)
+        if found is None:
+            found = _READ[state] = cls(state)
+        return found
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -190,8 +195,3 @@ def _read(cls: type[Any], name: str, hint: Any) -> StateKey:
         from_caller=any(one.from_caller for one in keys),
     )
     return StateKey(name, kind, reducer, key)
-
-
-@lru_cache(maxsize=64)
-def _read_once(state: Any) -> StateSchema:
-    return StateSchema(state)

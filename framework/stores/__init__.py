@@ -10,6 +10,7 @@ from framework.stores.threads import (
     fork_thread,
     list_threads,
     prune_threads,
+    thread_messages,
     thread_summary,
 )
 
@@ -32,5 +33,6 @@ __all__ = [
     "prune_threads",
     "revoke_rule",
     "rows_of",
+    "thread_messages",
     "thread_summary",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -23,6 +24,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from framework.base.errors import PersistenceError
+from framework.stores.history import KeepsHistory, page_by_page
 from framework.stores.reading import checked, readable
 
 T = TypeVar("T")
@@ -34,7 +36,7 @@ _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
 
 
-class PostgresSaver(AsyncPostgresSaver):
+class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
     """``AsyncPostgresSaver`` that tries again while the database is away.
 
     Every operation writes or reads rows by their keys, so doing one twice is doing it once.
@@ -75,15 +77,17 @@ class PostgresSaver(AsyncPostgresSaver):
         """List checkpoints, newest first."""
         listed = super().alist
 
-        async def read() -> list[CheckpointTuple]:
-            found = listed(config, filter=filter, before=before, limit=limit)
-            return [item async for item in found]
+        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
+            async def once() -> list[CheckpointTuple]:
+                found = listed(config, filter=filter, before=start, limit=size)
+                return [item async for item in found]
 
-        with readable((config or {}).get("configurable", {}).get("thread_id")):
-            for item in await self.patiently(read):
-                opened = self._opened(item)
-                if opened is not None:
-                    yield opened
+            with readable((config or {}).get("configurable", {}).get("thread_id")):
+                page = [self._opened(item) for item in await self.patiently(once)]
+                return [item for item in page if item is not None]
+
+        async for item in page_by_page(read, config, before, limit):
+            yield item
 
     async def aput(
         self,
@@ -112,22 +116,13 @@ class PostgresSaver(AsyncPostgresSaver):
         delete = super().adelete_thread
         await self.patiently(lambda: delete(thread_id))
 
-    async def thread_ids(self) -> list[str]:
-        """Name the threads, in no order."""
-
-        async def read() -> list[str]:
-            async with self._cursor() as cursor:
-                await cursor.execute(
-                    "SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = ''"
-                )
-                return [row["thread_id"] for row in await cursor.fetchall()]
-
-        return await self.patiently(read)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the latest checkpoint of each namespace of threads, or nothing."""
-        prune = super().aprune
-        await self.patiently(lambda: prune(thread_ids, strategy=strategy))
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Read what was written to channels since they were last saved as a whole."""
+        read = super().aget_delta_channel_history
+        with readable(config["configurable"].get("thread_id")):
+            return await self.patiently(lambda: read(config=config, channels=channels))
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation, again and again while the database is away.

@@ -19,6 +19,7 @@ Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
 
 _KEPT = "_capgraph_rows"
+_CHECKPOINT = "checkpoint_ns, checkpoint_id"
 
 
 def rows_of(saver: BaseCheckpointSaver[Any]) -> Rows | None:
@@ -66,6 +67,13 @@ class Rows(ABC):
             await self._create(definition)
             self._tables.add(definition)
 
+    tables: ClassVar[dict[str, str]]
+    """The saver's tables and their columns beside ``thread_id``: checkpoints, writes, values."""
+
+    @abstractmethod
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a text of a checkpoint's metadata."""
+
     @abstractmethod
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own.
@@ -93,8 +101,16 @@ class Rows(ABC):
 class SqliteRows(Rows):
     """Rows beside the checkpoints of a SQLite saver, through its connection."""
 
+    tables: ClassVar[dict[str, str]] = {
+        "checkpoints": f"{_CHECKPOINT}, parent_checkpoint_id, type, checkpoint, metadata",
+        "writes": f"{_CHECKPOINT}, task_id, idx, channel, type, value, task_path",
+    }
     _words: ClassVar[dict[str, str]] = {"bytes": "BLOB"}
     _path: str | None = None
+
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a text of a checkpoint's metadata."""
+        return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def _create(self, definition: str) -> None:
         await self._saver.setup()
@@ -134,6 +150,16 @@ class SqliteRows(Rows):
 
 class PostgresRows(Rows):
     """Rows beside the checkpoints of a PostgreSQL saver, through its connection or pool."""
+
+    tables: ClassVar[dict[str, str]] = {
+        "checkpoints": f"{_CHECKPOINT}, parent_checkpoint_id, type, checkpoint, metadata",
+        "checkpoint_writes": f"{_CHECKPOINT}, task_id, task_path, idx, channel, type, blob",
+        "checkpoint_blobs": "checkpoint_ns, channel, version, type, blob",
+    }
+
+    def metadata(self, name: str) -> str:
+        """Return the expression that reads a text of a checkpoint's metadata."""
+        return f"metadata ->> '{name}'"
 
     def __init__(self, saver: Any) -> None:
         super().__init__(saver)

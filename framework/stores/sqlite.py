@@ -23,6 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from framework.base.errors import PersistenceError
+from framework.stores.history import KeepsHistory, page_by_page
 from framework.stores.reading import checked, readable
 
 _COUNTERS = "counters_since_delta_snapshot"
@@ -50,7 +51,7 @@ LOCK_SECONDS = 30.0
 """How long to wait for another process that has the database locked."""
 
 
-class SqliteSaver(AsyncSqliteSaver):
+class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
     """``AsyncSqliteSaver`` whose errors are the project's and which checks what it reads.
 
     Args:
@@ -80,11 +81,16 @@ class SqliteSaver(AsyncSqliteSaver):
     ) -> AsyncIterator[CheckpointTuple]:
         """List checkpoints, newest first."""
         thread = (config or {}).get("configurable", {}).get("thread_id")
-        async with self._told("read"):
-            with readable(thread):
-                found = super().alist(config, filter=filter, before=before, limit=limit)
-                async for item in found:
-                    yield item
+        listed = super().alist
+
+        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
+            async with self._told("read"):
+                with readable(thread):
+                    found = listed(config, filter=filter, before=start, limit=size)
+                    return [item async for item in found]
+
+        async for item in page_by_page(read, config, before, limit):
+            yield item
 
     async def aput(
         self,
@@ -113,35 +119,6 @@ class SqliteSaver(AsyncSqliteSaver):
         async with self._told("written"):
             await self.setup()
             await super().adelete_thread(thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the latest checkpoint of each namespace of threads, or nothing.
-
-        Args:
-            thread_ids: The threads.
-            strategy: ``keep_latest`` or ``delete``.
-        """
-        if strategy == "delete":
-            for thread in thread_ids:
-                await self.adelete_thread(thread)
-            return
-        await self.setup()
-        older = (
-            "SELECT checkpoint_ns, checkpoint_id FROM checkpoints AS c WHERE thread_id = ?"
-            " AND checkpoint_id < (SELECT MAX(checkpoint_id) FROM checkpoints AS o"
-            " WHERE o.thread_id = c.thread_id AND o.checkpoint_ns = c.checkpoint_ns)"
-        )
-        async with self._told("written"), self.lock:
-            for thread in thread_ids:
-                # Writes go by the checkpoints that go: those of a run under way may be there
-                # before their checkpoint is.
-                for table in ("writes", "checkpoints"):
-                    await self.conn.execute(
-                        f"DELETE FROM {table} WHERE thread_id = ?"  # noqa: S608 - constants
-                        f" AND (checkpoint_ns, checkpoint_id) IN ({older})",
-                        (thread, thread),
-                    )
-            await self.conn.commit()
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -201,13 +178,6 @@ class SqliteSaver(AsyncSqliteSaver):
             if name in seeds[far]:
                 result[name]["seed"] = seeds[far][name]
         return result
-
-    async def thread_ids(self) -> list[str]:
-        """Name the threads, in no order."""
-        await self.setup()
-        statement = "SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = ''"
-        async with self._told("read"), self.lock, self.conn.execute(statement) as cursor:
-            return [row[0] for row in await cursor.fetchall()]
 
     @asynccontextmanager
     async def _told(self, what: str) -> AsyncIterator[None]:

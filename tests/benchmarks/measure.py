@@ -18,6 +18,7 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from framework.stores import open_saver
 from tests.benchmarks import programs
 
 
@@ -137,6 +138,61 @@ async def plan_length(short: int = 50, long: int = 800, rounds: int = 5) -> dict
                 spent.append(seconds / steps)
     ratio = statistics.median(times[long]) / statistics.median(times[short])
     return {"short": short, "long": long, "ratio": ratio}
+
+
+_STORED = (
+    "SELECT (SELECT SUM(LENGTH(checkpoint) + LENGTH(metadata)) FROM checkpoints)"
+    " + (SELECT SUM(LENGTH(value)) FROM writes)"
+)
+
+
+async def thread_length(turns: int = 200, rounds: int = 20) -> dict[str, float]:
+    """A turn of three steps on a long thread against one on a thread of two, everything kept."""
+    graph_of = programs.build_graph
+    counter = itertools.count()
+    times: dict[str, list[float]] = {"short": [], "long": []}
+    sizes: dict[str, list[float]] = {"short": [], "long": []}
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_saver(f"sqlite:///{folder}/threads.sqlite") as saver:
+            graph = graph_of(
+                programs.chain_registry("x" * 300),
+                checkpointer=saver,
+                settings=programs.load_settings(),
+            )
+
+            async def turn(thread: str) -> None:
+                plan = [
+                    programs.step(f"t{next(counter)}", "link", expected_output="VALUE")
+                    for _ in range(3)
+                ]
+                await graph.ainvoke(
+                    {"messages": [("user", "work")], "planning_execution_plan": {"steps": plan}},
+                    {"configurable": {"thread_id": thread}},
+                    durability="sync",
+                )
+
+            async def measured(kind: str, thread: str) -> None:
+                before = await _stored(saver)
+                times[kind].append(await _timed(turn(thread)))
+                sizes[kind].append(await _stored(saver) - before)
+
+            for _ in range(turns):
+                await turn("long")
+            for number in range(rounds):
+                for _ in range(2):
+                    await turn(f"short {number}")
+                await measured("short", f"short {number}")
+                await measured("long", "long")
+    ratio = {
+        "time": statistics.median(times["long"]) / statistics.median(times["short"]),
+        "bytes": statistics.fmean(sizes["long"]) / statistics.fmean(sizes["short"]),
+    }
+    return {"turns": turns, **ratio}
+
+
+async def _stored(saver: Any) -> float:
+    async with saver.conn.execute(_STORED) as cursor:
+        return float((await cursor.fetchone())[0] or 0)
 
 
 async def makespan(plans: int = 20, mean: float = 0.05, seed: int = 7) -> dict[str, Any]:

@@ -95,6 +95,15 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "at most 1.3",
         )
     )
+    length = found["thread_length"]
+    rows.append(
+        (
+            f"turn of a thread of {length['turns']} turns / of 2 turns (SQLite, all kept)",
+            f"time {length['time']:.2f}, bytes {length['bytes']:.2f}",
+            "",
+            "at most 1.3",
+        )
+    )
     many = found["threads"]
     rows.append(
         (
@@ -174,6 +183,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "flat_1k": await measure.flatness(1_000, steps),
             "flat_100k": await measure.flatness(100_000, steps),
             "threads": await measure.many_threads(100 if quick else 1000),
+            "thread_length": await measure.thread_length(rounds=10 if quick else 50),
             "build": measure.build_seconds(),
             "cold_import": measure.cold_import(3 if quick else 10),
             "model_use": [await model_use(20), await model_use(1000)],

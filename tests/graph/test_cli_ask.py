@@ -234,11 +234,26 @@ def test_threads_are_listed_shown_forked_and_dropped(capgraph):
     _, out, _ = capgraph("threads", "show", "copy", "--json")
     assert json.loads(out)["conversation"][1] == {"from": "ai", "text": "The sky is blue."}
     assert capgraph("threads", "fork", "one", "two")[0] == 2
+    _, out, _ = capgraph("threads", "list", "--limit", "1", "--after", "two", "--json")
+    assert [t["thread_id"] for t in json.loads(out)] == ["one"]
     assert capgraph("threads", "prune", "one")[:2] == (0, "one\n")
     assert capgraph("ask", "Paint the sky", "--thread", "one")[0] == 0
     assert capgraph("threads", "prune", "one", "copy", "--delete", "--yes")[0] == 0
     _, out, _ = capgraph("threads", "list", "--json")
     assert [t["thread_id"] for t in json.loads(out)] == ["two"]
+
+
+def test_what_the_settings_keep_is_kept(capgraph, monkeypatch):
+    for turn in ("first", "second", "third"):
+        capgraph("ask", f"Paint the sky, {turn}", "--thread", "one")
+    monkeypatch.setenv("CAPGRAPH_PERSISTENCE__KEEP_TURNS", "2")
+    assert capgraph("threads", "prune")[:2] == (0, "one\n")
+    _, out, _ = capgraph("threads", "show", "one", "--json")
+    assert len(json.loads(out)["conversation"]) == 6
+    monkeypatch.setenv("CAPGRAPH_PERSISTENCE__KEEP_DAYS", "0.0000001")
+    assert capgraph("threads", "prune", "--yes")[:2] == (0, "one\n")
+    _, out, _ = capgraph("threads", "list", "--json")
+    assert json.loads(out) == []
 
 
 def test_a_run_is_drawn(capgraph, monkeypatch):

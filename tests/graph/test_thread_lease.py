@@ -93,6 +93,9 @@ async def test_a_graph_for_each_request_is_told(
             await second.ask("Something else")
         with pytest.raises(ThreadBusyError):
             await second.graph.aupdate_state(second.config(), {"task_current_task": "x"})
+        if kind != "two savers":
+            with pytest.raises(ThreadBusyError):
+                second.graph.update_state(second.config(), {"task_current_task": "x"})
         gate.open.set()
         assert (await run)["execution_outcome"]["status"] == "completed"
         assert len((await second.ask())["messages"]) == 4, "the refused message left no trace"
