@@ -125,7 +125,7 @@ def build_graph(
             fix=f"Write class {state_schema.__name__}(AgentState, total=False).",
         )
     builder: Any = StateGraph(
-        state_schema, context_schema=context_schema, input_schema=_input_of(schema)
+        state_schema, context_schema=context_schema, input_schema=_input_of(state_schema, schema)
     )
     layout = _Layout(known)
     _add_infrastructure(builder, services, layout)
@@ -149,11 +149,11 @@ def build_graph(
     return graph.with_config(config)
 
 
-def _input_of(schema: StateSchema) -> Any:
+def _input_of(cls: type[Any], schema: StateSchema) -> Any:
     """Return the keys that a caller may send as a schema; an outer graph's others stay outside."""
-    hints = get_type_hints(schema.cls, include_extras=True)
+    hints = get_type_hints(cls, include_extras=True)
     chosen = {name: hints[name] for name in sorted(schema.from_caller)}
-    return TypedDict(f"{schema.cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
+    return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
 
 
 class _Layout:
