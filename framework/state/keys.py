@@ -109,7 +109,6 @@ class StateSchema:
     """
 
     def __init__(self, cls: type[Any]) -> None:
-        self.name = cls.__name__
         hints = typing_hints(cls, include_extras=True)
         self.keys: Mapping[str, StateKey] = {
             name: _read(cls, name, hint) for name, hint in hints.items()
