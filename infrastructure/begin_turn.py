@@ -16,9 +16,9 @@ from framework.base import (
 )
 from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
-from framework.engine.default_strategies import last_request
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
+from framework.planning.strategies import last_request
 from framework.state import AgentState, reset_of_turn
 
 

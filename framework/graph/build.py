@@ -182,7 +182,7 @@ class _Layout:
         builder.add_edge(START, "begin_turn")
         first, planning = self.chain[0], self.door("orchestrator")
 
-        def after_begin(state: Mapping[str, Any]) -> str:
+        async def after_begin(state: Mapping[str, Any]) -> str:
             if state.get("control_has_error"):
                 return "router"
             return planning if state.get("planning_execution_plan") else first
@@ -204,7 +204,7 @@ class _Layout:
             builder.add_edge(name, then)
             return
 
-        def decide(state: Mapping[str, Any]) -> str | list[str]:
+        async def decide(state: Mapping[str, Any]) -> str | list[str]:
             if state.get("control_goto"):
                 return []  # the node said itself where it goes
             info = state.get("control_error_info") or {}

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
+from framework.base.errors import ValidationError
 from framework.base.plan import ExecutionPlan
 from framework.planning import Catalog, Problem
 
@@ -128,3 +129,20 @@ class Answerer(Protocol):
 
         A message whose id is that of the streamed pieces is not streamed a second time.
         """
+
+
+def last_request(messages: Sequence[AnyMessage]) -> str:
+    """Return the text of the last message that a person wrote.
+
+    Raises:
+        ValidationError: There is none, or it is empty.
+    """
+    for message in reversed(messages):
+        if isinstance(message, HumanMessage):
+            text = str(message.text).strip()
+            if text:
+                return text
+            break
+    raise ValidationError(
+        "The message is empty, so there is nothing to do.", fix="Write what you want to know."
+    )
