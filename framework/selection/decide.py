@@ -17,8 +17,8 @@ import numpy as np
 from framework.selection.tfidf import Array
 
 _NEARLY = 0.8
-_BY_WORDS = (0.40, 0.07)  # evidence of the unexplained words; and more for each e-fold candidates
-_WORDS_SHARE = 0.2  # of all the evidence, at least
+_BY_WORDS = (0.25, 0.10)  # evidence of the unexplained words; and more for each e-fold candidates
+_WORDS_SHARE = 0.1  # of all the evidence, at least
 _BY_PART = (0.30, 0.15)  # evidence of a part, the same way
 _FIRST_IN_PART = 0.65  # at most this share of the part's evidence may be the first's
 
