@@ -4,8 +4,8 @@ A candidate with examples has learned which requests need it. One without has on
 and a request speaks for its siblings and opposites in the same words. So beside the first it is
 needed only for what those before it do not explain: words of the request that they have nothing
 of, or a part of the request that is clearly another's. What counts as clear rises with the number
-of candidates, since the best of many comes high by chance. The settings were chosen on the tuning
-part of ``tests/benchmarks/function_choice.py`` and on MetaTool's tuning pairs.
+of candidates, since the best of many comes high by chance. The settings were chosen on the
+tuning data that ``tests/benchmarks/function_choice.py`` names.
 """
 
 from __future__ import annotations
