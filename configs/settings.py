@@ -174,10 +174,8 @@ class Settings(BaseSettings):
         >>> Settings(data_folders=["/srv/data"]).section("query_data")
         {'data_folders': ['/srv/data']}
         """
-        return {
-            **self.capabilities.get(capability, {}),
-            "data_folders": list(self.data_folders),
-        }
+        folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
+        return {**self.capabilities.get(capability, {}), **folders}
 
     @classmethod
     def settings_customise_sources(

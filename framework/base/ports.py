@@ -48,20 +48,22 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request for one step.
+    """One request for one step, or for one call of a chat model.
 
     Attributes:
-        capability: Name of the capability.
+        capability: Name of the capability; of a model call, the model's role.
         step: The planned step.
         key: Its context key.
         index: Its place in the plan, from 0.
         total: How many steps the plan has.
         number: Which try this is, from 1.
         objective: What it is for.
-        inputs: Context type to validated input; filled by ``screen``.
+        inputs: Context type to validated input, filled by ``screen``; of a model call, ``model``
+            and ``messages``.
         parameters: Validated parameters (a model, else a dictionary); filled by ``screen``.
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
+        kind: ``step`` or ``model``.
     """
 
     capability: str
@@ -75,6 +77,7 @@ class Attempt:
     parameters: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
+    kind: Literal["step", "model"] = "step"
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""

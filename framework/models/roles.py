@@ -14,7 +14,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import mask_secrets
 from configs.settings import ModelSettings
 from framework.base import ConfigurationError, MissingExtraError, require_extra
-from framework.models.around import Middleware
+from framework.base.ports import Middleware
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -32,7 +32,7 @@ class RoleModel:
         role: What it is for.
         model: The chat model.
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
-        around: What stands around each call; see :mod:`framework.models.around`.
+        around: What stands around each call.
     """
 
     role: str

@@ -8,8 +8,8 @@ from typing import Any
 
 from configs.settings import Settings
 from framework.base import require_extra
+from framework.base.ports import Middleware
 from framework.models.answering import ModelAnswerer
-from framework.models.around import Middleware
 from framework.models.extraction import ModelExtractor
 from framework.models.planning import ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed

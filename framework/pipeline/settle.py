@@ -15,7 +15,7 @@ from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.pipeline.failures import after_effect, read_failure
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
-from framework.pipeline.sort_result import Sorted, sort_result
+from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
 from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, emit
 
 
@@ -48,6 +48,9 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
         if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
             # No schema could drop a key here: a unit test looks at what was returned.
             return _succeeded(job, attempt, Sorted(updates=dict(result)))
+        if job.door.types is not None:
+            for context in contexts_in(result, job.stored):
+                job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
         found = sort_result(
             result,
             job.stored,

@@ -109,6 +109,15 @@ def sort_result(
     return Sorted(updates, contexts, plan)
 
 
+def contexts_in(result: Any, stored: list[CapabilityContext]) -> list[CapabilityContext]:
+    """Return the context objects of a result."""
+    found = list(stored)
+    for value in result if isinstance(result, (list, tuple)) else [result]:
+        inside = value.values() if isinstance(value, Mapping) else [value]
+        found += [item for item in inside if isinstance(item, CapabilityContext)]
+    return found
+
+
 def _check_promise(
     step: PlannedStep,
     key: str,

@@ -4,8 +4,8 @@ A candidate with examples has learned which requests need it. One without has on
 and a request speaks for its siblings and opposites in the same words. So beside the first it is
 needed only for what those before it do not explain: words of the request that they have nothing
 of, or a part of the request that is clearly another's. What counts as clear rises with the number
-of candidates, since the best of many comes high by chance. The settings were chosen on the tuning
-part of ``tests/benchmarks/function_choice.py`` and on MetaTool's tuning pairs.
+of candidates, since the best of many comes high by chance. The settings were chosen on the
+tuning data that ``tests/benchmarks/function_choice.py`` names.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from framework.selection.tfidf import Array
 
 _NEARLY = 0.8
-_BY_WORDS = (0.40, 0.07)  # evidence of the unexplained words; and more for each e-fold candidates
-_WORDS_SHARE = 0.2  # of all the evidence, at least
+_BY_WORDS = (0.25, 0.10)  # evidence of the unexplained words; and more for each e-fold candidates
+_WORDS_SHARE = 0.1  # of all the evidence, at least
 _BY_PART = (0.30, 0.15)  # evidence of a part, the same way
 _FIRST_IN_PART = 0.65  # at most this share of the part's evidence may be the first's
 

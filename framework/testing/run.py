@@ -114,6 +114,7 @@ async def run_capability(
     known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
     run = CapabilityRun()
     registry = Registry(infrastructure=()).with_(cls, *types.values())
+    types.update(registry.context_types)
     told = dict(config or {})
     settings = Settings(
         capabilities={spec.name: told},
@@ -127,6 +128,7 @@ async def run_capability(
         EffectLedger(Journal(), view),
         failures=attempt - 1,
         raw_errors=True,
+        types=types,
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
     asked = Attempt(
@@ -139,8 +141,7 @@ async def run_capability(
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)
     for kind, entries in record.contexts.items():
-        cls_of = registry.context_types
-        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], cls_of)
+        run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], types)
     return run
 
 

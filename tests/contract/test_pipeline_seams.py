@@ -196,7 +196,7 @@ async def test_a_middleware_stands_around_model_calls(agent: Any, step: Any) -> 
     )
     assert status(await it.ask()) == "completed"
     assert len(model.calls) == 1
-    assert [attempt.capability for attempt in entered] == ["read", "model:answer"]
+    assert [attempt.capability for attempt in entered] == ["read", "answer"]
 
 
 async def test_one_middleware_serves_parallel_steps_and_many_threads(agent: Any, step: Any) -> None:
