@@ -56,6 +56,8 @@ def run(version: str, python: str, pins: list[str], options: list[str]) -> str:
     wanted = ["--constraint", FOLDER / f"{name}.txt", "--editable", ".[dev]"]
     if subprocess.run([*install, *wanted], cwd=ROOT, check=False).returncode:
         return "cannot be installed"
+    # An old version does not know what a new one of something else has come to deprecate.
+    options = [*(["-W", "default::DeprecationWarning"] if pins else []), *options]
     tests = [environment, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *options]
     code = subprocess.run(tests, cwd=ROOT, check=False).returncode
     return "passed" if code == 0 else f"failed (exit {code})"
