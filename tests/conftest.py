@@ -51,7 +51,7 @@ _SET_UP = (
     ("framework/registry/discovery.py", "walk"),
     ("framework/registry/discovery.py", "load_entry_points"),
     ("configs/settings.py", "load_settings"),
-    ("configs/settings.py", "_packaged"),
+    ("configs/settings.py", "packaged_defaults"),
 )
 
 

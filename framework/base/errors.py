@@ -110,9 +110,15 @@ class ModelError(CapgraphError):
 
 
 class PersistenceError(CapgraphError):
-    """A saver or store that cannot be used."""
+    """A saver or store that cannot be used.
+
+    Attributes:
+        ends_the_run: Whether it is the run's own records that cannot be kept; then the run stops,
+            for nothing that it does could be reported.
+    """
 
     code = "CG-PERSISTENCE"
+    ends_the_run: bool = False
 
 
 class ThreadBusyError(PersistenceError):

@@ -55,6 +55,16 @@ class GraphNode:
         kwargs.setdefault("services", self._services)
         return await run(self.spec, state, **kwargs)
 
+    def __get__(self, instance: Any, owner: type) -> GraphNode:
+        """Return the node of the class that was decorated, and of no subclass."""
+        if owner is self.original_class:
+            return self
+        parent = self.original_class.__name__
+        raise AttributeError(
+            f"{owner.__name__} is not decorated, and the node of {parent} would run {parent}."
+            f" Fix: put the decorator above {owner.__name__} too."
+        )
+
     def bound(self, services: Any) -> GraphNode:
         """Return the same node with services of its own."""
         return GraphNode(self.spec, services)

@@ -183,4 +183,4 @@ def _unbound(cls: Any) -> Services:
 
     registry = Registry(infrastructure=())
     registry.register(cls)
-    return bind(registry, settings=Settings())
+    return bind(registry, settings=Settings(infrastructure=[]))

@@ -14,7 +14,8 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,16 @@ class UnknownOutcome(GraphBubbleUp):
     def __init__(self, question: Question) -> None:
         super().__init__(question.reason)
         self.question = question
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    try:
+        yield
+    except PersistenceError as exc:
+        # The run stops: nothing that it did could be reported.
+        exc.ends_the_run = True
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,8 @@ class EffectLedger:
             PersistenceError: The checkpoint is not saved, or another process has the thread.
         """
         if self.durable:
-            await self._journal.ready_for_effects(confirm=confirm)
+            with _kept():
+                await self._journal.ready_for_effects(confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -311,7 +323,8 @@ class EffectLedger:
         if self._waits is None:
             async with self._lock:
                 if self._waits is None:
-                    self._waits = await self._journal.read(f"{self._turn}/waits")
+                    with _kept():
+                        self._waits = await self._journal.read(f"{self._turn}/waits")
         entry = self._waits.get(key)
         if entry is None:
             return 0, None
@@ -323,7 +336,8 @@ class EffectLedger:
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._waits = {**(self._waits or {}), key: entry}
-            await self._journal.write(f"{self._turn}/waits", self._waits)
+            with _kept():
+                await self._journal.write(f"{self._turn}/waits", self._waits)
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -331,7 +345,10 @@ class EffectLedger:
         known = self._rows.get(name)
         if known is not None:
             return known
-        found = await self._journal.read(name) if self.durable else {}
+        found: dict[str, Any] = {}
+        if self.durable:
+            with _kept():
+                found = await self._journal.read(name)
         if not found and name in self._view.effects:
             found = _from_state(self._view.effects[name])
         if found:
@@ -340,7 +357,8 @@ class EffectLedger:
 
     async def _write(self, name: str, record: dict[str, Any]) -> None:
         if self.durable:
-            await self._journal.write(name, record)
+            with _kept():
+                await self._journal.write(name, record)
         self._rows[name] = record
 
 

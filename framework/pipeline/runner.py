@@ -15,7 +15,6 @@ from framework.base.errors import (
     CapabilityError,
     ConfigurationError,
     FatalExecutionError,
-    PersistenceError,
 )
 from framework.base.ports import (
     STAGES,
@@ -148,7 +147,7 @@ async def _around_record(
 
     try:
         result = await _around(job, attempt, middleware=middleware, inner=watched)
-    except (GraphBubbleUp, FatalExecutionError, PersistenceError):
+    except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
         return settle.failed_record(job, attempt, exc)

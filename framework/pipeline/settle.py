@@ -10,7 +10,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 
 from configs.logger import get_logger
-from framework.base.errors import ErrorSeverity, FatalExecutionError
+from framework.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.pipeline.failures import after_effect, read_failure
 from framework.pipeline.job import STOPPED, Inner, Job, Result
@@ -122,7 +122,8 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         FatalExecutionError: The failure was classified FATAL; the cause is chained.
         Exception: The original one, where development mode wants it.
     """
-    if job.door.raw_errors or raw_errors_wanted():
+    ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
+    if ends_the_run or job.door.raw_errors or raw_errors_wanted():
         raise exc
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:

@@ -117,6 +117,7 @@ async def run_capability(
     types.update(registry.context_types)
     told = dict(config or {})
     settings = Settings(
+        infrastructure=[],
         capabilities={spec.name: told},
         data_folders=told.pop("data_folders", []),
         approvals={"steps": "none"},

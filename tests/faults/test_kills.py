@@ -66,7 +66,7 @@ def test_killed_between_start_and_end_of_an_effect_asks_and_does_not_repeat(
 ) -> None:
     # Wherever exactly the instants lie: killed at each of a stretch, some fall inside an effect.
     total = Tally()
-    for instant in range(60, 76, 2):
+    for instant in range(80, 104, 2):
         total += sqlite.at_instants(instant)
         if total.asked:
             break

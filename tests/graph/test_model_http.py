@@ -551,7 +551,7 @@ async def test_text_inside_results_stays_data(
 async def test_a_model_that_obeys_an_attack_still_cannot_run_what_was_not_chosen(
     server: OpenAIServer, client: Callable[..., Client]
 ) -> None:
-    server.on("Choice", chosen("read_sensor"))
+    server.on("Choice", chosen("read_sensor"), chosen("read_sensor"))
     server.on("ExecutionPlan", *[plan(READ, step("w", "wipe"), RESPOND) for _ in range(5)])
     asked = client()
     state = await asked.ask("What does the sensor say?")

@@ -15,7 +15,8 @@ from langgraph.graph import START, StateGraph
 
 from framework import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
 from framework.base import CapabilityError, FatalExecutionError
-from framework.graph.compiled import with_sync_calls
+from framework.engine.entry import Entry
+from framework.graph.compiled import agent_graph
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
 
@@ -131,7 +132,7 @@ def test_a_slow_reader_holds_the_run_back() -> None:
     builder.add_node("add", add)
     builder.add_edge(START, "add")
     builder.add_conditional_edges("add", lambda state: "add" if state["count"] < 500 else "__end__")
-    graph = with_sync_calls(builder.compile())
+    graph = agent_graph(builder.compile(), Entry())
     stream = graph.stream({"count": 0}, {"recursion_limit": 1000}, stream_mode="updates")
     next(stream)
     before = -1

@@ -114,7 +114,9 @@ async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
 def test_what_survives_is_what_the_design_says() -> None:
     assert {"messages", "capability_context_data"} <= SURVIVES_A_TURN
     for key in SURVIVES_A_TURN - {"messages", "capability_context_data"}:
-        assert key in {"agent_control", "runtime_info"}, "another surviving key needs a reason"
+        assert key in {"agent_control", "control_begun", "control_turn", "runtime_info"}, (
+            "another surviving key needs a reason"
+        )
     assert set(AgentState.__annotations__) >= SURVIVES_A_TURN
 
 
