@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from framework.base.capability import BaseCapability
 from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
-from framework.base.node import GraphNode
+from framework.base.node import GraphNode, NodeOf
 from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 
 T = TypeVar("T", bound=type)
@@ -75,7 +75,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
                 setattr(target, name, value)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
-    target.langgraph_node = GraphNode(spec)  # type: ignore[attr-defined]
+    target.langgraph_node = NodeOf(GraphNode(spec))  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]
     return target
 
@@ -122,7 +122,7 @@ def _make_node(cls: Any, quiet: bool, before: str | None, after: str | None) -> 
         )
     spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, cls)
 
-    cls.langgraph_node = GraphNode(spec)
+    cls.langgraph_node = NodeOf(GraphNode(spec))
     cls.infrastructure_spec = spec
     return cls
 

@@ -55,19 +55,30 @@ class GraphNode:
         kwargs.setdefault("services", self._services)
         return await run(self.spec, state, **kwargs)
 
-    def __get__(self, instance: Any, owner: type) -> GraphNode:
-        """Return the node of the class that was decorated, and of no subclass."""
-        if owner is self.original_class:
-            return self
-        parent = self.original_class.__name__
-        raise AttributeError(
-            f"{owner.__name__} is not decorated, and the node of {parent} would run {parent}."
-            f" Fix: put the decorator above {owner.__name__} too."
-        )
-
     def bound(self, services: Any) -> GraphNode:
         """Return the same node with services of its own."""
         return GraphNode(self.spec, services)
 
     def __repr__(self) -> str:
         return f"<langgraph_node of {self.name!r}>"
+
+
+class NodeOf:
+    """A class's own node: a subclass that is not decorated would run its parent's steps."""
+
+    def __init__(self, node: GraphNode) -> None:
+        self._node = node
+
+    def __get__(self, instance: Any, owner: type) -> GraphNode:
+        """Return the node of the class that was decorated, and of no subclass.
+
+        Raises:
+            AttributeError: The class is a subclass that is not decorated.
+        """
+        if owner is self._node.original_class:
+            return self._node
+        parent = self._node.original_class.__name__
+        raise AttributeError(
+            f"{owner.__name__} is not decorated, and the node of {parent} would run {parent}."
+            f" Fix: put the decorator above {owner.__name__} too."
+        )

@@ -106,6 +106,11 @@ class Entry:
             checked["planning_execution_plan"] = _stamped(checked["planning_execution_plan"])
         return checked
 
+    async def settle(self, config: Mapping[str, Any]) -> None:
+        """Let the sinks take what a run sent before its caller goes on."""
+        if self._events is not None and not is_task(config):
+            await self._events.settle()
+
     def observer(self, config: Mapping[str, Any]) -> Callable[[], AbstractContextManager[None]]:
         """Return what a run goes on in: its events are stamped, its prompts are the settings'.
 

@@ -65,6 +65,7 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
                 with inside():
                     chunk = await anext(stream, _END)
                 if chunk is _END:
+                    await entry.settle(config)
                     return
                 yield chunk
 

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from configs.streaming import use_outlet
 from framework.base.ports import Sink
 from framework.telemetry.events import EventsLost
 
+_MOMENT = 0.25
 IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id")
 """What an event may be about."""
 
@@ -109,6 +110,13 @@ class EventDispatcher:
         """Wait until the sinks have taken, lost or refused every event so far."""
         for outlet in self._outlets:
             await asyncio.wrap_future(outlet.executor.submit(lambda: None))
+
+    async def settle(self) -> None:
+        """Give the sinks a moment to take what a run sent; a slow one is not waited for."""
+        if any(outlet.busy for outlet in self._outlets):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_MOMENT):
+                    await self.flush()
 
     def counts(self) -> list[SinkCounts]:
         """Return what became of the events of each sink, in the order of the sinks."""

@@ -64,7 +64,7 @@ async def test_what_an_edge_writes_is_lost_so_no_edge_of_ours_writes(agent: Any,
     for branches in bench.graph.builder.branches.values():
         for branch in branches.values():
             before = copy.deepcopy(state)
-            branch.path.invoke(state)
+            await branch.path.ainvoke(state)
             assert state == before
 
 

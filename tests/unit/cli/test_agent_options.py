@@ -124,13 +124,14 @@ def test_new_thread_ids_differ_and_can_be_used():
     assert all(check_thread_id(item) == item for item in ids)
 
 
-def test_the_command_line_reads_its_folder_and_the_files_of_data(home, tmp_path_factory):
+@pytest.mark.may_block
+async def test_the_command_line_reads_its_folder_and_the_files_of_data(home, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "far.csv"
     elsewhere.write_text("a\n1\n")
-
-    settings = read_settings(None, [str(elsewhere), "vega:cars.json"])
-
-    assert settings.data_folders == [str(home), str(elsewhere)]
+    settings = read_settings(None)
+    assert settings.data_folders == [str(home)]
+    async with open_agent(settings, db="memory", data=[str(elsewhere), "vega:cars.json"]) as agent:
+        assert agent.settings.data_folders == [str(home), str(elsewhere)]
 
 
 def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home):
