@@ -71,8 +71,8 @@ class TimeRangeParsing(BaseCapability):
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(
             instructions=(
-                "Plan this before data_retrieval when the request names a time. Keep all words"
-                " about time in the task objective, also those of a comparison."
+                "Plan this when a relative time such as 'last week' must be worked out; a time that"
+                " the request names outright is better stated as periods of the query."
             ),
             examples=[
                 OrchestratorExample(

@@ -70,6 +70,9 @@ async def _plan(
         "catalog": services.registry,
         "available": state.get("capability_context_data") or {},
         "guides": services.registry.planning_guides(active),
+        "notes": await services.registry.planning_notes(active, state, services.settings)
+        if services.planner.can_correct
+        else {},
         "failure": failure.get("classification"),
         "failed_capability": failure.get("capability_name"),
         "previous": state.get("planning_execution_plan"),

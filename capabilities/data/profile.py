@@ -20,11 +20,13 @@ from capabilities.data.readings import (
     unreadable_sql,
 )
 from capabilities.data.session import Session, identifier
+from capabilities.data.units import guess_temperature_unit, unit_in_name
 from capabilities.data.words import name_words
 from framework.base import ValidationError
 
 Kind = Literal["number", "category", "text", "flag", "empty"]
 Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
+_TEMPERATURES = frozenset({"temp", "temperature", "tmin", "tmax", "tavg", "dewpoint"})
 _SAMPLE = 2000
 _CELLS = 400_000
 _LOOKED_THROUGH = 200
@@ -44,6 +46,7 @@ class Column:
         reading: How its text becomes a number.
         values: Its distinct values, for a category.
         unread: How many values cannot be read, and some of them.
+        complete: Whether ``values`` are all of them.
     """
 
     name: str
@@ -54,6 +57,21 @@ class Column:
     low: float | None = None
     high: float | None = None
     unread: tuple[int, tuple[str, ...]] = (0, ())
+    complete: bool = True
+
+    @property
+    def unit(self) -> str | None:
+        """Its unit: from the name, or for temperatures from the range; see ``unit_guessed``."""
+        return unit_in_name(self.name) or self.unit_guessed
+
+    @property
+    def unit_guessed(self) -> str | None:
+        """The unit that only the range of temperatures tells."""
+        if self.low is None or self.high is None or unit_in_name(self.name):
+            return None
+        if not _TEMPERATURES.intersection(name_words(self.name)):
+            return None
+        return guess_temperature_unit(self.low, self.high)
 
     @property
     def ref(self) -> ColumnRef:
@@ -119,11 +137,11 @@ class TableProfile:
         shown = ", ".join(name[:80] for name in names[:_LISTED])
         return f"{shown} and {more:,} more" if more > 0 else shown
 
-    def unread(self, columns: Iterable[str]) -> list[str]:
-        """Say what cannot be read of the time and of some columns, a sentence for each."""
+    def unread(self, columns: Iterable[str], *, timed: bool = True) -> list[str]:
+        """Say what cannot be read of some columns, and of the time, a sentence for each."""
         label, wanted = self.table.label, set(columns)
         found = []
-        if self.unread_times[0] and self.time is not None:
+        if timed and self.unread_times[0] and self.time is not None:
             found.append((self.unread_times, self.time.columns[0], "no date that can be read"))
         found += [
             (column.unread, column.name, "no number that can be read")
@@ -232,8 +250,16 @@ def _all_between(values: list[str], low: int, high: int) -> bool:
 def _with_clock(
     time: TimeRef | None, typed: list[tuple[str, str]], samples: dict[str, list[str]]
 ) -> TimeRef | None:
-    """Add a column of hours or clock times that stands beside a column of dates."""
-    if time is None or len(time.columns) > 1 or time.reading in ("year", "yearmonth", "quarter"):
+    """Add the column of quarters, hours or clock times that stands beside one of years or dates."""
+    if time is None or len(time.columns) > 1:
+        return time
+    if time.reading == "year":
+        for name, _ in typed:
+            if name_words(name) in (["quarter"], ["qtr"]) and _all_between(samples[name], 1, 4):
+                return time.model_copy(
+                    update={"columns": [time.columns[0], name], "reading": "year+quarter"}
+                )
+    if time.reading in ("year", "yearmonth", "quarter", "named month"):
         return time
     clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
     if any(not value.endswith("00:00:00") for value in clocks):
@@ -269,17 +295,18 @@ def _column(
         low, high = (min(numbers), max(numbers)) if numbers else (None, None)
         return Column(name, "number", reading, (), min(decimals, 4), low, high)
     if session is None:
-        return Column(name, "category", values=tuple(sorted({v for v in sample if v.strip()})))
+        values = tuple(sorted({v for v in sample if v.strip()}))
+        return Column(name, "category", values=values, complete=False)
     column = identifier(name)
     rows = session.query(
         f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
         f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
         label=table.label,
     )
-    values = sorted(row[0] for row in rows)
-    if len(values) > MAX_VALUES:
+    found = sorted(row[0] for row in rows)
+    if len(found) > MAX_VALUES:
         return Column(name, "text")
-    return Column(name, "category", values=tuple(values))
+    return Column(name, "category", values=tuple(found))
 
 
 def _is_code(name: str, sample: list[str]) -> bool:

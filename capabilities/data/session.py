@@ -148,7 +148,7 @@ class Session:
             named = f", names=[{', '.join(literal(name) for name in table.names)}]"
         return (
             f"read_csv({path_literal(path)}, delim={literal(table.delimiter)},"
-            f" quote={literal(table.quote)}, header={str(table.header).lower()},"
+            f" quote={literal(table.quote)}, escape={literal(table.escape)}, header={str(table.header).lower()},"
             f" skip={table.skip}, all_varchar=true, null_padding=true, strict_mode=false{named})"
         )
 
@@ -205,7 +205,7 @@ class Session:
         return [(row[0], row[1]) for row in rows]
 
     def query(
-        self, sql: str, parameters: list[Any] | None = None, label: str = "the data"
+        self, sql: str, parameters: Mapping[str, Any] | None = None, label: str = "the data"
     ) -> list[tuple[Any, ...]]:
         """Run a query.
 
@@ -217,7 +217,7 @@ class Session:
 
         self.work.check()
         try:
-            return self.connection.execute(sql, parameters or []).fetchall()
+            return self.connection.execute(sql, dict(parameters or {})).fetchall()
         except duckdb.InterruptException as exc:
             self.work.check()
             raise CapabilityError(

@@ -36,6 +36,15 @@ class Word:
     end: int
 
 
+def words_set(text: str) -> frozenset[str]:
+    """Return the words of a list that is written as one text.
+
+    >>> sorted(words_set("low high"))
+    ['high', 'low']
+    """
+    return frozenset(text.split())
+
+
 def fold(text: str) -> str:
     """Remove case and accents.
 

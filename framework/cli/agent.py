@@ -126,7 +126,7 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
     if _DATA_TYPE not in registry.context_types:
         raise ConfigurationError(
             "--data is given, but the agent has no context type DATA_SOURCE.",
-            fix="Add capabilities.contexts and capabilities.data_retrieval to 'modules'.",
+            fix="Add capabilities.contexts and capabilities.query_data to 'modules'.",
         )
     found = []
     for file in files:
