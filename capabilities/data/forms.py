@@ -15,6 +15,13 @@ from capabilities.periods.items import floor, shift
 from framework.base import ValidationError
 
 
+def _mean_or_single(unit: str) -> ValidationError:
+    return ValidationError(
+        f"The question does not tell whether single values or those of each {unit} are meant.",
+        fix=f"Say 'highest mean by {unit}', or ask without the {unit}.",
+    )
+
+
 class Form(Placing):
     """Makes the query of a clause whose words are placed."""
 
@@ -30,17 +37,23 @@ class Form(Placing):
         self._find_values()
         self._find_groups()
         self._find_superlative()
-        self._find_subject()
+        self._find_subject(kind)
         self._find_numbers()
         self._find_rows_noun(kind)
         self._check_left()
         update = self._assemble(kind)
         update |= self._time_slots(update)
+        update["group_by"] = [self._part_name(name) for name in update.get("group_by") or []]
         if self.several:
             update["table"] = self.profile.table.label
         if self.join is not None and self.joined:
             update["join"] = self.join.table.label
         return Query.model_validate(update)
+
+    def _part_name(self, name: str) -> str:
+        """Write a part of the time so that no column of that name is meant."""
+        own = {c.name.casefold() for c in self.profile.columns}
+        return f"time.{name}" if name in own and name in (*ORDER, *TIME_PARTS) else name
 
     def _assemble(self, kind: str) -> dict[str, Any]:
         slots = self.slots
@@ -162,7 +175,11 @@ class Form(Placing):
         slots = self.slots
         if slots.superlative or not slots.where or slots.groups or slots.subject:
             raise self._unplaced(["share"])
+        if len(slots.where) > 1:
+            raise self._unplaced(["share"])  # of all rows, or of those that pass one test?
         free = [m for m in numbers if m.column.name not in {f.column for f in slots.where}]
+        if any((m.column.low, m.column.high) == (0, 1) for m in free):
+            raise self._unplaced([m.column.name for m in free])
         if not free:
             return self._base_form(aggregate="rows", share=True)
         name = self._one(free)
@@ -284,6 +301,9 @@ class Form(Placing):
             )
         if subject in ORDER or subject in TIME_PARTS:
             self._not_finer(subject)
+            if not (slots.aggregate or found.concept or self._adds_up(name)):
+                # The month of the highest single value, or of the highest mean?
+                raise self._unplaced([found.word], _mean_or_single(subject))
             aggregate = slots.aggregate or self._default_aggregate(name)
             return self._base_form(
                 aggregate=aggregate, value=name, group_by=[subject], order=order, limit=limit
@@ -348,6 +368,9 @@ class Form(Placing):
         if slots.aggregate is None and self.picture and self._adds_up(name) is None:
             slots.aggregate = "mean"
         aggregate = slots.aggregate or self._default_aggregate(name)
+        if aggregate == "mean" and set(slots.groups) & set(ORDER) and self._adds_up(name):
+            # The mean of single rows, or of the totals of each month?
+            raise self._unplaced([slots.groups[0]], _mean_or_single(slots.groups[0]))
         return self._base_form(aggregate=aggregate, value=name, **extra)
 
     def _named_rows(self) -> bool:
@@ -360,7 +383,7 @@ class Form(Placing):
     def _one_step(self) -> bool:
         """Say whether the asked time is one time of the table."""
         frequency = self.profile.frequency
-        if len(self.times.intervals) != 1 or frequency not in ORDER:
+        if len(self.times.intervals) != 1 or frequency not in ORDER or frequency == "minute":
             return False
         start, end = self.times.intervals[0].start, self.times.intervals[0].end
         if start is None or end is None:

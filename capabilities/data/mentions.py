@@ -41,6 +41,8 @@ def concept(word: str) -> str:
     >>> concept("rainfall"), concept("sugar")
     ('precipitation', 'sugar')
     """
+    if word.endswith(("temp", "temperatur")):  # compounds, such as Aussentemp
+        return "temperature"
     return CONCEPTS.get(word, word)
 
 

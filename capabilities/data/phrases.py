@@ -63,7 +63,7 @@ PICTURE = re.compile(
     r"|\bas (?:an?\s+)?(?:svg|png|bars?|lines?|(?:bar|line)? ?(?:chart|plot|graph))\b",
     re.IGNORECASE,
 )
-MEASURES = words_set("speed level concentration")
+MEASURES = words_set("speed level concentration count")
 GOOD = words_set("yield score revenue profit return sale")
 CROSSING = re.compile(
     r"\bfirst\s+(?:(?:go|went|rise|rose|climb(?:ed)?|get|got|fall|fell|drop(?:ped)?|come|came)\s+)?"

@@ -52,9 +52,18 @@ from capabilities.data.phrases import (
     TREND,
     WITH_SOME,
 )
+from capabilities.data.profile import Column
 from capabilities.data.query import Filter
 from capabilities.data.units import is_unit
 from framework.base import ValidationError
+
+
+def _yes(column: Column) -> str | None:
+    """Return the value for yes of a column that says yes or no."""
+    known = {value.casefold(): value for value in column.values}
+    if len(known) == 2 and set(known) in ({"yes", "no"}, {"true", "false"}):
+        return known.get("yes") or known.get("true")
+    return None
 
 
 class Placing(Clause):
@@ -386,10 +395,16 @@ class Placing(Clause):
             raise self._unplaced([self.words[found.place].text])
         self.slots.values.append(Mention(columns[0], frozenset({found.place})))
 
-    def _find_subject(self) -> None:
+    def _find_subject(self, kind: str) -> None:
         """Find what "which X" and "X with the highest" ask for."""
         slots = self.slots
         for mention in list(slots.values):
+            yes = _yes(mention.column) if kind in ("count", "share") else None
+            if yes is not None:
+                # "How many smokers": those where the column says yes.
+                slots.where.append(Filter(column=mention.column.name, value=yes))
+                slots.values.remove(mention)
+                continue
             if mention.column.kind in ("category", "text", "flag") and mention.column.name not in (
                 slots.groups
             ):
@@ -420,10 +435,10 @@ class Placing(Clause):
             by = re.search(r"\bby\b", self.text[match.end() :])
             if by:
                 self.free -= self._places(match.end() + by.start(), match.end() + by.end())
-        for match in re.finditer(r"\bin\s+(°?)\s*([^\W\d]\w*(?:/\w+)?)", self.text):
+        for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
             places = self._places(*match.span(2))
             word = match[2]
-            if places and self.words[min(places)].stem not in UNITS and is_unit(word):
+            if places and self.words[min(places)].stem not in {*UNITS, *NOTHING} and is_unit(word):
                 self.slots.unit = {"C": "°C", "F": "°F"}.get(word, word) if match[1] else word
                 self.free -= places
                 break

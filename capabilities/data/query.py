@@ -50,7 +50,8 @@ class Query(BaseModel):
     """What to compute.
 
     A column is named as in the file; ``time`` is the time of a row, and ``hour`` to ``decade``,
-    ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year`` and ``iso_week`` are parts of it.
+    ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year`` and ``iso_week`` are parts of it
+    (``time.month`` where a column is called month).
 
     >>> Query(aggregate="mean", value="temp", group_by=["month"]).limit
     """

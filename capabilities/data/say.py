@@ -77,7 +77,7 @@ class _Speaker:
 
     def _table(self) -> str:
         query, found = self.query, self.found
-        groups = listed([name.replace("_", " ") for name in query.group_by])
+        groups = listed([name.removeprefix("time.").replace("_", " ") for name in query.group_by])
         kind = "Change of the " if query.change and not query.periods else "The "
         order = f", {query.order} first" if query.order != "group" and len(found.rows) > 1 else ""
         period = found.rows[0].period

@@ -214,11 +214,12 @@ class Scope:
 
     def group(self, name: str) -> tuple[str, str | None]:
         """Return SQL to group by, and the part of the time that it is."""
-        found = self.find(name)
+        found = None if name.startswith("time.") else self.find(name)
         if found is not None:
             if found.column is not None and found.column.kind == "number":
                 return self.number(name), None
             return self.text(name), None
+        name = name.removeprefix("time.")
         if name == "time":
             return self.time(), "time"
         if name in TIME_UNITS:

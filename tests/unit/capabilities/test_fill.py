@@ -85,6 +85,46 @@ def _plain(folder: Path) -> Path:
     return file
 
 
+GUESTS = (
+    "date,day,smoker,survived,sex,bill\n"
+    "2024-01-05,1,Yes,1,male,9\n2024-01-05,2,No,0,female,3\n2024-01-06,3,Yes,1,female,5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("how many smokers were there?", "was 2."),
+        ("mean bill by day", "5 January 2024: 6"),  # a date, not the column of that name
+    ],
+)
+def test_yes_columns_and_columns_called_like_a_time(
+    tmp_path: Path, question: str, said: str
+) -> None:
+    file = tmp_path / "guests.csv"
+    file.write_text(GUESTS)
+
+    assert said in ask(question, file).get_summary()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "what percentage of women survived?",  # of the women, or of all?
+        "what share of female guests are smokers?",
+        "average revenue per month",
+    ],
+)
+def test_a_question_with_two_meanings_is_not_answered(
+    sales: Path, tmp_path: Path, question: str
+) -> None:
+    file = tmp_path / "guests.csv"
+    file.write_text(GUESTS)
+
+    with pytest.raises(ValidationError):
+        ask(question, file if "share" in question or "percentage" in question else sales)
+
+
 def test_a_question_that_follows_changes_the_one_before(sales: Path) -> None:
     first = ask("total revenue in the North in 2021", sales)
     queries = [answer.query for answer in first.answers]
