@@ -438,7 +438,8 @@ class Placing(Clause):
         for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
             places = self._places(*match.span(2))
             word = match[2]
-            if places and self.words[min(places)].stem not in {*UNITS, *NOTHING} and is_unit(word):
+            known = {*UNITS, *NOTHING, *self.names}
+            if places and self.words[min(places)].stem not in known and is_unit(word):
                 self.slots.unit = {"C": "°C", "F": "°F"}.get(word, word) if match[1] else word
                 self.free -= places
                 break

@@ -9,6 +9,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
+from capabilities.data.arithmetic import Arithmetic
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import TIME_PARTS, TIME_UNITS, Filter, Query
 from capabilities.data.readings import number_sql, time_sql
@@ -17,7 +18,6 @@ from capabilities.data.units import conversion
 from capabilities.data.words import fold, name_words
 from framework.base import ErrorSeverity, ValidationError
 
-_TOKEN = re.compile(r"\s*(?:`([^`]+)`|([^\W\d]\w*)|(\d+(?:\.\d*)?|\.\d+)|(.))", re.DOTALL)
 _PLACE = re.compile(r" \(column \d+\)$")
 _PARTS = {
     "weekday": "isodow({t}) - 1",
@@ -235,7 +235,16 @@ class Scope:
             return self.number(text)
         if text in TIME_PARTS or text in TIME_UNITS:
             return f"CAST({self.group(text)[0]} AS DOUBLE)"
-        return _Arithmetic(self, text).sql()
+        if not re.search(r"[-+*/]", text):
+            self.column(text.strip("` "))
+        return Arithmetic(text, self.number, self._no_arithmetic(text)).sql()
+
+    def _no_arithmetic(self, text: str) -> ValidationError:
+        return replan(
+            f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
+            " columns.",
+            f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
+        )
 
     # --- tests ---------------------------------------------------------------------------------
 
@@ -395,72 +404,3 @@ def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile
         f"{what} the columns of the query: {some(sorted(wanted)) or 'none is named'}.",
         f"Name one in 'table': {labels}.",
     )
-
-
-class _Arithmetic:
-    """Reads arithmetic of columns and numbers."""
-
-    def __init__(self, scope: Scope, text: str) -> None:
-        self._scope = scope
-        self._text = text
-        self._tokens = [match for match in _TOKEN.finditer(text) if match[0].strip()]
-        self._at = 0
-        self._depth = 0
-
-    def sql(self) -> str:
-        """Return the whole as SQL."""
-        if len(self._tokens) < 3 or not re.search(r"[-+*/]", self._text):
-            self._scope.column(self._text.strip("` "))
-        found = self._sum()
-        if self._at < len(self._tokens):
-            raise self._wrong()
-        return found
-
-    def _sum(self) -> str:
-        left = self._product()
-        while sign := self._sign("+-"):
-            left = f"({left} {sign} {self._product()})"
-        return left
-
-    def _product(self) -> str:
-        left = self._atom()
-        while sign := self._sign("*/"):
-            right = self._atom()
-            left = f"({left} {sign} {f'nullif({right}, 0)' if sign == '/' else right})"
-        return left
-
-    def _atom(self) -> str:
-        if self._sign("-"):
-            return f"(-{self._atom()})"
-        if self._sign("("):
-            self._depth += 1
-            if self._depth > 50:
-                raise self._wrong()
-            found = self._sum()
-            if not self._sign(")"):
-                raise self._wrong()
-            return found
-        if self._at >= len(self._tokens):
-            raise self._wrong()
-        quoted, name, number, other = self._tokens[self._at].groups()
-        self._at += 1
-        if number is not None:
-            return repr(float(number))
-        if other is not None:
-            raise self._wrong()
-        return self._scope.number(quoted or name)
-
-    def _sign(self, signs: str) -> str:
-        if self._at < len(self._tokens):
-            sign = self._tokens[self._at][4]
-            if sign is not None and sign in signs:
-                self._at += 1
-                return str(sign)
-        return ""
-
-    def _wrong(self) -> ValidationError:
-        return replan(
-            f"{self._text!r} is no column of {self._scope.profile.table.label} and no arithmetic"
-            " of its columns.",
-            f"Use + - * / and ( ), other names in backticks; columns: {some(self._scope.known)}.",
-        )

@@ -253,18 +253,3 @@ def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[Session]
         folder = Path(name)
         with connect(folder, work) as connection:
             yield Session(connection, folder, work, settings)
-
-
-def check_unchanged(table: TableRef) -> None:
-    """Raise when a file is no longer the one that the data set was described from."""
-    try:
-        status = Path(table.path).stat()
-    except OSError as exc:
-        raise ValidationError(
-            f"The data file {table.label!r} is gone.", fix="Restore the file and ask again."
-        ) from exc
-    if (status.st_size, status.st_mtime_ns) != (table.size, table.modified_ns):
-        raise ValidationError(
-            f"The data file {table.label!r} was changed after its columns were read.",
-            fix="Ask again, so that the file is read anew.",
-        )

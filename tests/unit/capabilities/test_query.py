@@ -146,7 +146,7 @@ def test_a_join_counts_no_row_twice(sales: Path, tmp_path: Path) -> None:
     [
         ({"aggregate": "mean", "value": "profit"}, "no column 'profit'.*revenue"),
         ({"aggregate": "mean", "value": "region"}, "holds no numbers.*units"),
-        ({"aggregate": "mean", "value": "units + "}, r"no column .units"),
+        ({"aggregate": "mean", "value": "units + "}, "no arithmetic"),
         ({"aggregate": "mean", "value": "units; DROP TABLE x"}, "no column|no arithmetic"),
         (
             {"aggregate": "rows", "where": [{"column": "region", "value": "West"}]},
