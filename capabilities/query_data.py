@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
-from pydantic import model_validator
 
 from capabilities.contexts import DataSource, QueryResult, TimeRange
 from capabilities.data.answer import answer_query, answer_question
@@ -35,7 +35,9 @@ from framework.base import (
 class QueryDataParameters(Query):
     """A query; without any of it, one is filled from the task by plain rules."""
 
-    aggregate: Aggregate | None = None  # type: ignore[assignment]
+    aggregate: Aggregate | None = Field(  # type: ignore[assignment]
+        default=None, description=Query.model_fields["aggregate"].description
+    )
 
     @model_validator(mode="after")
     def _belongs_together(self) -> QueryDataParameters:

@@ -78,7 +78,12 @@ class Query(BaseModel):
     periods: list[tuple[datetime | None, datetime | None]] = Field(
         default=[], max_length=24, description="[from, to (excluded)]; several are compared."
     )
-    group_by: list[str] = Field(default=[], max_length=4)
+    group_by: list[str] = Field(
+        default=[],
+        max_length=4,
+        description="Columns, or of the time: hour, day, week, month, quarter, year, decade,"
+        " weekday, weekend, hour_of_day, month_of_year, iso_week.",
+    )
     rolling: int | None = Field(
         default=None, ge=2, le=100_000, description="Mean over this many rows, up to each row."
     )

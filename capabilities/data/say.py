@@ -58,15 +58,14 @@ class _Speaker:
     def _single(self, row: ResultRow) -> str:
         when = _when(row.period)
         if self.query.share and row.percent is not None:
-            of = "rows" if self.query.aggregate == "rows" else f"the {self._subject()}"
-            return (
-                f"{_percent(row.percent)} of {of}{when}{self._conditions(' have')}"
-                f" ({self._value(row)})."
-            )
+            of = "all rows" if self.query.aggregate == "rows" else f"the {self._subject()}"
+            part = _percent(row.percent)
+            return f"Rows{self._conditions()}: {part} of {of}{when} ({self._value(row)})."
         text = f"The {self._subject()}{self._conditions()}{when} was {self._value(row)}"
         if self.query.by and self.query.aggregate == "sum" and isinstance(row.value, int | float):
             text += f" ({_percent(100 * row.value)})"
-        where = self._place(row)
+        found_there = self.query.order == "group" and self.query.aggregate == "values"
+        where = self._place(row, timed=not (when and found_there))
         text += f", {where}" if where else ""
         if row.change is not None:
             percent = f" ({row.percent:+.2f}%)" if row.percent is not None else ""
@@ -140,9 +139,9 @@ class _Speaker:
             self.query.order, name
         )
 
-    def _conditions(self, verb: str = " where") -> str:
+    def _conditions(self) -> str:
         tests = [_test(given) for given in self.query.where]
-        return f"{verb} {' and '.join(tests)}" if tests else ""
+        return f" where {' and '.join(tests)}" if tests else ""
 
     def _entry(self, row: ResultRow) -> str:
         text = self._value(row)
@@ -156,9 +155,9 @@ class _Speaker:
         many = len(self.query.periods) > 1 and row.period
         return ", ".join([*row.group, *([str(row.period)] if many else [])])
 
-    def _place(self, row: ResultRow) -> str:
+    def _place(self, row: ResultRow, *, timed: bool = True) -> str:
         parts = [f"{name} {text}" for name, text in row.shown.items()]
-        if row.time is not None:
+        if row.time is not None and timed:
             exact = self.found.profile.frequency in ("minute", "hour", "day", "week", None)
             parts.append(f"{'on' if exact else 'in'} {self._moment(row.time)}")
         return ", ".join(parts)
