@@ -97,7 +97,10 @@ class QueryData(BaseCapability):
         stored = (state.get("capability_context_data") or {}).get("DATA_SOURCE") or {}
         parts = []
         for key, data in list(stored.items())[-3:]:
-            files = DataSource.model_validate(data).files
+            try:
+                files = DataSource.model_validate(data).files
+            except PydanticError:
+                continue  # the step that reads it says what is wrong
             task = str(state.get("task_current_task") or "")
             parts.append(f"{key}:\n" + await run_work(config, schema_of, files, task, config))
         return "\n".join(parts)

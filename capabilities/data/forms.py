@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from capabilities.data.lexicon import UNITS
 from capabilities.data.mentions import Mention, concept
-from capabilities.data.phrases import CHANGE, GREW, ORDER
-from capabilities.data.placing import Placing
+from capabilities.data.phrases import ORDER
 from capabilities.data.query import TIME_PARTS, Filter, Query
+from capabilities.data.timing import Timing
 from capabilities.data.words import name_words
-from capabilities.periods.items import floor, shift
 from framework.base import ValidationError
 
 
@@ -22,7 +20,7 @@ def _mean_or_single(unit: str) -> ValidationError:
     )
 
 
-class Form(Placing):
+class Form(Timing):
     """Makes the query of a clause whose words are placed."""
 
     def query(self) -> Query:
@@ -376,20 +374,6 @@ class Form(Placing):
     def _named_rows(self) -> bool:
         return bool(self.named_table) or any(f.op in ("=", "in") for f in self.slots.where)
 
-    def _single_row(self) -> bool:
-        """Say whether the asked time is one row of the table."""
-        return not self.slots.groups and not self._several_series() and self._one_step()
-
-    def _one_step(self) -> bool:
-        """Say whether the asked time is one time of the table."""
-        frequency = self.profile.frequency
-        if len(self.times.intervals) != 1 or frequency not in ORDER or frequency == "minute":
-            return False
-        start, end = self.times.intervals[0].start, self.times.intervals[0].end
-        if start is None or end is None:
-            return False
-        return end <= shift(floor(start, frequency), 1, frequency)
-
     def _following(self, kind: str, numbers: list[Mention]) -> dict[str, Any] | None:
         """Change the slots of the query before by what this clause names."""
         slots, base = self.slots, self.base
@@ -414,47 +398,3 @@ class Form(Placing):
         if not slots.where and not self.times.intervals and not slots.aggregate:
             return None
         return form
-
-    def _time_slots(self, update: dict[str, Any]) -> dict[str, Any]:
-        """Return what the times of the clause add to a query."""
-        times, profile = self.times, self.profile
-        if not self.timed:
-            if times.intervals or times.window:
-                raise self._unplaced(
-                    [times.label],
-                    ValidationError(
-                        f"{profile.table.label} has no column with dates, so {times.label!r} cannot"
-                        " be selected.",
-                        fix=f"Ask without a time; columns: {profile.names()}.",
-                    ),
-                )
-            return {}
-        if times.days:
-            raise self._unplaced([times.label])
-        where = list(update.get("where") or [])
-        where += [
-            Filter(column=column, op="in", value=list(numbers))
-            for column, numbers in (
-                ("month_of_year", times.months),
-                ("weekday", times.weekdays),
-                ("hour_of_day", times.hours),
-            )
-            if numbers
-        ]
-        periods = self._periods()
-        if not periods and self.base is not None:
-            periods = self.base.periods
-        change = len(periods) > 1 and update["aggregate"] != "values" and not update.get("rolling")
-        return {"where": where, "periods": periods, "change": change}
-
-    def _periods(self) -> list[tuple[datetime | None, datetime | None]]:
-        times, profile = self.times, self.profile
-        if times.window is not None and profile.first and profile.last:
-            edge, amount, unit = times.window
-            if edge == "last":
-                end = shift(floor(profile.last, unit), 1, unit)
-                return [(shift(end, -amount, unit), end)]
-            start = floor(profile.first, unit)
-            return [(start, shift(start, amount, unit))]
-        apart = bool(times.endpoints) and bool(CHANGE.search(self.text) or GREW.search(self.text))
-        return [(i.start, i.end) for i in (times.endpoints if apart else times.intervals)]
