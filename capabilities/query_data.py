@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -29,6 +30,13 @@ from framework.base import (
     PlannedStep,
     TaskClassifierGuide,
     capability_node,
+)
+
+_ASKS = re.compile(
+    r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
+    r"|min(?:imum)?|highest|lowest|how many|number of|(?:share|fraction|percentage|pct) of"
+    r"|correlat\w*|standard deviation|percentile)\b",
+    re.IGNORECASE,
 )
 
 
@@ -90,6 +98,11 @@ class QueryData(BaseCapability):
             self.config, answer_question, source.files, self.task, times,
             _last_queries(self.state, source.files), self.config,
         )  # fmt: skip
+
+    @staticmethod
+    def recognises(task: str) -> bool | None:
+        """A question for a figure, or one that follows another."""
+        return True if _ASKS.search(task) else None
 
     @staticmethod
     async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -62,9 +62,9 @@ class TimeRangeParsing(BaseCapability):
 
     @staticmethod
     def recognises(task: str) -> bool | None:
-        """A task that names a time, also one that cannot be."""
+        """A task that names a time, also one that cannot be; no other."""
         try:
-            return None if time_range_of(task, {}).whole else True
+            return not time_range_of(task, {}).whole
         except ValidationError:
             return True  # the step then says what is wrong with it
 

@@ -393,3 +393,21 @@ async def test_an_answer_names_the_values_that_it_lacks(tmp_path: Path) -> None:
 
     assert "406" in text
     assert "('broken') is no number" in text
+
+
+async def test_a_question_that_follows_is_about_the_same_data(graph) -> None:
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    graph = graph.copy()
+    graph.checkpointer = InMemorySaver()
+    config = {"configurable": {"thread_id": "following"}}
+    data = {"DATA_SOURCE": {"files": {"files": [str(FOLDER / STOCKS)]}}}
+    await graph.ainvoke(
+        {"messages": [("user", "highest price of IBM in 2004")], "capability_context_data": data},
+        config,
+    )
+
+    out = await graph.ainvoke({"messages": [("user", "and in 2005?")]}, config)
+
+    (highest,) = duckdb.sql(stocks("max(price)", "symbol = 'IBM' AND year(d) = 2005")).fetchall()
+    assert f"{highest[0]:.2f}" in out["messages"][-1].content
