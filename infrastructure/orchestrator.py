@@ -80,6 +80,9 @@ async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> 
         "catalog": services.registry,
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
+        "notes": await services.registry.planning_notes(active, state, services.settings)
+        if services.planner.can_correct
+        else {},
         "failure": failure.get("classification"),
         "failed_capability": failure.get("capability_name"),
         "previous": view.plan if view.has_plan else None,

@@ -211,17 +211,18 @@ def _dialect(path: Path, head: bytes, work: Work) -> dict[str, Any]:
         with connect(folder, work) as connection:
             try:
                 row = connection.execute(
-                    "SELECT Delimiter, Quote, HasHeader, SkipRows"  # noqa: S608 - a quoted path
+                    "SELECT Delimiter, Quote, HasHeader, SkipRows, Escape"  # noqa: S608 - a quoted path
                     f" FROM sniff_csv({path_literal(source)})"
                 ).fetchone()
             except Exception as exc:
                 work.check()
                 raise unreadable(path.name, exc) from exc
     assert row is not None
-    delimiter, quote, header, skip = row
+    delimiter, quote, header, skip, escape = row
     found = {
         "delimiter": delimiter if len(delimiter) == 1 else ",",
         "quote": quote if len(quote) == 1 else '"',
+        "escape": "\\" if escape == "\\" else quote if len(quote) == 1 else '"',
         "header": bool(header),
         "skip": int(skip),
         "encoding": encoding,

@@ -8,8 +8,6 @@ from typing import Any
 
 from framework.base import ValidationError, require_extra
 
-_PACKAGED = "vega:"
-
 
 def check_folder(name: str | Path, settings: Mapping[str, Any]) -> Path:
     """Return the resolved path of a file that the settings allow to be read.

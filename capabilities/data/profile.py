@@ -10,28 +10,28 @@ from typing import Literal
 
 from capabilities.contexts import ColumnRef, TableRef, TimeRef
 from capabilities.data.readings import (
-    has_time_name,
     number_reading,
     number_sql,
     parse_number,
-    time_reading,
     time_sql,
     unread_time_sql,
     unreadable_sql,
 )
 from capabilities.data.session import Session, identifier
+from capabilities.data.time_columns import find_time
+from capabilities.data.units import guess_temperature_unit, unit_in_name
 from capabilities.data.words import name_words
 from framework.base import ValidationError
 
 Kind = Literal["number", "category", "text", "flag", "empty"]
 Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
+_TEMPERATURES = frozenset({"temp", "temperature", "tmin", "tmax", "tavg", "dewpoint"})
 _SAMPLE = 2000
 _CELLS = 400_000
 _LOOKED_THROUGH = 200
 MAX_VALUES = 1000
 _LISTED = 40
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
-_FULL_DATE = ("iso", "zoned", "native", "nativetz", "epoch")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Column:
         reading: How its text becomes a number.
         values: Its distinct values, for a category.
         unread: How many values cannot be read, and some of them.
+        complete: Whether ``values`` are all of them.
     """
 
     name: str
@@ -54,6 +55,21 @@ class Column:
     low: float | None = None
     high: float | None = None
     unread: tuple[int, tuple[str, ...]] = (0, ())
+    complete: bool = True
+
+    @property
+    def unit(self) -> str | None:
+        """Its unit: from the name, or for temperatures from the range; see ``unit_guessed``."""
+        return unit_in_name(self.name) or self.unit_guessed
+
+    @property
+    def unit_guessed(self) -> str | None:
+        """The unit that only the range of temperatures tells."""
+        if self.low is None or self.high is None or unit_in_name(self.name):
+            return None
+        if not _TEMPERATURES.intersection(name_words(self.name)):
+            return None
+        return guess_temperature_unit(self.low, self.high)
 
     @property
     def ref(self) -> ColumnRef:
@@ -69,7 +85,6 @@ class TableProfile:
         table: Where it is.
         columns: All columns but those of the time.
         time: The time, if the table has one.
-        times: All columns that could be the time.
         rows: Number of rows.
         first: Earliest time.
         last: Latest time.
@@ -82,7 +97,6 @@ class TableProfile:
     table: TableRef
     columns: list[Column]
     time: TimeRef | None = None
-    times: dict[str, TimeRef] = field(default_factory=dict)
     rows: int = 0
     first: datetime | None = None
     last: datetime | None = None
@@ -119,11 +133,11 @@ class TableProfile:
         shown = ", ".join(name[:80] for name in names[:_LISTED])
         return f"{shown} and {more:,} more" if more > 0 else shown
 
-    def unread(self, columns: Iterable[str]) -> list[str]:
-        """Say what cannot be read of the time and of some columns, a sentence for each."""
+    def unread(self, columns: Iterable[str], *, timed: bool = True) -> list[str]:
+        """Say what cannot be read of some columns, and of the time, a sentence for each."""
         label, wanted = self.table.label, set(columns)
         found = []
-        if self.unread_times[0] and self.time is not None:
+        if timed and self.unread_times[0] and self.time is not None:
             found.append((self.unread_times, self.time.columns[0], "no date that can be read"))
         found += [
             (column.unread, column.name, "no number that can be read")
@@ -158,9 +172,7 @@ def profile_table(
         name: [row[index] for row in rows if row[index] is not None]
         for index, (name, _) in enumerate(typed)
     }
-    times = _time_columns(typed, samples, zone, day_first)
-    time = _choose_time(times, samples)
-    time = _with_clock(time, typed, samples)
+    time = find_time(typed, samples, zone, day_first)
     used = set() if time is None else set(time.columns)
     columns = [
         # Past so many columns the sample must do: a query for each would take for ever.
@@ -168,90 +180,9 @@ def profile_table(
         for place, (name, kind) in enumerate(typed)
         if name not in used
     ]
-    profile = TableProfile(table, columns, time, times)
+    profile = TableProfile(table, columns, time)
     _measure(session, profile)
     return profile
-
-
-def _time_columns(
-    typed: list[tuple[str, str]], samples: dict[str, list[str]], zone: str, day_first: bool
-) -> dict[str, TimeRef]:
-    found: dict[str, TimeRef] = {}
-    for name, kind in typed:
-        if kind in ("DATE",) or kind.startswith("TIMESTAMP"):
-            reading = "nativetz" if "ZONE" in kind else "native"
-        else:
-            reading = time_reading(name, samples[name], day_first) or ""
-        if reading:
-            found[name] = TimeRef(columns=[name], reading=reading, zone=zone)
-    return found
-
-
-def _choose_time(times: dict[str, TimeRef], samples: dict[str, list[str]]) -> TimeRef | None:
-    parts = _date_parts(samples)
-    dated = [t for t in times.values() if t.reading != "year"]
-    if parts is not None and not dated:
-        return parts
-
-    def rank(time: TimeRef) -> tuple[int, int, int]:
-        values = samples[time.columns[0]]
-        precise = time.reading.startswith(_FULL_DATE) or "%d" in time.reading
-        distinct = len(set(values)) * 10 // max(1, len(values))
-        return (2 if precise else 1, int(has_time_name(time.columns[0])), distinct)
-
-    return max(times.values(), key=rank, default=None)
-
-
-def _date_parts(samples: dict[str, list[str]]) -> TimeRef | None:
-    """Recognise dates that are spread over columns named year, month, day, hour."""
-    wanted = {
-        "year": ({"year", "yr", "yyyy", "jahr"}, 1000, 2200),
-        "month": ({"month", "mon", "mo", "mm", "monat"}, 1, 12),
-        "day": ({"day", "dy", "dd", "dom", "tag"}, 1, 31),
-        "hour": ({"hour", "hr", "hh"}, 0, 24),
-    }
-    found: list[str] = []
-    for names, low, high in wanted.values():
-        for name, values in samples.items():
-            words = name_words(name)
-            if len(words) == 1 and words[0] in names and _all_between(values, low, high):
-                found.append(name)
-                break
-        else:
-            break
-    return TimeRef(columns=found, reading="parts") if len(found) >= 2 else None
-
-
-def _all_between(values: list[str], low: int, high: int) -> bool:
-    try:
-        return bool(values) and all(low <= float(value) <= high for value in values)
-    except ValueError:
-        return False
-
-
-def _with_clock(
-    time: TimeRef | None, typed: list[tuple[str, str]], samples: dict[str, list[str]]
-) -> TimeRef | None:
-    """Add a column of hours or clock times that stands beside a column of dates."""
-    if time is None or len(time.columns) > 1 or time.reading in ("year", "yearmonth", "quarter"):
-        return time
-    clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
-    if any(not value.endswith("00:00:00") for value in clocks):
-        return time
-    for name, kind in typed:
-        words = name_words(name)
-        if name == time.columns[0]:
-            continue
-        if words in (["hour"], ["hr"], ["hh"]) and _all_between(samples[name], 0, 24):
-            return time.model_copy(
-                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+hour"}
-            )
-        clock = [value for value in samples[name][:50] if value.count(":") in (1, 2)]
-        if (kind == "TIME" or "time" in words) and clock and len(clock) == len(samples[name][:50]):
-            return time.model_copy(
-                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+time"}
-            )
-    return time
 
 
 def _column(
@@ -269,17 +200,18 @@ def _column(
         low, high = (min(numbers), max(numbers)) if numbers else (None, None)
         return Column(name, "number", reading, (), min(decimals, 4), low, high)
     if session is None:
-        return Column(name, "category", values=tuple(sorted({v for v in sample if v.strip()})))
+        values = tuple(sorted({v for v in sample if v.strip()}))
+        return Column(name, "category", values=values, complete=False)
     column = identifier(name)
     rows = session.query(
         f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
         f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
         label=table.label,
     )
-    values = sorted(row[0] for row in rows)
-    if len(values) > MAX_VALUES:
+    found = sorted(row[0] for row in rows)
+    if len(found) > MAX_VALUES:
         return Column(name, "text")
-    return Column(name, "category", values=tuple(values))
+    return Column(name, "category", values=tuple(found))
 
 
 def _is_code(name: str, sample: list[str]) -> bool:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from capabilities.contexts import ColumnRef, TimeRef
 from capabilities.data.session import identifier, literal
-from capabilities.data.words import fold, name_words
+from capabilities.data.words import fold, name_words, words_set
 from framework.base import ValidationError
 
 MISSING = ("", "-", "--", "na", "n/a", "nan", "null", "none", "nil", "?", ".", "missing", "-999.0")
@@ -52,43 +52,17 @@ _CLEAR = [
                  "%d-%b-%Y", "%d.%m.%Y", "%Y/%m/%d", "%Y.%m.%d")
     for clock in ("", " %H:%M", " %H:%M:%S")
 ]  # fmt: skip
-_TIME_NAMES = frozenset(
-    [
-        "date",
-        "time",
-        "datetime",
-        "timestamp",
-        "ts",
-        "day",
-        "month",
-        "year",
-        "yr",
-        "week",
-        "period",
-        "when",
-        "datum",
-        "zeit",
-        "jahr",
-        "tag",
-        "monat",
-        "fecha",
-        "data",
-        "dia",
-        "hora",
-        "anio",
-        "ano",
-        "annee",
-        "jour",
-        "mois",
-        "stamp",
-        "epoch",
-        "unix",
-        "created",
-        "dt",
-        "at",
-        "quarter",
-    ]
+_TIME_NAMES = words_set(
+    "date time datetime timestamp ts day month year yr week period when datum zeit jahr "
+    "tag monat fecha data dia hora anio ano annee jour mois stamp epoch unix created "
+    "occurred dt at quarter"
 )
+# Months by the names that no format knows: their first letters, in the languages around.
+_MONTHS = (
+    "jan|ene|gen", "feb|fev|fév", "mar|mär|maer|mrz", "apr|avr|abr", "may|mai|mag", "jun|jui?n|giu",
+    "jul|juil|lug", "aug|ago|aoû|aou", "sep|set", "oct|okt|ott|out", "nov", "dec|dez|dic|déc",
+)  # fmt: skip
+_NAMED_MONTH = re.compile(rf"(?:{'|'.join(_MONTHS)})[^\W\d]*\.?[ -]\d{{4}}", re.IGNORECASE)
 
 
 def number_reading(values: list[str], delimiter: str = ",") -> str | None:
@@ -136,9 +110,9 @@ def parse_number(text: str, reading: str) -> float | None:
         return None
 
 
-def number_sql(column: ColumnRef) -> str:
+def number_sql(column: ColumnRef, alias: str = "") -> str:
     """Return SQL for the number in a column; ``NULL`` where there is none."""
-    name = identifier(column.name)
+    name = alias + identifier(column.name)
     text = f"trim(CAST({name} AS VARCHAR))"
     if column.reading == "rows":
         return "1.0"
@@ -224,6 +198,8 @@ def time_reading(name: str, values: list[str], day_first: bool = False) -> str |
         return "quarter"
     fitting = [fmt for fmt in _FORMATS if _count(fmt, present[:200]) >= min(needed, 180)]
     if not fitting:
+        if sum(bool(_NAMED_MONTH.fullmatch(value)) for value in present) >= needed:
+            return "named month"
         clear = [value for value in present[:200] if _ISO.fullmatch(value) or _is_clear(value)]
         return "iso" if len(clear) >= min(needed, 180) else None
     if len(fitting) > 1:
@@ -281,15 +257,23 @@ def _numeric_time(name: str, values: list[str]) -> str | None:
     return None
 
 
+def _month_number(text: str) -> str:
+    cases = " ".join(
+        f"WHEN regexp_matches({text}, {literal(f'(?i)^({names})')}) THEN {number}"
+        for number, names in enumerate(_MONTHS, 1)
+    )
+    return f"CASE {cases} END"
+
+
 def _dated(text: str) -> str:
     """Return SQL for a date in ISO form or another one that can mean one day only."""
     forms = ", ".join(literal(fmt) for fmt in _CLEAR)
     return f"coalesce(TRY_CAST({text} AS TIMESTAMP), try_strptime({text}, [{forms}]))"
 
 
-def time_sql(time: TimeRef) -> str:
+def time_sql(time: TimeRef, alias: str = "") -> str:
     """Return SQL for the moment of a row, as a local ``TIMESTAMP``."""
-    names = [identifier(column) for column in time.columns]
+    names = [alias + identifier(column) for column in time.columns]
     text = f"trim(CAST({names[0]} AS VARCHAR))"
     reading, _, extra = time.reading.partition("+")
     zone = literal(time.zone or "UTC")
@@ -314,6 +298,10 @@ def time_sql(time: TimeRef) -> str:
             "nativetz": f"({names[0]} AT TIME ZONE {zone})",
             "year": f"TRY(make_timestamp({integer}, 1, 1, 0, 0, 0))",
             "yearmonth": f"TRY(make_timestamp({integer} // 100, {integer} % 100, 1, 0, 0, 0))",
+            "named month": (
+                f"TRY(make_timestamp(TRY_CAST(right({text}, 4) AS BIGINT),"
+                f" {_month_number(text)}, 1, 0, 0, 0))"
+            ),
             "quarter": (
                 f"TRY(make_timestamp(TRY_CAST(left({text}, 4) AS BIGINT),"
                 f" TRY_CAST(right({text}, 1) AS BIGINT) * 3 - 2, 1, 0, 0, 0))"
@@ -327,6 +315,8 @@ def time_sql(time: TimeRef) -> str:
             raise ValidationError(
                 f"{reading!r} is no way to read a time.", fix=f"Use one of {sorted(sources)}."
             )
+    if extra == "quarter":
+        return f"({base} + to_months(3 * TRY_CAST({names[1]} AS INTEGER) - 3))"
     if extra == "hour":
         return f"({base} + to_hours(TRY_CAST({names[1]} AS BIGINT)))"
     if extra == "time":

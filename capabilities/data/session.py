@@ -148,7 +148,7 @@ class Session:
             named = f", names=[{', '.join(literal(name) for name in table.names)}]"
         return (
             f"read_csv({path_literal(path)}, delim={literal(table.delimiter)},"
-            f" quote={literal(table.quote)}, header={str(table.header).lower()},"
+            f" quote={literal(table.quote)}, escape={literal(table.escape)}, header={str(table.header).lower()},"
             f" skip={table.skip}, all_varchar=true, null_padding=true, strict_mode=false{named})"
         )
 
@@ -205,7 +205,7 @@ class Session:
         return [(row[0], row[1]) for row in rows]
 
     def query(
-        self, sql: str, parameters: list[Any] | None = None, label: str = "the data"
+        self, sql: str, parameters: Mapping[str, Any] | None = None, label: str = "the data"
     ) -> list[tuple[Any, ...]]:
         """Run a query.
 
@@ -217,7 +217,7 @@ class Session:
 
         self.work.check()
         try:
-            return self.connection.execute(sql, parameters or []).fetchall()
+            return self.connection.execute(sql, dict(parameters or {})).fetchall()
         except duckdb.InterruptException as exc:
             self.work.check()
             raise CapabilityError(
@@ -253,18 +253,3 @@ def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[Session]
         folder = Path(name)
         with connect(folder, work) as connection:
             yield Session(connection, folder, work, settings)
-
-
-def check_unchanged(table: TableRef) -> None:
-    """Raise when a file is no longer the one that the data set was described from."""
-    try:
-        status = Path(table.path).stat()
-    except OSError as exc:
-        raise ValidationError(
-            f"The data file {table.label!r} is gone.", fix="Restore the file and ask again."
-        ) from exc
-    if (status.st_size, status.st_mtime_ns) != (table.size, table.modified_ns):
-        raise ValidationError(
-            f"The data file {table.label!r} was changed after its columns were read.",
-            fix="Ask again, so that the file is read anew.",
-        )

@@ -248,6 +248,21 @@ class BaseCapability(_Declared, ABC):
         """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 
+    @staticmethod
+    async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+        """Tell a model that plans what only the state at hand shows, such as names of columns.
+
+        The planner sees it as data, never as instructions.
+
+        Args:
+            state: The graph's state, for reading.
+            config: The settings section of this capability.
+
+        Returns:
+            The notes; nothing by default.
+        """
+        return ""
+
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
         """Write planning advice; the default has none, and says so once for each class."""
         _warn_of_defaults(type(self))

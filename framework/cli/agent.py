@@ -136,7 +136,7 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
         raise ConfigurationError(
             "--data is given, but no context type of the agent takes files.",
             fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
-            " capabilities.contexts and capabilities.data_retrieval to 'modules'.",
+            " capabilities.contexts and capabilities.query_data to 'modules'.",
         )
     found = []
     for file in files:

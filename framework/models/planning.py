@@ -88,6 +88,7 @@ class ModelPlanner:
         context = {
             "capabilities": "\n".join(describe_capability(specs[name]) for name in active),
             "guides": request.guides,
+            "notes": request.notes,
             "task": request.task,
             "available": request.available,
             "finished": request.finished,

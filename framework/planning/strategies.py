@@ -45,6 +45,7 @@ class PlanRequest:
         catalog: What every capability declares.
         available: Stored context data: type to key to data.
         guides: Describes the active capabilities for a prompt.
+        notes: What capabilities tell about the state at hand, such as names of columns.
         failure: Why the last plan failed (a classification as a dictionary), if it did.
         failed_capability: The capability that failed.
         problems: What was wrong with the plan that this planner proposed just before.
@@ -59,6 +60,7 @@ class PlanRequest:
     catalog: Catalog
     available: Mapping[str, Mapping[str, Any]]
     guides: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] | None = None
     failed_capability: str | None = None
     problems: tuple[Problem, ...] = ()

@@ -100,8 +100,9 @@ class ClassificationPrompt(PromptBuilder):
 class OrchestratorPrompt(PromptBuilder):
     """Writes execution plans.
 
-    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``finished``,
-    ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused`` of the planning request.
+    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
+    ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused`` of the
+    planning request.
     """
 
     role = "You plan how an agent answers a request with its capabilities."
@@ -138,6 +139,7 @@ class OrchestratorPrompt(PromptBuilder):
         *,
         task: str = "",
         available: Mapping[str, Mapping[str, Any]] | None = None,
+        notes: Mapping[str, str] | None = None,
         finished: Mapping[str, Mapping[str, Any]] | None = None,
         previous: Mapping[str, Any] | None = None,
         failure: Mapping[str, Any] | None = None,
@@ -151,6 +153,8 @@ class OrchestratorPrompt(PromptBuilder):
         stored = _stored(available or {})
         if stored:
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
+        for name, text in (notes or {}).items():
+            parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
         if failure:
             told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
             who = f" in {failed_capability!r}" if failed_capability else ""

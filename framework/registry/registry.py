@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
@@ -27,6 +27,9 @@ from framework.registry.membership import (
     name_of,
     origin_of,
 )
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
 
 DEFAULT_INFRASTRUCTURE = ("infrastructure",)
 
@@ -157,6 +160,18 @@ class Registry:
             return ""
         entries.sort(key=lambda entry: entry[0])
         return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
+
+    async def planning_notes(
+        self, names: Iterable[str], state: Mapping[str, Any], settings: Settings
+    ) -> dict[str, str]:
+        """Return what capabilities tell a planner about the state at hand, by their names."""
+        found = {}
+        for name in sorted(set(names) & set(self._capabilities)):
+            notes = getattr(self._capabilities[name].cls, "planning_notes", None)
+            text = await notes(state, settings.section(name)) if notes is not None else ""
+            if text:
+                found[name] = text
+        return found
 
     def _guide(self, name: str, attribute: str) -> Any:
         capability = self.capability(name)

@@ -15,7 +15,7 @@ from framework.testing import ScriptedModel
         ({}, "memory", {"offline"}),
         ({"model": "openai:x"}, "sqlite:///x", {"models", "sqlite"}),
         (
-            {"modules": ["capabilities.statistics"]},
+            {"modules": ["capabilities.plotting"]},
             "postgresql://h/x",
             {"offline", "data", "postgres"},
         ),
