@@ -80,7 +80,7 @@ async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> 
         "catalog": services.registry,
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
-        "notes": await services.registry.planning_notes(active, state, services.settings)
+        "notes": await services.registry.planning_notes(active, view.state, services.settings)
         if services.planner.can_correct
         else {},
         "failure": failure.get("classification"),
