@@ -49,17 +49,17 @@ class QueryDataParameters(Query):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> QueryDataParameters:
-        if self.aggregate is None and not self.model_fields_set:
-            return self
-        if self.aggregate is None:
+        given = self.model_dump(exclude_defaults=True)
+        if given and self.aggregate is None:
             raise ValueError("a query needs an 'aggregate'")
-        Query.model_validate(self.model_dump(exclude_unset=True))
+        if given:
+            Query.model_validate(given)
         return self
 
     @property
     def query(self) -> Query | None:
         """The query; ``None`` when nothing was given."""
-        given = self.model_dump(exclude_unset=True)
+        given = self.model_dump(exclude_defaults=True)
         return Query.model_validate(given) if given else None
 
 

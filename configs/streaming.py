@@ -13,6 +13,7 @@ from configs.safe_text import mask_data
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
 _outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
+_heard: ContextVar[bool] = ContextVar("capgraph_heard", default=True)
 _running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
 
 
@@ -47,6 +48,26 @@ def use_outlet(outlet: Callable[[Event], Event]) -> Iterator[None]:
         _outlet.reset(token)
 
 
+@contextmanager
+def heard(by_somebody: bool) -> Iterator[None]:
+    """Say whether anybody takes up the events of what runs inside; else none is made.
+
+    >>> with heard(False):
+    ...     stream_writer() is None
+    True
+    """
+    token = _heard.set(by_somebody)
+    try:
+        yield
+    finally:
+        _heard.reset(token)
+
+
+def is_heard() -> bool:
+    """Tell whether anybody may take up an event that is sent now."""
+    return _heard.get()
+
+
 def stream_writer() -> Callable[[Event], None] | None:
     """Return what sends events of the run that calls this, or ``None`` outside of one.
 
@@ -55,6 +76,8 @@ def stream_writer() -> Callable[[Event], None] | None:
     """
     from langgraph.config import get_stream_writer
 
+    if not _heard.get():
+        return None
     try:
         write = get_stream_writer()
     except (RuntimeError, KeyError):

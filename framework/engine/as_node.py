@@ -15,6 +15,7 @@ from typing import Any
 from langgraph.func import task
 from langgraph.types import interrupt
 
+from configs.streaming import heard
 from framework.approvals import (
     Answer,
     question_entry,
@@ -68,7 +69,8 @@ async def run_capability_node(
     view = bound.view(state)
     attempt = _attempt(spec, view)
     budget = TurnBudget.from_plain(view.budget)
-    with counting(budget, bound.limits.max_model_calls):
+    # Whoever runs a graph of one's own may read its events.
+    with counting(budget, bound.limits.max_model_calls), heard(True):
         record = await _answered(attempt, view, bound, budget, in_run=in_run)
     update = _update(record, view, plain=not in_run)
     if in_run:

@@ -14,6 +14,7 @@ from typing import Any
 from langchain_core.messages import convert_to_messages
 from langgraph.types import Command
 
+from configs.streaming import heard, is_heard
 from framework.base.errors import ValidationError
 from framework.base.ports import now_text
 from framework.langgraph_compat import is_task
@@ -61,6 +62,7 @@ class Entry:
         self._keys = CALLER_KEYS | caller_keys
         self._events = events
         self._prompts = prompts
+        self._sinks = events is not None and events.has_sinks
 
     def admitted(self, given: Any, config: Mapping[str, Any], *, saved: bool = False) -> Any:
         """Return the input as the graph may see it.
@@ -111,13 +113,17 @@ class Entry:
         if self._events is not None and not is_task(config):
             await self._events.settle()
 
-    def observer(self, config: Mapping[str, Any]) -> Callable[[], AbstractContextManager[None]]:
+    def observer(
+        self, config: Mapping[str, Any], modes: Any = ()
+    ) -> Callable[[], AbstractContextManager[None]]:
         """Return what a run goes on in: its events are stamped, its prompts are the settings'.
 
         A stream goes on piece by piece, and what reads it must not see what holds inside, so the
         block is entered anew for each piece.
         """
         ids = None
+        wanted = "custom" in ([modes] if isinstance(modes, str) else modes or ())
+        listened = wanted or self._sinks or (is_task(config) and is_heard())
         if self._events is not None and not is_task(config):
             thread = (config.get("configurable") or {}).get("thread_id")
             ids = {
@@ -128,6 +134,7 @@ class Entry:
         @contextmanager
         def inside() -> Iterator[None]:
             with ExitStack() as stack:
+                stack.enter_context(heard(listened))
                 if self._prompts is not None:
                     stack.enter_context(use_prompts(self._prompts))
                 if self._events is not None and ids is not None:

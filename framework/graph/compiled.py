@@ -59,7 +59,7 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
-        inside = entry.observer(config)
+        inside = entry.observer(config, kwargs.get("stream_mode"))
         async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
             while True:
                 with inside():

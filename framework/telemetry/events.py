@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from configs.streaming import emit as _emit
+from configs.streaming import is_heard
 
 
 def _now() -> str:
@@ -192,7 +193,8 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    _emit(event.model_dump(exclude_none=True))
+    if is_heard():
+        _emit(event.model_dump(exclude_none=True))
 
 
 def parse_event(data: dict[str, Any]) -> Event:

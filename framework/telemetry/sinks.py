@@ -90,6 +90,11 @@ class EventDispatcher:
         self._outlets = [_Outlet(sink, capacity) for sink in sinks]
         self._seq = itertools.count(1)
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether anybody takes up events."""
+        return bool(self._outlets)
+
     @contextmanager
     def run(self, **ids: str | None) -> Iterator[None]:
         """Stamp the events of what runs inside, and hand them on.

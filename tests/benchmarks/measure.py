@@ -18,6 +18,8 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from framework import Verdict
+from framework.base.ports import STAGES
 from framework.stores import open_saver
 from tests.benchmarks import programs
 
@@ -55,6 +57,47 @@ async def per_step(steps: int = 200, rounds: int = 7) -> dict[str, Any]:
             for name, seconds in found.items():
                 times[name].append(seconds / steps)
     return _against(times, "by hand")
+
+
+class _Through:
+    """Stands at a stage and does nothing."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    async def around(self, attempt: Any, call_next: Any) -> Any:
+        return await call_next(attempt)
+
+
+class _Yes:
+    """Allows every step."""
+
+    async def decide(self, step: Any, view: Any) -> Verdict:
+        return Verdict("allow")
+
+
+async def per_stage(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
+    """Seconds per step with something at each stage, against nothing at any."""
+    options: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        **{stage: {"behaviors": [_Through(stage)]} for stage in STAGES},
+        "every stage": {"behaviors": [_Through(stage) for stage in STAGES]},
+        "a step policy": {"policies": [_Yes()]},
+    }
+    settings = programs.load_settings()
+    graphs = {
+        name: programs.build_graph(programs.noop_registry(), settings=settings, **chosen)
+        for name, chosen in options.items()
+    }
+    plan = programs.independent_plan(steps)
+    given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for number in range(rounds + 1):
+        for name, graph in graphs.items():
+            seconds = await _timed(graph.ainvoke(given))
+            if number:  # the first round warms up
+                times[name].append(seconds / steps)
+    return _against(times, "nothing")
 
 
 async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:

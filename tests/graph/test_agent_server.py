@@ -123,7 +123,7 @@ async def test_a_run_streams_through_the_sdk(server: str) -> None:
                 nodes += list(part.data)
             assert part.event != "error", part.data
         state = await client.threads.get_state(thread["thread_id"])
-    assert types.count("step_finished") >= 2
+    assert types.count("step_finished") >= 1
     assert "plan_made" in types
     assert types[-1] == "turn_finished"
     assert {"begin_turn", "classifier", "orchestrator", "query_data", "respond"} <= set(nodes)
