@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,8 +28,8 @@ class Capacity:
 
     >>> async def main():
     ...     capacity = Capacity()
-    ...     async with capacity.slot("fetch", own=1, whole=8):
-    ...         return capacity.running
+    ...     await capacity.take("fetch", own=1, whole=8)
+    ...     return capacity.running
     >>> asyncio.run(main())
     1
     """
@@ -54,9 +53,8 @@ class Capacity:
         """How many slots of the process are taken."""
         return self._running
 
-    @asynccontextmanager
-    async def slot(self, name: str, own: int | None, whole: int | None) -> AsyncIterator[None]:
-        """Hold a slot inside the block.
+    async def take(self, name: str, own: int | None, whole: int | None) -> None:
+        """Take a slot, waiting for it if need be; :meth:`give_back` it afterwards.
 
         Args:
             name: The capability.
@@ -71,10 +69,6 @@ class Capacity:
             except BaseException:
                 self._give_up(waiter)
                 raise
-        try:
-            yield
-        finally:
-            self._give_back(name, whole)
 
     def _take(self, name: str, own: int | None, whole: int | None) -> _Waiter | None:
         with self._lock:
@@ -101,7 +95,8 @@ class Capacity:
         if not self._by_name[name]:
             del self._by_name[name]
 
-    def _give_back(self, name: str, whole: int | None) -> None:
+    def give_back(self, name: str, whole: int | None) -> None:
+        """Give a slot back; who waits for one gets it."""
         with self._lock:
             self._count(name, whole, -1)
             chosen = self._next()
@@ -131,7 +126,7 @@ class Capacity:
                     self._queue(waiter).remove(waiter)
                 return
         # It was cancelled in the moment in which its turn came.
-        self._give_back(waiter.name, waiter.whole)
+        self.give_back(waiter.name, waiter.whole)
 
 
 def _wake(waiter: _Waiter) -> None:

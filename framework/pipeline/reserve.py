@@ -36,7 +36,11 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
     whole = limits.max_parallel if job.outer is None else None
     if whole is None and spec.max_parallel is None:
         return await inner(job, attempt)
-    async with job.runner.capacity.slot(spec.name, spec.max_parallel, whole):
+    capacity = job.runner.capacity
+    await capacity.take(spec.name, spec.max_parallel, whole)
+    try:
         if job.door.stopping() or job.door.draining():
             return STOPPED
         return await inner(job, attempt)
+    finally:
+        capacity.give_back(spec.name, whole)

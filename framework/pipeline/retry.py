@@ -23,7 +23,9 @@ async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
             await job.runner.clock.sleep(wait)
         if door.stopping() or door.draining():
             return None
-        result: Result = await inner(job, replace(attempt, number=failures + 1))
+        if attempt.number != failures + 1:
+            attempt = replace(attempt, number=failures + 1)
+        result: Result = await inner(job, attempt)
         if not isinstance(result, StepRecord) or result.error is None:
             return result
         failures += 1

@@ -10,6 +10,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 
 from configs.logger import get_logger
+from configs.streaming import is_heard
 from framework.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.pipeline.failures import after_effect, read_failure
@@ -77,8 +78,9 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    duration = record.execution_time
-    emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
+    if is_heard():
+        duration = record.execution_time
+        emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
     return record
 
 
@@ -87,6 +89,8 @@ def announce(job: Job, attempt: Attempt) -> None:
     if job.announced >= attempt.number:
         return
     job.announced = attempt.number
+    if not is_heard():
+        return
     name = attempt.capability
     emit(Status(message=f"Executing {name}...", component=name, progress=0.1))
     emit(StepStarted(task_objective=attempt.objective, **attempt.event()))
