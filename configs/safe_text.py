@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote, unquote
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
@@ -76,6 +77,7 @@ class SecretMasker:
         known |= {quote(value, safe="") for value in known}
         # The longest first: one secret may be the beginning of another.
         self._values = sorted(known, key=len, reverse=True)
+        self._joined: WeakKeyDictionary[SecretMasker, SecretMasker] = WeakKeyDictionary()
 
     @classmethod
     def of(cls, settings: BaseModel, values: Iterable[str] = ()) -> SecretMasker:
@@ -94,6 +96,15 @@ class SecretMasker:
             if _ENVIRONMENT_NAME.search(name) and len(value) >= _SHORTEST_BY_NAME
         ]
         return cls([*_secrets_of(settings), *environment, *values])
+
+    def joined(self, other: SecretMasker) -> SecretMasker:
+        """Return a masker that knows the secrets of both; kept, because a run asks often."""
+        if not self._values or self is other:
+            return other
+        known = self._joined.get(other)
+        if known is None:
+            known = self._joined[other] = SecretMasker([*self._values, *other._values])
+        return known
 
     def text(self, text: str) -> str:
         """Return text without secrets."""
@@ -168,10 +179,12 @@ _masker: ContextVar[SecretMasker] = ContextVar("capgraph_masker", default=Secret
 def use_masker(masker: SecretMasker) -> Iterator[None]:
     """Mask with a masker inside the block, also in tasks and threads that are started there.
 
+    What the masker around the block knows is masked inside as well.
+
     Args:
         masker: What knows the secrets.
     """
-    token = _masker.set(masker)
+    token = _masker.set(_masker.get().joined(masker))
     try:
         yield
     finally:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from langgraph.config import get_config
 from langgraph.func import task
 from langgraph.types import interrupt
 
-from configs.streaming import heard
 from framework.approvals import (
     Answer,
     question_entry,
@@ -34,6 +35,7 @@ from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.bind import unbound_services
+from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
 from framework.langgraph_compat import channels_of_graph
 from framework.pipeline.effect_ledger import EffectLedger, digest_of
@@ -42,7 +44,7 @@ from framework.pipeline.job import Door
 from framework.pipeline.journal import Journal
 from framework.pipeline.permit import agreement_digest
 from framework.pipeline.run_config import current_runtime
-from framework.pipeline.state_update import to_state
+from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.metered import counting
 
@@ -69,8 +71,9 @@ async def run_capability_node(
     view = bound.view(state)
     attempt = _attempt(spec, view)
     budget = TurnBudget.from_plain(view.budget)
-    # Whoever runs a graph of one's own may read its events.
-    with counting(budget, bound.limits.max_model_calls), heard(True):
+    # In a graph of one's own nobody has said yet what holds inside its run.
+    inside = run_scope(bound, get_config()) if in_run else nullcontext()
+    with inside, counting(budget, bound.limits.max_model_calls):
         record = await _answered(attempt, view, bound, budget, in_run=in_run)
     update = _update(record, view, plain=not in_run)
     if in_run:
@@ -228,14 +231,8 @@ def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
 
 
 def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any]:
-    entry = record.entry()
-    last: dict[str, Any] = {
-        name: entry[name]
-        for name in ("capability", "success", "execution_time", "timestamp", "error")
-        if name in entry
-    }
     update = to_state(record, view.plan_id)
-    update["execution_last_result"] = last
+    update["execution_last_result"] = last_result(record.entry(), record.error)
     if record.plan is not None:
         update["planning_execution_plan"] = record.plan
     if record.error is None:
@@ -245,7 +242,6 @@ def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any
             update |= clear_failure()
         return update
     failures = (view.state.get("control_retry_count") or 0) + record.error.attempts
-    last["classification"] = record.error.classification.to_dict()
     return {
         **update,
         **raise_failure([record.error]),

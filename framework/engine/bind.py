@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.config import get_config
 from langgraph.runtime import get_runtime
 
+from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.base.spec import CapabilitySpec
@@ -21,6 +22,7 @@ from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
+from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -101,7 +103,8 @@ def bind(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
-        sinks=tuple(sinks),
+        events=EventDispatcher(tuple(sinks)),
+        masker=SecretMasker.of(settings),
         prompts=prompts,
         **chosen,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage
@@ -15,7 +16,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, Overwrite
 
 from configs.limits import Limits
-from configs.logger import get_logger, mask_secrets
+from configs.logger import get_logger
 from configs.streaming import get_streamer
 from framework.base.budget import TurnBudget
 from framework.base.errors import (
@@ -29,9 +30,11 @@ from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
 from framework.engine.services import Services
 from framework.pipeline.call import accepted_arguments
-from framework.pipeline.failures import clear_failure, raise_failure, read_failure
+from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
 from framework.pipeline.run_config import current_runtime, raw_errors_wanted
+from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
+from framework.telemetry import about
 from framework.telemetry.metered import counting
 
 _COUNTED = {
@@ -62,7 +65,8 @@ async def run_infrastructure_node(
     logger = get_logger("framework", spec.name)
     started = time.perf_counter()
     view = TurnView(state)
-    before = {} if spec.name == _BEGIN else view.budget
+    # What the state says before a turn begins belongs to the last one.
+    before, ids = ({}, {}) if spec.name == _BEGIN else (view.budget, view.ids)
     budget = TurnBudget.from_plain(before)
     limits = services.limits if services is not None else Limits()
     if not spec.quiet:
@@ -74,7 +78,7 @@ async def run_infrastructure_node(
                 " end.",
                 fix="Look at the nodes of your own that send the turn back to it.",
             )
-        with counting(budget, limits.max_model_calls):
+        with about(**ids), counting(budget, limits.max_model_calls):
             result = await spec.cls.execute(
                 state, **_arguments(spec, state, services, logger, extra)
             )
@@ -96,7 +100,7 @@ async def run_infrastructure_node(
     _count(spec, budget, None, update)
     used = _used(spec, budget, before, services)
     if isinstance(update, Command):
-        return _with(update, used) if used else update
+        return replace(update, update=[*_pairs(update.update), *used.items()])
     return _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
 
 
@@ -127,25 +131,25 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             fix="Return a dictionary of state updates, a Command or None.",
         )
     keys = services.runner.schema.names if services is not None else STATE_KEYS
-    unknown = sorted(set(_written(result)) - keys)
+    written = _pairs(result.update if isinstance(result, Command) else result)
+    unknown = sorted({name for name, _ in written} - keys)
     if unknown:
         raise InfrastructureError(
             f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
             fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
         )
+    plain = [(name, plain_value(name, item, spec.name)) for name, item in written]
     if isinstance(result, Command):
-        return result
-    update = dict(result)
+        return replace(result, update=plain)
+    update = dict(plain)
     if isinstance(update.get("control_budget"), Overwrite):
         del update["control_budget"]  # what a turn has used up, no node can give back
     return update
 
 
-def _written(result: Any) -> list[str]:
-    update = result.update if isinstance(result, Command) else result
-    if isinstance(update, (list, tuple)):  # LangGraph takes pairs as well
-        return [name for name, _ in update]
-    return list(update or ())
+def _pairs(update: Any) -> list[tuple[str, Any]]:
+    """Return an update as pairs, the form in which LangGraph takes a key twice."""
+    return list(update.items()) if isinstance(update, Mapping) else list(update or ())
 
 
 def _taken_back(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
@@ -164,12 +168,7 @@ def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: Tu
     tries = view.attempts.get(spec.name, 0) + 1
     failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
     if failure.severity is ErrorSeverity.FATAL:
-        details = failure.metadata.get("technical_details")
-        technical = f"Technical details: {mask_secrets(str(details))}. " if details else ""
-        raise FatalExecutionError(
-            f"Fatal error in {spec.name}: {failure.message}. {technical}"
-            "Execution terminated due to system-level failure."
-        ) from exc
+        raise fatal(spec.name, failure) from exc
     get_logger("framework", spec.name).warning(
         "%s failed (%s): %s", spec.name, failure.severity.value, failure.message
     )
@@ -207,17 +206,6 @@ def _used(
     if spec.name == _BEGIN:
         return {"control_budget": Overwrite(plain)}
     return {} if plain == TurnBudget.from_plain(before).to_plain() else {"control_budget": plain}
-
-
-def _with(command: Command[Any], more: Mapping[str, Any]) -> Command[Any]:
-    update = command.update
-    pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
-    return Command(
-        update=[*pairs, *more.items()],
-        goto=command.goto,
-        graph=command.graph,
-        resume=command.resume,
-    )
 
 
 def _spoken(

@@ -25,7 +25,7 @@ from framework.engine.services import Services
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
 from framework.pipeline.run_config import current_runtime
-from framework.pipeline.state_update import Writes, applied, combined, to_state
+from framework.pipeline.state_update import Writes, applied, combined, last_result, to_state
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, merge_context
 from framework.telemetry.metered import counting
@@ -75,9 +75,9 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         },
         "control_budget": run.budget.to_plain(),
     }
-    keys = [key for update, key, _ in found if update.get("execution_step_results")]
-    if keys:
-        more["execution_last_result"] = _last_result(state, keys[-1])
+    for update, key, entry in found:
+        if record := (update.get("execution_step_results") or {}).get(key):
+            more["execution_last_result"] = last_result(record, entry.get("failure"))
     if questions:
         more["execution_pending_approvals"] = {**view.pending, **questions}
     if failures:
@@ -366,9 +366,3 @@ def _current_index(state: Mapping[str, Any]) -> int:
         ):
             return index
     return len(steps)
-
-
-def _last_result(state: Mapping[str, Any], key: str) -> dict[str, Any]:
-    record = state["execution_step_results"][key]
-    fields = ("capability", "success", "execution_time", "timestamp", "error")
-    return {name: record[name] for name in fields if name in record}

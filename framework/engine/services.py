@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from configs.limits import Limits
+from configs.logger import SecretMasker
 from framework.base.clock import Clock
-from framework.base.ports import PlanPolicy, Sink
+from framework.base.ports import PlanPolicy
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
@@ -21,6 +22,7 @@ from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
+from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
     from configs.settings import Settings
@@ -38,7 +40,8 @@ class Services:
         answerer: Writes the final message.
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
-        sinks: Take up the events of runs.
+        events: Stamps the events of runs and hands them to the sinks.
+        masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
         step_tasks: Capability name to the LangGraph task that runs its steps.
     """
@@ -50,7 +53,8 @@ class Services:
     answerer: Answerer
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
-    sinks: Sequence[Sink] = ()
+    events: EventDispatcher = field(default_factory=EventDispatcher)
+    masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(

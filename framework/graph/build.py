@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 from framework.base.errors import ConfigurationError, InfrastructureError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.engine.bind import as_registry, bind
-from framework.engine.entry import Entry
 from framework.engine.ready_queue import run_step_task
 from framework.engine.services import Services
 from framework.graph.compiled import agent_graph
@@ -28,7 +27,6 @@ from framework.prompts.provider import use_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 from framework.telemetry.metered import METER
-from framework.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -132,14 +130,8 @@ def build_graph(
     _add_capabilities(builder, services)
     layout.add_edges(builder)
     name = services.settings.name
-    entry = Entry(
-        known,
-        services.settings,
-        schema.from_caller,
-        EventDispatcher(tuple(sinks)),
-        services.prompts,
-    )
-    graph = agent_graph(builder.compile(checkpointer=checkpointer, store=store, name=name), entry)
+    compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
+    graph = agent_graph(compiled, services)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,

@@ -9,15 +9,18 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 
-from framework.engine.entry import Entry
+from configs.streaming import is_heard
+from framework.engine.entry import admitted
+from framework.engine.run_scope import run_scope
+from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
-from framework.langgraph_compat import merged_config, saver_of
+from framework.langgraph_compat import is_task, merged_config, saver_of
 from framework.stores.leases import busy, leases_of
 
 _AHEAD = 64
@@ -35,13 +38,13 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
     they also work where a loop is running already (a notebook).
 
     Args:
-        entry: What a caller's input passes before anything runs.
+        services: What the operator decided; without, every input may pass.
         **attributes: What LangGraph's own class takes.
     """
 
-    def __init__(self, *, entry: Entry | None = None, **attributes: Any) -> None:
+    def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.entry = entry
+        self.services = services
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
@@ -53,21 +56,26 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         given, *others = args if args else (kwargs.pop("input", None),)
         config = merged_config(self, others[0] if others else kwargs.get("config"))
         saver = saver_of(self, config)
-        entry = self.entry or Entry()
-        inputs = entry.admitted(given, config, saved=saver is not None)
+        services, inputs = self.services, given
+        inside: AbstractContextManager[None] = contextlib.nullcontext()
+        if services is not None:
+            inputs = admitted(given, config, services, saved=saver is not None)
+            modes = kwargs.get("stream_mode") or self.stream_mode
+            listened = "custom" in modes or (is_task(config) and is_heard())
+            inside = run_scope(services, config, listened=listened)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
-        inside = entry.observer(config, kwargs.get("stream_mode"))
         async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
             while True:
-                with inside():
+                with inside:
                     chunk = await anext(stream, _END)
                 if chunk is _END:
-                    await entry.settle(config)
-                    return
+                    break
                 yield chunk
+        if services is not None and not is_task(config):
+            await services.events.settle()
 
     @staticmethod
     async def _alone(
@@ -116,11 +124,13 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         return _iterate(lambda: self.astream(*args, **kwargs))
 
 
-def agent_graph(graph: CompiledStateGraph[Any, Any, Any, Any], entry: Entry) -> AgentGraph:
-    """Give a compiled graph its entry, the lease and the synchronous calls."""
+def agent_graph(
+    graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
+) -> AgentGraph:
+    """Give a compiled graph its door, the lease and the synchronous calls."""
     # StateGraph.compile names its class itself; this is how a graph copies itself.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
-    return AgentGraph(entry=entry, **attributes)
+    return AgentGraph(services=services, **attributes)
 
 
 def _in_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

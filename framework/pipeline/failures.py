@@ -12,6 +12,7 @@ from framework.base.errors import (
     CapgraphError,
     ErrorClassification,
     ErrorSeverity,
+    FatalExecutionError,
     LimitError,
 )
 from framework.base.ports import Failure
@@ -72,6 +73,20 @@ def read_failure(
         retry_policy=declared_policy(cls),
         execution_time=float(context.get("execution_time") or 0.0),
         attempts=attempts,
+    )
+
+
+def fatal(name: str, failure: Failure) -> FatalExecutionError:
+    """Return what ends the run, for a failure of severity FATAL.
+
+    >>> print(fatal("read", Failure(ErrorSeverity.FATAL, "The disk is gone")))
+    Fatal error in read: The disk is gone. Execution terminated due to system-level failure.
+    """
+    details = failure.metadata.get("technical_details")
+    technical = f"Technical details: {details}. " if details else ""
+    return FatalExecutionError(
+        f"Fatal error in {name}: {failure.message}. {technical}"
+        "Execution terminated due to system-level failure."
     )
 
 

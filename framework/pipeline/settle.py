@@ -11,13 +11,13 @@ from langgraph.errors import GraphBubbleUp
 
 from configs.logger import get_logger
 from configs.streaming import is_heard
-from framework.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
+from framework.base.errors import ErrorSeverity, PersistenceError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
-from framework.pipeline.failures import after_effect, read_failure
+from framework.pipeline.failures import after_effect, fatal, read_failure
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
-from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, emit
+from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +40,39 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
     job.cut_off = False
-    try:
-        result = await inner(job, attempt)
-        if result is STOPPED or isinstance(result, Question):
-            return None if result is STOPPED else result
-        if isinstance(result, Skipped):
-            return _record(job, attempt, skipped=result.reason)
-        if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
-            # No schema could drop a key here: a unit test looks at what was returned.
-            return _succeeded(job, attempt, Sorted(updates=dict(result)))
-        if job.door.types is not None:
-            for context in contexts_in(result, job.stored):
-                job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
-        found = sort_result(
-            result,
-            job.stored,
-            job.spec,
-            attempt.step,
-            attempt.key,
-            job.runner.registry.context_types,
-            job.door.state_keys or job.runner.schema.names,
-        )
-    except GraphBubbleUp:
-        raise
-    except Exception as exc:
-        return failed_record(job, attempt, exc)
-    return _succeeded(job, attempt, found)
+    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+    with about(attempt_id=name):
+        try:
+            found = await _gave(job, attempt, inner)
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            return failed_record(job, attempt, exc)
+        return _succeeded(job, attempt, found) if isinstance(found, Sorted) else found
+
+
+async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
+    """Return what the try gave, sorted; or what stands in its place."""
+    result = await inner(job, attempt)
+    if result is STOPPED or isinstance(result, Question):
+        return None if result is STOPPED else result
+    if isinstance(result, Skipped):
+        return _record(job, attempt, skipped=result.reason)
+    if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
+        # No schema could drop a key here: a unit test looks at what was returned.
+        return Sorted(updates=dict(result))
+    if job.door.types is not None:
+        for context in contexts_in(result, job.stored):
+            job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+    return sort_result(
+        result,
+        job.stored,
+        job.spec,
+        attempt.step,
+        attempt.key,
+        job.runner.registry.context_types,
+        job.door.state_keys or job.runner.schema.names,
+    )
 
 
 def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
@@ -131,10 +138,7 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         raise exc
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
-        raise FatalExecutionError(
-            f"Fatal error in {job.spec.name}: {failure.message}."
-            " Execution terminated due to system-level failure.",
-        ) from exc
+        raise fatal(job.spec.name, failure) from exc
     if job.effect_done:
         failure = after_effect(failure)
     announce(job, attempt)

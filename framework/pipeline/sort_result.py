@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.messages import BaseMessage
+from langgraph.types import Overwrite
+
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError
 from framework.base.plan import PlannedStep
@@ -140,7 +143,26 @@ def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
             f"{spec.name!r} returned {name!r}, which only the graph itself may write.",
             fix="Raise an error with a severity to report a failure.",
         )
-    return item if name == "messages" else to_plain(item, f"{name} of {spec.name!r}")
+    return plain_value(name, item, spec.name)
+
+
+def plain_value(name: str, item: Any, writer: str) -> Any:
+    """Return what a node writes under a state key in the form in which it is kept.
+
+    Args:
+        name: The key.
+        item: The value; messages stay what they are.
+        writer: Name of the node.
+
+    Raises:
+        ValidationError: Something in it has no plain form.
+    """
+    if isinstance(item, Overwrite):
+        return Overwrite(plain_value(name, item.value, writer))
+    several = item if isinstance(item, (list, tuple)) else (item,)
+    if name == "messages" or (several and all(isinstance(m, BaseMessage) for m in several)):
+        return item
+    return to_plain(item, f"{name} of {writer!r}")
 
 
 def _values(result: Any, spec: CapabilitySpec) -> list[Any]:

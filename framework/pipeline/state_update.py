@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
-from framework.base.ports import StepRecord
+from framework.base.ports import Failure, StepRecord
 from framework.state import AgentState, StateSchema, merge_context
 
 _COMBINED = frozenset({"execution_step_results", "control_attempts", "execution_effects"})
@@ -43,6 +43,20 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
             }
         }
     return update
+
+
+def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
+    """Return what ``execution_last_result`` says of a step.
+
+    Args:
+        entry: The step's entry in ``execution_step_results``.
+        failure: Why it failed.
+    """
+    fields = ("capability", "success", "execution_time", "timestamp", "error")
+    found = {name: entry[name] for name in fields if name in entry}
+    if failure is not None:
+        found["classification"] = failure.classification.to_dict()
+    return found
 
 
 def combined(updates: Sequence[Mapping[str, Any]], schema: StateSchema = _OF_AGENT) -> Writes:

@@ -55,6 +55,11 @@ class TurnView:
         return str(self._turn.get("id") or "")
 
     @property
+    def ids(self) -> dict[str, str | None]:
+        """The turn and the plan, as events name them."""
+        return {"turn_id": self.turn_id or None, "plan_id": self.plan_id or None}
+
+    @property
     def turn_number(self) -> int:
         """Which turn of its thread it is, from 1."""
         return int(self._turn.get("number") or 0)

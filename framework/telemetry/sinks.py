@@ -21,7 +21,7 @@ from typing import Any
 
 from configs.errors import ConfigurationError
 from configs.logger import get_logger, mask_secrets
-from configs.streaming import use_outlet
+from configs.streaming import outlet_in_use, use_outlet
 from framework.base.ports import Sink
 from framework.telemetry.events import EventsLost
 
@@ -99,10 +99,19 @@ class EventDispatcher:
     def run(self, **ids: str | None) -> Iterator[None]:
         """Stamp the events of what runs inside, and hand them on.
 
+        Inside the run of another one, both hand them on, and what goes to the stream bears the
+        stamp of the outer one.
+
         Args:
             **ids: See :func:`about`.
         """
-        with use_outlet(self._send), about(**ids):
+        outer = outlet_in_use()
+
+        def send(event: dict[str, Any]) -> dict[str, Any]:
+            stamped = self._send(event)
+            return outer(stamped) if outer is not None else stamped
+
+        with use_outlet(send), about(**ids):
             yield
 
     def _send(self, event: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from langgraph.graph import START, StateGraph
 
 from framework import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
 from framework.base import CapabilityError, FatalExecutionError
-from framework.engine.entry import Entry
 from framework.graph.compiled import agent_graph
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
@@ -132,7 +131,7 @@ def test_a_slow_reader_holds_the_run_back() -> None:
     builder.add_node("add", add)
     builder.add_edge(START, "add")
     builder.add_conditional_edges("add", lambda state: "add" if state["count"] < 500 else "__end__")
-    graph = agent_graph(builder.compile(), Entry())
+    graph = agent_graph(builder.compile())
     stream = graph.stream({"count": 0}, {"recursion_limit": 1000}, stream_mode="updates")
     next(stream)
     before = -1
