@@ -226,19 +226,19 @@ class History:
         )
         return [str(row[0]) for row in found]
 
+    async def _read(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
+        place = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+        return await self._saver.aget_tuple({"configurable": {"thread_id": self._thread, **place}})
+
     async def _make_whole(self, namespace: str, checkpoint_id: str) -> None:
-        place: Any = {
-            "thread_id": self._thread,
-            "checkpoint_ns": namespace,
-            "checkpoint_id": checkpoint_id,
-        }
-        found = await self._saver.aget_tuple({"configurable": place})
+        found = await self._read(namespace, checkpoint_id)
         if found is None:
             return
         if counts_deltas(found):
             found = await whole(self._saver, found, state_schema=self._schema)
         checkpoint = found.checkpoint
-        del place["checkpoint_id"]  # nothing stands before it any more
+        # Without a checkpoint's id: nothing stands before it any more.
+        place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
         await self._saver.aput(
             {"configurable": place}, checkpoint, found.metadata, checkpoint["channel_versions"]
         )
@@ -249,12 +249,7 @@ class History:
         )
 
     async def _began(self, namespace: str, checkpoint_id: str) -> bool:
-        place: Any = {
-            "thread_id": self._thread,
-            "checkpoint_ns": namespace,
-            "checkpoint_id": checkpoint_id,
-        }
-        found = await self._saver.aget_tuple({"configurable": place})
+        found = await self._read(namespace, checkpoint_id)
         return found is not None and bool((found.metadata.get("parents") or {}).get(""))
 
     async def _drop(self, where: str, *values: Any) -> None:

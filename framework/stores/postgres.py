@@ -70,10 +70,6 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
         return await super().aput(config, self._sealed(checkpoint), metadata, new_versions)
 
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Do an operation, again and again while the database is away."""
-        return await self.patiently(call)
-
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation, again and again while the database is away.
 
         Raises:
