@@ -216,17 +216,36 @@ def _pull_in(names: list[str], catalog: Catalog, stored: Mapping[str, list[str]]
 def _cheapest(
     names: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Find, for each type, the producer that pulls in the fewest others (Knuth's algorithm).
-
-    Types settle in order of cost, and a producer counts only once all it requires is settled,
-    so that circles of capabilities that need each other are never chosen.
-    """
-    rank = {name: place for place, name in enumerate(catalog.capabilities)}
+    """Find, for each type, the producer that pulls in the fewest others."""
     cost = {
         name: 0 if name in names else 1
         for name, spec in catalog.capabilities.items()
         if name in names or may_pull_in(spec)
     }
+    return _supply(cost, names, catalog, stored)[0]
+
+
+def _supply(
+    cost: dict[str, int],
+    names: Collection[str],
+    catalog: Catalog,
+    stored: Mapping[str, list[str]],
+) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Let capabilities supply each other as far as they can (Knuth's algorithm).
+
+    Types settle in order of cost, and a producer counts only once all it requires is settled,
+    so that circles of capabilities that need each other never do.
+
+    Args:
+        cost: The capabilities that take part, each with what it costs by itself.
+        names: Those whose results count even where the type is stored.
+        catalog: The capabilities at hand.
+        stored: What is there already.
+
+    Returns:
+        The producer of each type, and what each capability still waits for.
+    """
+    rank = {name: place for place, name in enumerate(catalog.capabilities)}
     waiting = {name: _needs(catalog.capabilities[name]) - stored.keys() for name in cost}
     readers: dict[str, list[str]] = {}
     for name, kinds in waiting.items():
@@ -247,25 +266,14 @@ def _cheapest(
                 cost[reader] += paid
                 if not waiting[reader]:
                     heapq.heappush(queue, (cost[reader], rank[reader], reader))
-    return best
+    return best, waiting
 
 
 def _missing(
-    chosen: Iterable[str], catalog: Catalog, stored: Mapping[str, list[str]]
+    chosen: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
 ) -> tuple[str, str] | None:
     """Return a capability and the type that keeps it from running, or ``None``."""
-    waiting = {name: _needs(catalog.capabilities[name]) - stored.keys() for name in chosen}
-    readers: dict[str, list[str]] = {}
-    for name, kinds in waiting.items():
-        for kind in kinds:
-            readers.setdefault(kind, []).append(name)
-    ready = [name for name, kinds in waiting.items() if not kinds]
-    while ready:
-        for kind in catalog.capabilities[ready.pop()].provides:
-            for reader in readers.pop(kind, ()):
-                waiting[reader].discard(kind)
-                if not waiting[reader]:
-                    ready.append(reader)
+    _, waiting = _supply(dict.fromkeys(chosen, 0), chosen, catalog, stored)
     wants = [(name, kind) for name, kinds in waiting.items() for kind in sorted(kinds)]
     made = {kind for name, _ in wants for kind in catalog.capabilities[name].provides}
     # Name the root of the trouble: a type that none of the others would bring.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Path = tuple[str | int, ...]
 """Where in a step a problem sits, e.g. ``("inputs", 0, "DATASET")``."""
@@ -108,20 +108,6 @@ class Problem:
         return f"[{self.code}] {where}{place} {self.value!r}: {self.cause}. Fix: {self.remedy}."
 
 
-def make_problem(
-    code: str,
-    step: int | None,
-    context_key: str | None,
-    path: Path,
-    value: object,
-    cause: str,
-    remedy: str,
-) -> Problem:
-    """Build a problem whose value is safe to print and to store."""
-    key = context_key if context_key is None or len(context_key) <= 200 else preview(context_key)
-    return Problem(code, step, key, path, _plain(value), cause, remedy)
-
-
 SHAPE = "CG-P01"
 EMPTY = "CG-P02"
 TOO_LONG = "CG-P03"
@@ -144,27 +130,77 @@ PARAMETER = "CG-P19"
 UNDECLARED_OUTPUT = "CG-P20"
 NOT_PLAIN = "CG-P21"
 
+
+class Kind(NamedTuple):
+    """What all problems of one kind have in common.
+
+    Attributes:
+        title: The fault in a few words.
+        field: The field of the step (or plan) in which it sits.
+        remedy: What to do about it, where that is always the same.
+    """
+
+    title: str
+    field: str
+    remedy: str = ""
+
+
+_INPUT = "write inputs as a list of objects such as {'TYPE': 'context_key'}, each once"
+_SELECT = "use one of the selected capabilities, or have the request classified again"
+
 PROBLEM_KINDS = {
-    SHAPE: "Wrong shape",
-    EMPTY: "Empty plan",
-    TOO_LONG: "Plan too long",
-    UNKNOWN_CAPABILITY: "Unknown capability",
-    INACTIVE_CAPABILITY: "Inactive capability",
-    INFRASTRUCTURE_STEP: "Infrastructure node as a step",
-    CLOSING_NOT_LAST: "Closing step is not last",
-    NO_CLOSING: "No closing step",
-    MISSING_KEY: "Missing context_key",
-    MALFORMED_KEY: "Malformed context_key",
-    DUPLICATE_KEY: "Duplicate context_key",
-    MALFORMED_INPUT: "Malformed input",
-    NO_SUPPLIER: "Input without supplier",
-    LATER_STEP: "Input from a later step",
-    TYPE_MISMATCH: "Type mismatch",
-    MISSING_INPUT: "Required input missing",
-    TOO_MANY_INPUTS: "Too many inputs",
-    CYCLE: "Cycle",
-    PARAMETER: "Wrong parameter",
-    UNDECLARED_OUTPUT: "Undeclared output",
-    NOT_PLAIN: "Not plain data",
+    SHAPE: Kind("Wrong shape", ""),
+    EMPTY: Kind("Empty plan", "steps", "plan at least the closing step 'respond'"),
+    TOO_LONG: Kind("Plan too long", "steps", "merge or drop steps, or raise the limit"),
+    UNKNOWN_CAPABILITY: Kind("Unknown capability", "capability", "use a registered capability"),
+    INACTIVE_CAPABILITY: Kind("Inactive capability", "capability", _SELECT),
+    INFRASTRUCTURE_STEP: Kind("Infrastructure node as a step", "capability", "remove the step"),
+    CLOSING_NOT_LAST: Kind(
+        "Closing step is not last",
+        "capability",
+        "move it to the end and keep only one closing step",
+    ),
+    NO_CLOSING: Kind("No closing step", "steps", "end the plan with 'respond'"),
+    MISSING_KEY: Kind("Missing context_key", "context_key", "give it one that no other step has"),
+    MALFORMED_KEY: Kind("Malformed context_key", "context_key", "rename the step"),
+    DUPLICATE_KEY: Kind(
+        "Duplicate context_key", "context_key", "rename one of them and the inputs that mean it"
+    ),
+    MALFORMED_INPUT: Kind("Malformed input", "inputs", _INPUT),
+    NO_SUPPLIER: Kind("Input without supplier", "inputs"),
+    LATER_STEP: Kind("Input from a later step", "inputs"),
+    TYPE_MISMATCH: Kind("Type mismatch", "inputs"),
+    MISSING_INPUT: Kind("Required input missing", "inputs"),
+    TOO_MANY_INPUTS: Kind("Too many inputs", "inputs", "keep one of them"),
+    CYCLE: Kind("Cycle", "inputs", "remove one of the inputs that close the circle"),
+    PARAMETER: Kind("Wrong parameter", "parameters"),
+    UNDECLARED_OUTPUT: Kind("Undeclared output", "expected_output"),
+    NOT_PLAIN: Kind("Not plain data", "parameters"),
 }
-"""Code of each kind of problem to the fault in a few words."""
+"""Code of each kind of problem to what its problems have in common."""
+
+
+def make_problem(
+    code: str,
+    step: int | None,
+    context_key: str | None,
+    value: object,
+    cause: str,
+    remedy: str = "",
+    path: Path | None = None,
+) -> Problem:
+    """Build a problem whose value is safe to print and to store.
+
+    Args:
+        code: Code of its kind.
+        step: Index of the step.
+        context_key: The step's key, if it has one.
+        value: The offending value.
+        cause: What is wrong with it.
+        remedy: What to do about it, where the kind does not say it.
+        path: Where it sits, where the kind's field is not all.
+    """
+    kind = PROBLEM_KINDS[code]
+    key = context_key if context_key is None or len(context_key) <= 200 else preview(context_key)
+    place = (kind.field,) if path is None else path
+    return Problem(code, step, key, place, _plain(value), cause, remedy or kind.remedy)

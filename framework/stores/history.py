@@ -7,10 +7,9 @@ before it, has to make it whole first.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -56,38 +55,6 @@ async def whole(
             fix="Give the state class that the graph was built with (state_schema=…).",
         )
     return await as_whole(saver, found, channels)
-
-
-PAGE = 100
-"""So many checkpoints are read at once."""
-ReadPage = Callable[[RunnableConfig | None, int | None], Awaitable[list[CheckpointTuple]]]
-
-
-async def page_by_page(
-    read: ReadPage,
-    config: RunnableConfig | None,
-    before: RunnableConfig | None,
-    limit: int | None,
-) -> AsyncIterator[CheckpointTuple]:
-    """List checkpoints, newest first, holding neither the database nor all of them.
-
-    Args:
-        read: Reads at most so many checkpoints before one.
-        config: What is listed; only one graph of one thread has an order that pages can follow.
-        before: The checkpoint to begin after.
-        limit: At most so many.
-    """
-    place = (config or {}).get("configurable", {})
-    ordered = "thread_id" in place and "checkpoint_ns" in place
-    left = limit
-    while left is None or left > 0:
-        size = left if not ordered else PAGE if left is None else min(left, PAGE)
-        page = await read(before, size)
-        for item in page:
-            yield item
-        if not ordered or size is None or len(page) < size:
-            return
-        before, left = page[-1].config, None if left is None else left - size
 
 
 class KeepsHistory(BaseCheckpointSaver[Any]):
@@ -259,19 +226,19 @@ class History:
         )
         return [str(row[0]) for row in found]
 
+    async def _read(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
+        place = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
+        return await self._saver.aget_tuple({"configurable": {"thread_id": self._thread, **place}})
+
     async def _make_whole(self, namespace: str, checkpoint_id: str) -> None:
-        place: Any = {
-            "thread_id": self._thread,
-            "checkpoint_ns": namespace,
-            "checkpoint_id": checkpoint_id,
-        }
-        found = await self._saver.aget_tuple({"configurable": place})
+        found = await self._read(namespace, checkpoint_id)
         if found is None:
             return
         if counts_deltas(found):
             found = await whole(self._saver, found, state_schema=self._schema)
         checkpoint = found.checkpoint
-        del place["checkpoint_id"]  # nothing stands before it any more
+        # Without a checkpoint's id: nothing stands before it any more.
+        place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
         await self._saver.aput(
             {"configurable": place}, checkpoint, found.metadata, checkpoint["channel_versions"]
         )
@@ -282,12 +249,7 @@ class History:
         )
 
     async def _began(self, namespace: str, checkpoint_id: str) -> bool:
-        place: Any = {
-            "thread_id": self._thread,
-            "checkpoint_ns": namespace,
-            "checkpoint_id": checkpoint_id,
-        }
-        found = await self._saver.aget_tuple({"configurable": place})
+        found = await self._read(namespace, checkpoint_id)
         return found is not None and bool((found.metadata.get("parents") or {}).get(""))
 
     async def _drop(self, where: str, *values: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
-    DeltaChannelHistory,
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -24,8 +23,7 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from framework.base.errors import PersistenceError
-from framework.stores.history import KeepsHistory, page_by_page
-from framework.stores.reading import checked, readable
+from framework.stores.guarded import GuardedSaver
 
 T = TypeVar("T")
 
@@ -36,7 +34,7 @@ _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
 
 
-class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
+class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
     """``AsyncPostgresSaver`` that tries again while the database is away.
 
     Every operation writes or reads rows by their keys, so doing one twice is doing it once.
@@ -60,35 +58,6 @@ class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
         self._name = name
         self._patience = patience
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint."""
-        read = super().aget_tuple
-        with readable(config["configurable"].get("thread_id")):
-            return checked(self._opened(await self.patiently(lambda: read(config))))
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - the base class's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """List checkpoints, newest first."""
-        listed = super().alist
-
-        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
-            async def once() -> list[CheckpointTuple]:
-                found = listed(config, filter=filter, before=start, limit=size)
-                return [item async for item in found]
-
-            with readable((config or {}).get("configurable", {}).get("thread_id")):
-                page = [self._opened(item) for item in await self.patiently(once)]
-                return [item for item in page if item is not None]
-
-        async for item in page_by_page(read, config, before, limit):
-            yield item
-
     async def aput(
         self,
         config: RunnableConfig,
@@ -97,34 +66,10 @@ class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Write a checkpoint."""
-        write, sealed = super().aput, self._sealed(checkpoint)
-        return await self.patiently(lambda: write(config, sealed, metadata, new_versions))
+        # The base class keeps text channels beside the encrypted blobs, as they are.
+        return await super().aput(config, self._sealed(checkpoint), metadata, new_versions)
 
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Write what a task gave."""
-        write = super().aput_writes
-        await self.patiently(lambda: write(config, writes, task_id, task_path))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        delete = super().adelete_thread
-        await self.patiently(lambda: delete(thread_id))
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Read what was written to channels since they were last saved as a whole."""
-        read = super().aget_delta_channel_history
-        with readable(config["configurable"].get("thread_id")):
-            return await self.patiently(lambda: read(config=config, channels=channels))
-
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation, again and again while the database is away.
 
         Raises:
@@ -149,8 +94,6 @@ class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
                     fix="Look at the cause; the thread goes on from its last saved step.",
                 ) from exc
 
-    # The base class keeps text channels beside the encrypted blobs, as they are.
-
     def _sealed(self, checkpoint: Checkpoint) -> Checkpoint:
         if not isinstance(self.serde, EncryptedSerializer):
             return checkpoint
@@ -164,7 +107,8 @@ class PostgresSaver(KeepsHistory, AsyncPostgresSaver):
         kind, data = self.serde.dumps_typed(text)
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
-    def _opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+        """Return what was read with its sealed texts opened."""
         if found is None or not isinstance(self.serde, EncryptedSerializer):
             return found
         values = found.checkpoint["channel_values"]

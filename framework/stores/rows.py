@@ -178,9 +178,9 @@ class PostgresRows(Rows):
         """Run one statement in a transaction of its own."""
         import psycopg
 
-        patiently = getattr(self._saver, "patiently", None)
-        if patiently is not None:
-            found: Found = await patiently(lambda: self._once(statement, values))
+        guarded = getattr(self._saver, "guarded", None)
+        if guarded is not None:
+            found: Found = await guarded("used", lambda: self._once(statement, values))
             return found
         try:
             return await self._once(statement, values)

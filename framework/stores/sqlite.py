@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import aiosqlite
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    DeltaChannelHistory,
-    writes_sort_key,
-)
+from langgraph.checkpoint.base import DeltaChannelHistory, writes_sort_key
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from framework.base.errors import PersistenceError
-from framework.stores.history import KeepsHistory, page_by_page
-from framework.stores.reading import checked, readable
+from framework.stores.guarded import GuardedSaver
+from framework.stores.reading import readable
+
+T = TypeVar("T")
 
 _COUNTERS = "counters_since_delta_snapshot"
 """In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
@@ -51,7 +46,7 @@ LOCK_SECONDS = 30.0
 """How long to wait for another process that has the database locked."""
 
 
-class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
+class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
     """``AsyncSqliteSaver`` whose errors are the project's and which checks what it reads.
 
     Args:
@@ -64,61 +59,17 @@ class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
         super().__init__(conn, serde=serde)
         self._name = name
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint."""
-        async with self._told("read"):
-            with readable(config["configurable"].get("thread_id")):
-                found = await super().aget_tuple(config)
-            return checked(found)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - the base class's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """List checkpoints, newest first."""
-        thread = (config or {}).get("configurable", {}).get("thread_id")
-        listed = super().alist
-
-        async def read(start: RunnableConfig | None, size: int | None) -> list[CheckpointTuple]:
-            async with self._told("read"):
-                with readable(thread):
-                    found = listed(config, filter=filter, before=start, limit=size)
-                    return [item async for item in found]
-
-        async for item in page_by_page(read, config, before, limit):
-            yield item
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Write a checkpoint."""
-        async with self._told("written"):
-            return await super().aput(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Write what a task gave."""
-        async with self._told("written"):
-            await super().aput_writes(config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        async with self._told("written"):
-            await self.setup()
-            await super().adelete_thread(thread_id)
+    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Do an operation; one that failed leaves nothing behind."""
+        try:
+            return await call()
+        except sqlite3.Error as exc:
+            # A statement whose commit failed would be carried along by the next commit. Every
+            # operation holds the lock until it is committed, so nothing else is rolled back.
+            with suppress(sqlite3.Error, ValueError):
+                async with self.lock:
+                    await self.conn.rollback()
+            raise unusable(self._name, what, exc) from exc
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -130,14 +81,14 @@ class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
         """
         place = config["configurable"]
         thread, namespace = str(place["thread_id"]), place.get("checkpoint_ns", "")
+        target = place.get("checkpoint_id")
         with readable(thread):
-            async with self._told("read"):
-                found = await self._since_saved(
-                    thread, namespace, place.get("checkpoint_id"), channels
-                )
-                if found is not None:
-                    return found
-                return await super().aget_delta_channel_history(config=config, channels=channels)
+            found = await self.guarded(
+                "read", lambda: self._since_saved(thread, namespace, target, channels)
+            )
+        if found is not None:
+            return found
+        return await super().aget_delta_channel_history(config=config, channels=channels)
 
     async def _since_saved(
         self, thread: str, namespace: str, target: str | None, channels: Sequence[str]
@@ -178,18 +129,6 @@ class SqliteSaver(KeepsHistory, AsyncSqliteSaver):
             if name in seeds[far]:
                 result[name]["seed"] = seeds[far][name]
         return result
-
-    @asynccontextmanager
-    async def _told(self, what: str) -> AsyncIterator[None]:
-        try:
-            yield
-        except sqlite3.Error as exc:
-            # A statement whose commit failed would be carried along by the next commit. Every
-            # operation holds the lock until it is committed, so nothing else is rolled back.
-            with suppress(sqlite3.Error, ValueError):
-                async with self.lock:
-                    await self.conn.rollback()
-            raise unusable(self._name, what, exc) from exc
 
 
 def unusable(name: str, what: str, exc: Exception) -> PersistenceError:

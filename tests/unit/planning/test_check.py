@@ -181,9 +181,9 @@ def test_message(value: Any, message: str) -> None:
 def test_every_kind_has_a_page_and_appears_in_a_message() -> None:
     shown = {message[1:7] for _, message in MESSAGES} | {"CG-P03", "CG-P05"}
     assert shown == set(PROBLEM_KINDS)
-    for code, title in PROBLEM_KINDS.items():
+    for code, kind in PROBLEM_KINDS.items():
         page = (ERRORS / f"{code}.md").read_text(encoding="utf-8")
-        assert page.startswith(f"# {code}: {title}\n")
+        assert page.startswith(f"# {code}: {kind.title}\n")
         assert "## What to do" in page
 
 
