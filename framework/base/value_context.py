@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
-from pydantic import create_model
+from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
+from typing_extensions import is_typeddict
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
@@ -27,6 +29,18 @@ class ValueContext(CapabilityContext):
             return short_text(self.value)
         data = self.model_dump(mode="json", warnings=False)["value"]
         return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
+
+
+def value_fields(kind: type[CapabilityContext]) -> list[str]:
+    """Name the fields of a plain value of a structured type; none of any other context type."""
+    if not issubclass(kind, ValueContext):
+        return []
+    annotation = kind.model_fields["value"].annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    if dataclasses.is_dataclass(annotation):
+        return [entry.name for entry in dataclasses.fields(annotation)]
+    return list(annotation.__annotations__) if is_typeddict(annotation) else []
 
 
 def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]:

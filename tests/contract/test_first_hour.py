@@ -31,6 +31,8 @@ from framework.base import (
     StepSettings,
     ValidationError,
 )
+from framework.planning import check_plan, dependencies
+from framework.selection import Selection
 from framework.testing import run_capability
 
 
@@ -50,6 +52,11 @@ class Report(BaseModel):
 
 class Row(TypedDict):
     name: str
+
+
+class Everything:
+    async def select(self, task: str, candidates: Any, **_: Any) -> Any:
+        return Selection(tuple(candidate.name for candidate in candidates))
 
 
 def plan(*steps: dict[str, Any]) -> dict[str, Any]:
@@ -248,3 +255,87 @@ def test_a_retry_option_that_does_not_fit_is_refused(options: dict[str, Any]) ->
 
     with pytest.raises(ValidationError, match=next(iter(options))):
         capability_node(fetch, **options)
+
+
+# --- references and asking again ------------------------------------------------------------------------
+
+
+@capability_node
+def stats() -> Stats:
+    """Give statistics of the week."""
+    return Stats(1, 5)
+
+
+@capability_node
+def label() -> str:
+    """Name the week."""
+    return "week 7"
+
+
+@capability_node
+def warn(level: float, notes: list[str] | None = None) -> str:
+    """Warn of a level."""
+    return f"Level {level} {notes}"
+
+
+async def test_a_parameter_refers_to_a_result() -> None:
+    graph = build_graph([stats, label, warn])
+    given = {"level": {"$from": "stats.maximum"}, "notes": [{"$from": "label"}, "high"]}
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    out = await run_plan(graph, *steps[:2], {**steps[2], "parameters": given})
+    kept = out["capability_context_data"]["WARN"]["warn"]["value"]
+    assert kept == "Level 5.0 ['week 7', 'high']"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("label", "it is string and the parameter is number"),
+        ("stats", "it is object and the parameter is number"),
+        ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
+        ("nothing.at_all", "no step and no stored context"),
+        ("warn", "does not run before"),
+        ("", "no step"),
+    ],
+)
+def test_a_reference_is_checked_before_the_plan_runs(text: str, told: str) -> None:
+    registry = Registry()
+    for item in (stats, label, warn):
+        registry.register(item)
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": text}}  # type: ignore[assignment]
+    [problem] = check_plan(plan(*steps), registry)
+    assert (problem.step, problem.field) == (2, "parameters.level")
+    assert told in problem.cause
+    assert problem.code == "CG-P19"
+
+
+def test_a_reference_makes_a_step_wait() -> None:
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": "stats.maximum"}}  # type: ignore[assignment]
+    assert dependencies(plan(*steps))["warn"] == {"stats"}  # type: ignore[arg-type]
+
+
+async def test_ask_again_goes_back_to_the_planner() -> None:
+    @capability_node
+    async def channel(name: str) -> float:
+        """Read a channel."""
+        if name != "T1":
+            raise AskAgain(f"There is no channel {name!r}; there are T1 to T6.")
+        return 3.5
+
+    asked: list[Any] = []
+
+    class Planner:
+        can_correct = True
+
+        async def plan(self, request: Any) -> Any:
+            asked.append(request.failure)
+            name = "T7" if len(asked) == 1 else "T1"
+            return plan({"capability": "channel", "parameters": {"name": name}})
+
+    graph = build_graph([channel], planner=Planner(), selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "Read T7")]})
+    assert out["capability_context_data"]["CHANNEL"]["channel"] == {"value": 3.5}
+    assert asked[0] is None
+    assert "there are T1 to T6" in str(asked[1])
