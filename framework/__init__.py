@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from framework.base import (
+    AskAgain,
     BaseCapability,
     BaseInfrastructureNode,
     CapabilityContext,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from framework.registry import Registry
 
 __all__ = [
+    "AskAgain",
     "BaseCapability",
     "BaseInfrastructureNode",
     "CapabilityContext",

@@ -4,6 +4,7 @@ from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
 from framework.base.decorators import capability_node, infrastructure_node
 from framework.base.errors import (
+    AskAgain,
     CapabilityError,
     CapgraphError,
     ConfigurationError,
@@ -32,6 +33,7 @@ from framework.base.guides import (
     TaskClassifierGuide,
 )
 from framework.base.infrastructure import BaseInfrastructureNode
+from framework.base.injected import AttemptNumber, IdempotencyKey, Progress, StepSettings
 from framework.base.plan import (
     ExecutionPlan,
     PlannedStep,
@@ -50,6 +52,8 @@ from framework.base.spec import (
 from framework.base.step_context import StepContext
 
 __all__ = [
+    "AskAgain",
+    "AttemptNumber",
     "BaseCapability",
     "BaseExample",
     "BaseInfrastructureNode",
@@ -70,6 +74,7 @@ __all__ = [
     "ExecutionRecord",
     "ExecutionResult",
     "FatalExecutionError",
+    "IdempotencyKey",
     "InfrastructureError",
     "InfrastructureSpec",
     "LimitError",
@@ -82,9 +87,11 @@ __all__ = [
     "PlanError",
     "PlannedStep",
     "PolicyError",
+    "Progress",
     "RegistryError",
     "Requirement",
     "StepContext",
+    "StepSettings",
     "TaskClassifierGuide",
     "ThreadBusyError",
     "ValidationError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel
@@ -33,7 +33,8 @@ class BaseCapability(_Declared, ABC):
 
     A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static
     coroutine ``execute(state, **kwargs)`` that returns state updates, or as a coroutine method
-    ``execute(self)`` that uses the helpers below. ``@capability_node`` makes it a graph node.
+    ``execute(self)`` that uses the helpers below; either may be written with ``def`` and then runs
+    in a thread. ``@capability_node`` makes it a graph node.
 
     Attributes:
         name: Unique name (required).
@@ -186,7 +187,7 @@ class BaseCapability(_Declared, ABC):
         """Hand over an output besides the returned one."""
         self._step_context().stored.append(context)
 
-    async def once(self, key: str, call: Callable[[], Any]) -> Any:
+    def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
         """Run a part of the step at most once, over retries, questions and restarts.
 
         What stands before an ``interrupt()`` runs again when its answer comes; what stands in
@@ -196,7 +197,7 @@ class BaseCapability(_Declared, ABC):
             key: Names the part within the step.
             call: Does it; may return an awaitable. Its result must be plain data.
         """
-        return await self._step_context().once(key, call)
+        return self._step_context().once(key, call)
 
     def _step_context(self) -> StepContext:
         try:

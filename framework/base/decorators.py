@@ -15,6 +15,7 @@ from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
 from framework.base.node import GraphNode, NodeOf
 from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
+from framework.base.threads import is_sync
 
 T = TypeVar("T", bound=type)
 NodeFunction = Callable[..., Any]
@@ -29,7 +30,7 @@ def capability_node(target: Callable[..., Any], /) -> type[BaseCapability]: ...
 @overload
 def capability_node(**options: Any) -> Callable[[Callable[..., Any]], type[BaseCapability]]: ...
 def capability_node(target: Any = None, /, **options: Any) -> Any:
-    """Turn a class, or an annotated coroutine function, into a capability.
+    """Turn a class, or an annotated function, into a capability.
 
     The class comes back as it was, with two attributes more: ``capability_spec`` (what it
     declares, frozen) and ``langgraph_node`` (an async ``(state, **kwargs)`` that runs the
@@ -37,9 +38,10 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         target: A class with name, description, ``execute``, ``classify_error`` and
-            ``get_retry_policy``; or a function whose annotations are context types. It may be
+            ``get_retry_policy``; or a function whose annotations are its contract. It may be
             given as ``cls=`` too.
-        **options: For functions only: ``name``, ``description``, ``examples`` and what
+        **options: For functions only: ``name``, ``description``, ``examples``, ``max_attempts``,
+            ``delay_seconds``, ``classify_error`` and what
             :class:`~framework.base.spec.Declarations` lists.
 
     Raises:
@@ -144,7 +146,8 @@ def _check_class(cls: Any, kind: str) -> None:
             )
         if method != "execute":
             _check_called_on_the_class(cls, kind, method)
-    if not inspect.iscoroutinefunction(inspect.unwrap(cls.execute)):
+    # A capability may be synchronous and then runs in a thread; a node of the graph may not.
+    if kind != "capability" and is_sync(cls.execute):
         raise ValueError(
             f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
             " Fix: write it with 'async def'."

@@ -3,6 +3,7 @@
     CapgraphError
     ├── ValidationError        data that a capability received is missing or wrong
     ├── CapabilityError        a capability could not do its work
+    │   └── AskAgain           it could, with other parameters; the planner is asked for them
     ├── InfrastructureError    a node of the framework itself could not do its work
     ├── RegistryError          what was registered does not fit together
     ├── ConfigurationError     settings that cannot be used
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
+    "AskAgain",
     "CapabilityError",
     "CapgraphError",
     "ConfigurationError",
@@ -83,6 +85,19 @@ class CapabilityError(CapgraphError):
     """A capability could not do its work."""
 
     code = "CG-CAPABILITY"
+
+
+class AskAgain(CapabilityError):
+    """A capability was given parameters that it cannot use, and says which ones it could.
+
+    Raised in a capability, it goes back to the planner, whose next plan is told the text.
+
+    >>> str(AskAgain("There is no channel 'T7'.", fix="Ask for one of T1 to T6."))
+    "There is no channel 'T7'. Fix: Ask for one of T1 to T6."
+    """
+
+    code = "CG-ASK-AGAIN"
+    severity = ErrorSeverity.REPLANNING
 
 
 class InfrastructureError(CapgraphError):

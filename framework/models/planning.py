@@ -8,6 +8,7 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
+from framework.base.value_context import value_fields
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
 from framework.planning.strategies import PlanRequest
@@ -34,7 +35,8 @@ PLAN_SCHEMA: dict[str, Any] = {
                     },
                     "parameters": {
                         "type": "object",
-                        "description": "Parameters of the capability.",
+                        "description": "Parameters of the capability; instead of a value,"
+                        ' {"$from": "context_key.field"} takes it from an earlier result.',
                         "additionalProperties": True,
                     },
                     "inputs": {
@@ -117,7 +119,7 @@ def describe_capability(spec: CapabilitySpec) -> str:
     )
     lines = [
         f"- {spec.name}: {' '.join(spec.description.split())}",
-        f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}",
+        f"  needs: {needs or 'nothing'}; gives: {', '.join(_gives(spec)) or 'nothing'}",
     ]
     if spec.effect == "once":
         lines.append("  acts on the world, and cannot be undone")
@@ -126,6 +128,15 @@ def describe_capability(spec: CapabilitySpec) -> str:
         schema.pop("description", None)  # the docstring says again what the fields say
         lines.append(f"  parameters: {json.dumps(schema, ensure_ascii=False, default=str)}")
     return "\n".join(lines)
+
+
+def _gives(spec: CapabilitySpec) -> list[str]:
+    """Name the outputs, and of a plain value its fields, which parameters may refer to."""
+    fields = {kind.CONTEXT_TYPE: value_fields(kind) for kind in spec.context_types}
+    return [
+        f"{kind} ({', '.join(fields[kind])})" if fields.get(kind) else kind
+        for kind in spec.provides
+    ]
 
 
 def _bare(schema: dict[str, Any]) -> dict[str, Any]:

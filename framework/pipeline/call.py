@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 from configs.streaming import get_streamer, step_of_plan
+from framework.base.errors import ValidationError
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext, StepInputs
+from framework.base.threads import in_thread, is_sync
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
@@ -62,11 +65,15 @@ def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
 
 
 async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
-    """Call a capability in whichever form it is written."""
+    """Call a capability in whichever form it is written; a synchronous one in a thread."""
+    sync = is_sync(cls.execute)
+    if sync:
+        context.notify = _from_thread(context.notify)
+        context.once = _refuse_once
     if not isinstance(inspect.getattr_static(cls, "execute"), staticmethod):
         instance = cls()
         instance._context = context
-        return await instance.execute()
+        return await (in_thread(instance.execute) if sync else instance.execute())
     inputs = StepInputs(context.inputs)
     inputs.once = context.once
     offered = {
@@ -78,7 +85,26 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
     }
     names = accepted_arguments(cls.execute)
     kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
+    if sync:
+        return await in_thread(cls.execute, context.state, **kwargs)
     return await cls.execute(context.state, **kwargs)
+
+
+def _from_thread(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
+    """Hand progress over to the event loop, where everything that listens to it lives."""
+    loop = asyncio.get_running_loop()
+
+    def later(message: str, fraction: float | None) -> None:
+        loop.call_soon_threadsafe(notify, message, fraction)
+
+    return later
+
+
+def _refuse_once(key: str, _call: Callable[[], Any]) -> Any:
+    raise ValidationError(
+        f"once({key!r}, ...) is awaited, and this capability is not a coroutine.",
+        fix="Write it with 'async def', or declare effect=\"once\" for the whole step.",
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from typing import Any
 from configs.logger import get_logger, mask_data, mask_secrets
 from framework.base.classify import classify_exception
 from framework.base.errors import (
+    AskAgain,
     CapgraphError,
     ErrorClassification,
     ErrorSeverity,
@@ -51,8 +52,8 @@ def read_failure(
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
-    # A bound of the run is not the author's to interpret.
-    if not isinstance(exc, LimitError):
+    # A bound of the run is not the author's to interpret; what asks for other parameters has been.
+    if not isinstance(exc, (LimitError, AskAgain)):
         try:
             answer = cls.classify_error(exc, dict(context))
         except Exception as second:

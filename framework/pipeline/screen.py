@@ -16,6 +16,7 @@ from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
 from framework.planning.parameters import validated_parameters
+from framework.planning.references import references_of, resolve_references
 
 
 async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
@@ -24,12 +25,18 @@ async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
         inputs = resolve_inputs(
             job.spec, attempt.step, job.view.contexts, job.runner.registry.context_types
         )
-        parameters, values = validated_parameters(job.spec, attempt.step.get("parameters") or {})
+        given = attempt.step.get("parameters") or {}
+        step = attempt.step
+        if any(references_of(given)):
+            types = job.runner.registry.context_types
+            given = resolve_references(given, job.view.contexts, types)
+            step = {**step, "parameters": given}
+        parameters, values = validated_parameters(job.spec, given)
     except GraphBubbleUp:
         raise
     except Exception as exc:
         return failed_record(job, attempt, exc)
-    ready = replace(attempt, inputs=inputs, parameters=parameters, values=values)
+    ready = replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
     result: Result = await inner(job, ready)
     return result
 

@@ -12,7 +12,9 @@ from framework.planning.graphs import circles
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import Path, Problem, make_problem, preview
-from framework.planning.reading import MAX_KEY_LENGTH, is_key, links_of
+from framework.planning.reading import MAX_KEY_LENGTH, is_key
+from framework.planning.reference_check import reference_problems
+from framework.planning.references import reads_of
 from framework.planning.view import Contract, PlanView, listing
 
 DEFAULT_MAX_STEPS = 1000
@@ -287,6 +289,8 @@ class _Checker:
         for fault in parameter_faults(model, parameters, name):
             path = ("parameters", *fault.path)
             self.add(fault.code, index, fault.value, fault.cause, fault.remedy, path)
+        for where, text, cause, remedy in reference_problems(self.view, index, model, parameters):
+            self.add(codes.PARAMETER, index, text, cause, remedy, where)
 
     def _check_order(self) -> None:
         if not self.forward:
@@ -294,7 +298,7 @@ class _Checker:
         places = self.view.places
         edges: dict[int, set[int]] = {}
         for index, step in enumerate(self.view.steps):
-            edges[index] = {places[key][0] for _, key in links_of(step) if key in places}
+            edges[index] = {places[key][0] for _, key in reads_of(step) if key in places}
         for index, _, _, _, place in self.forward:
             edges[index].add(place)
         circle: dict[int, int] = {}

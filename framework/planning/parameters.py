@@ -17,6 +17,7 @@ from framework.base.spec import parameter_names
 from framework.planning.names import closest_name
 from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
 from framework.planning.reading import is_too_deep
+from framework.planning.references import references_of
 
 _MAX_UNKNOWN = 20
 
@@ -69,15 +70,24 @@ def parameter_faults(
         return [_not_an_object(parameters)]
     if not parameters and model is None:
         return []
+    # What a reference stands for is checked where the plan is known, and when the step runs.
+    named = [path for path, _ in references_of(parameters)]
     if model is None:
-        return list(_scalar_faults(parameters, capability))
+        found = list(_scalar_faults(parameters, capability))
+        return [fault for fault in found if not _touches(fault.path, named)]
     if is_too_deep(parameters):
         return [_not_plain(parameters, "nests too deeply")]
     try:
         text = json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError) as exc:
         return [_not_plain(parameters, f"is not plain JSON ({exc})")]
-    return _model_faults(model, parameters, text, capability)
+    found = _model_faults(model, parameters, text, capability)
+    return [fault for fault in found if not _touches(fault.path, named)] if named else found
+
+
+def _touches(path: Path, named: list[Path]) -> bool:
+    """Tell whether a place lies in, or around, one of some others."""
+    return any(all(a == b for a, b in zip(path, other, strict=False)) for other in named)
 
 
 def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
@@ -119,6 +129,11 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
             severity=ErrorSeverity.REPLANNING,
         )
     values: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
+    if open_ends := [text for _, text in references_of(values)]:
+        raise ValidationError(
+            f"The parameters of {spec.name!r} still refer to {', '.join(open_ends)}.",
+            fix="Give the values; only a plan that is to run may refer to results.",
+        )
     if spec.parameters is None:
         return values, values
     model = _read(spec.parameters, values)

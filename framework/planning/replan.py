@@ -12,7 +12,8 @@ from typing_extensions import TypedDict
 
 from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, links_of, step_key, steps_of
+from framework.planning.reading import capability_of, step_key, steps_of
+from framework.planning.references import reads_of
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
@@ -47,7 +48,7 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
     found: dict[str, str] = {}
     contents: dict[str, list[str]] = {}
     for key, step in steps.items():
-        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in links_of(step))
+        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in reads_of(step))
         found[key] = _digest([*_content(step), inputs], step)
         contents.setdefault(found[key], []).append(key)
     twins = {key for keys in contents.values() if len(keys) > 1 for key in keys}
@@ -55,7 +56,7 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
         return found
     final: dict[str, str] = {}
     for key, step in steps.items():
-        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in links_of(step))
+        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in reads_of(step))
         own_name = [key] if key in twins else []
         final[key] = _digest([*_content(step), inputs, *own_name], step)
     return final
@@ -153,7 +154,7 @@ def carry_over(
     old_own = {key: _digest(_content(step), step) for key, step in finished.items()}
     kept: dict[str, str] = {}
     for key, step in planned.items():
-        fed = all(name in kept or name not in planned for _, name in links_of(step))
+        fed = all(name in kept or name not in planned for _, name in reads_of(step))
         if not fed or capability_of(step) in CLOSING:
             continue
         work = _digest([*_content(step), _read(step, kept)], step)
@@ -174,7 +175,7 @@ def carry_over(
 
 def _read(step: Mapping[str, Any], kept: Mapping[str, str]) -> list[list[str]]:
     """Return what a step reads, by the names that the old plan used."""
-    return sorted([kind, kept.get(name, name)] for kind, name in links_of(step))
+    return sorted([kind, kept.get(name, name)] for kind, name in reads_of(step))
 
 
 def _finished(record: object) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 
 from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, links_of, step_key, steps_of
+from framework.planning.reading import capability_of, step_key, steps_of
+from framework.planning.references import reads_of
 
 Dependencies = Mapping[str, Collection[str]]
 
@@ -14,7 +15,7 @@ Dependencies = Mapping[str, Collection[str]]
 def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     """Tell which steps each step waits for.
 
-    A plan is read in its order: an input means the nearest step before that has the key, else
+    A plan is read in its order: an input, or a reference in a parameter, means the nearest step before that has the key, else
     a stored context. A step that replaces a stored context waits for the steps before it that
     read the stored one, and the closing step waits for all others.
 
@@ -44,7 +45,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 fix="Run check_plan before the plan is scheduled.",
             )
         waits: set[str] = set(readers.pop(key, ()))
-        for _, named in links_of(step):
+        for _, named in reads_of(step):
             if named in found:
                 waits.add(named)
             elif named != key:

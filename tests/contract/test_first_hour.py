@@ -1,0 +1,339 @@
+"""What a new user meets in the first hour: little to write, and plain words where it goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+from langgraph.runtime import Runtime
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from framework import (
+    AskAgain,
+    BaseCapability,
+    CapabilityContext,
+    ErrorClassification,
+    ErrorSeverity,
+    Registry,
+    build_graph,
+    capability_node,
+)
+from framework.base import (
+    AttemptNumber,
+    IdempotencyKey,
+    Progress,
+    StepContext,
+    StepSettings,
+    ValidationError,
+)
+from framework.planning import check_plan, dependencies
+from framework.selection import Selection
+from framework.testing import run_capability
+
+
+class Reading(CapabilityContext):
+    metres: float
+
+
+@dataclasses.dataclass
+class Stats:
+    minimum: float
+    maximum: float
+
+
+class Report(BaseModel):
+    title: str
+
+
+class Row(TypedDict):
+    name: str
+
+
+class Everything:
+    async def select(self, task: str, candidates: Any, **_: Any) -> Any:
+        return Selection(tuple(candidate.name for candidate in candidates))
+
+
+def plan(*steps: dict[str, Any]) -> dict[str, Any]:
+    listed = [
+        {"context_key": step["capability"], "task_objective": "Do it", **step} for step in steps
+    ]
+    return {"steps": [*listed, {"context_key": "answer", "capability": "respond"}]}
+
+
+async def run_plan(graph: Any, *steps: dict[str, Any]) -> dict[str, Any]:
+    given = {"messages": [("user", "Do it")], "planning_execution_plan": plan(*steps)}
+    out: dict[str, Any] = await graph.ainvoke(given)
+    return out
+
+
+def text_of(out: dict[str, Any]) -> str:
+    return str(out["messages"][-1].content)
+
+
+# --- plain values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (str, "full", "full"),
+        (float, 2.5, 2.5),
+        (list[int], [1, 2], [1, 2]),
+        (dict[str, int], {"a": 1}, {"a": 1}),
+        (Stats, Stats(1, 5), {"minimum": 1.0, "maximum": 5.0}),
+        (Report, Report(title="Levels"), {"title": "Levels"}),
+        (Row, {"name": "north"}, {"name": "north"}),
+        (float | None, None, None),
+        (list[Reading], [Reading(metres=1)], [{"metres": 1.0}]),
+    ],
+)
+async def test_a_function_returns_a_plain_value(kind: Any, value: Any, kept: Any) -> None:
+    async def tank_level():
+        """Read the tank."""
+        return value
+
+    tank_level.__annotations__["return"] = kind
+    graph = build_graph([capability_node(tank_level)])
+    out = await run_plan(graph, {"capability": "tank_level"})
+    assert out["capability_context_data"] == {"TANK_LEVEL": {"tank_level": {"value": kept}}}
+
+
+async def test_without_a_model_a_plain_value_is_the_answer() -> None:
+    @capability_node(examples=["how full is the tank?"])
+    def tank_level() -> float:
+        """Read the water level of the tank."""
+        return 2.5
+
+    out = await build_graph([tank_level]).ainvoke({"messages": [("user", "How full is the tank?")]})
+    assert text_of(out) == "tank level: 2.5"
+
+
+async def test_a_value_of_another_type_than_declared_fails_the_step() -> None:
+    @capability_node
+    def tank_level() -> float:
+        """Read the tank."""
+        return "leaking"  # type: ignore[return-value]
+
+    out = await run_plan(build_graph([tank_level]), {"capability": "tank_level"})
+    error = out["execution_step_results"]["tank_level"]
+    assert not error["success"]
+    assert "TANK_LEVEL" in str(error)
+
+
+def test_a_value_that_cannot_be_kept_is_refused_when_the_function_is_decorated() -> None:
+    async def lock() -> threading.Event:
+        """Give a lock."""
+        return threading.Event()
+
+    with pytest.raises(ValidationError, match=r"'lock' returns Event, which cannot be kept"):
+        capability_node(lock)
+
+
+# --- synchronous functions --------------------------------------------------------------------------
+
+
+async def test_sync_functions_and_methods_run_in_a_thread() -> None:
+    seen: list[str] = []
+
+    @capability_node
+    def read(progress: Progress) -> str:
+        """Read it."""
+        progress("reading", 0.5)
+        seen.append(threading.current_thread().name)
+        return "read"
+
+    @capability_node
+    class Write(BaseCapability):
+        name = "write"
+        description = "Write it."
+        provides = ["RECEIPT"]
+
+        def execute(self) -> dict[str, Any]:
+            self.progress("writing", 0.5)
+            seen.append(threading.current_thread().name)
+            return {"RECEIPT": {"to": "disk"}}
+
+    graph = build_graph([read, Write])
+    given = {
+        "messages": [("user", "Do it")],
+        "planning_execution_plan": plan({"capability": "read"}, {"capability": "write"}),
+    }
+    told = [
+        part["message"]
+        async for part in graph.astream(given, stream_mode="custom")
+        if part["event_type"] == "step_progress"
+    ]
+    assert sorted(told) == ["reading", "writing"]
+    assert len(seen) == 2
+    assert all(name.startswith("capgraph-sync") for name in seen)
+
+
+async def test_a_stop_iteration_of_a_sync_function_fails_its_step() -> None:
+    @capability_node
+    def first() -> int:
+        """Take the first."""
+        return next(iter([]))
+
+    out = await run_plan(build_graph([first]), {"capability": "first"})
+    assert not out["execution_step_results"]["first"]["success"]
+
+
+async def test_once_inside_a_sync_method_is_refused_and_not_forgotten() -> None:
+    @capability_node
+    class Pay(BaseCapability):
+        name = "pay"
+        description = "Pay."
+
+        def execute(self) -> dict[str, Any]:
+            self.once("transfer", dict)
+            return {}
+
+    with pytest.raises(ValidationError, match="async def"):
+        await run_capability(Pay)
+
+
+# --- options and injection ----------------------------------------------------------------------------
+
+
+async def test_the_function_form_has_what_classes_have() -> None:
+    seen: list[Any] = []
+
+    @capability_node(max_attempts=2, delay_seconds=0)
+    async def fetch(
+        step: StepContext,
+        attempt: AttemptNumber,
+        key: IdempotencyKey,
+        settings: StepSettings,
+        runtime: Runtime[Any],
+        progress: Progress,
+        days: int = 3,
+    ) -> int:
+        """Fetch it."""
+        progress("fetching")
+        seen.append((attempt, key == step.idempotency_key, dict(settings), runtime is not None))
+        raise ConnectionError("gone")
+
+    out = await run_plan(build_graph([fetch]), {"capability": "fetch"})
+    assert seen == [(1, True, {}, True), (2, True, {}, True)]
+    assert list(fetch.Parameters.model_fields) == ["days"]  # type: ignore[union-attr]
+    assert not out["execution_step_results"]["fetch"]["success"]
+
+
+async def test_classify_error_of_a_function() -> None:
+    def told(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
+        return ErrorClassification(ErrorSeverity.CRITICAL, f"{context['capability']} is shut")
+
+    @capability_node(classify_error=told)
+    async def fetch() -> int:
+        """Fetch it."""
+        raise ConnectionError("gone")
+
+    out = await run_plan(build_graph([fetch]), {"capability": "fetch"})
+    assert "fetch is shut" in text_of(out)
+
+
+def test_what_cannot_be_injected_names_function_and_parameter() -> None:
+    async def fetch(client: threading.Event) -> int:
+        """Fetch it."""
+        return 1
+
+    with pytest.raises(ValidationError, match=r"The parameter 'client' of 'fetch'"):
+        capability_node(fetch)
+
+
+@pytest.mark.parametrize("options", [{"max_attempts": 0}, {"delay_seconds": -1}])
+def test_a_retry_option_that_does_not_fit_is_refused(options: dict[str, Any]) -> None:
+    async def fetch() -> int:
+        """Fetch it."""
+        return 1
+
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        capability_node(fetch, **options)
+
+
+# --- references and asking again ------------------------------------------------------------------------
+
+
+@capability_node
+def stats() -> Stats:
+    """Give statistics of the week."""
+    return Stats(1, 5)
+
+
+@capability_node
+def label() -> str:
+    """Name the week."""
+    return "week 7"
+
+
+@capability_node
+def warn(level: float, notes: list[str] | None = None) -> str:
+    """Warn of a level."""
+    return f"Level {level} {notes}"
+
+
+async def test_a_parameter_refers_to_a_result() -> None:
+    graph = build_graph([stats, label, warn])
+    given = {"level": {"$from": "stats.maximum"}, "notes": [{"$from": "label"}, "high"]}
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    out = await run_plan(graph, *steps[:2], {**steps[2], "parameters": given})
+    kept = out["capability_context_data"]["WARN"]["warn"]["value"]
+    assert kept == "Level 5.0 ['week 7', 'high']"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("label", "it is string and the parameter is number"),
+        ("stats", "it is object and the parameter is number"),
+        ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
+        ("nothing.at_all", "no step and no stored context"),
+        ("warn", "does not run before"),
+        ("", "no step"),
+    ],
+)
+def test_a_reference_is_checked_before_the_plan_runs(text: str, told: str) -> None:
+    registry = Registry()
+    for item in (stats, label, warn):
+        registry.register(item)
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": text}}  # type: ignore[assignment]
+    [problem] = check_plan(plan(*steps), registry)
+    assert (problem.step, problem.field) == (2, "parameters.level")
+    assert told in problem.cause
+    assert problem.code == "CG-P19"
+
+
+def test_a_reference_makes_a_step_wait() -> None:
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": "stats.maximum"}}  # type: ignore[assignment]
+    assert dependencies(plan(*steps))["warn"] == {"stats"}  # type: ignore[arg-type]
+
+
+async def test_ask_again_goes_back_to_the_planner() -> None:
+    @capability_node
+    async def channel(name: str) -> float:
+        """Read a channel."""
+        if name != "T1":
+            raise AskAgain(f"There is no channel {name!r}; there are T1 to T6.")
+        return 3.5
+
+    asked: list[Any] = []
+
+    class Planner:
+        can_correct = True
+
+        async def plan(self, request: Any) -> Any:
+            asked.append(request.failure)
+            name = "T7" if len(asked) == 1 else "T1"
+            return plan({"capability": "channel", "parameters": {"name": name}})
+
+    graph = build_graph([channel], planner=Planner(), selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "Read T7")]})
+    assert out["capability_context_data"]["CHANNEL"]["channel"] == {"value": 3.5}
+    assert asked[0] is None
+    assert "there are T1 to T6" in str(asked[1])
