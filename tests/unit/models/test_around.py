@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from configs.settings import load_settings
 from framework.base import CapabilityError, LimitError, ModelError
-from framework.base.ports import Attempt
+from framework.base.ports import STAGES, Attempt
 from framework.models import RoleModel, model_strategies
 from framework.models.calls import streamed, structured
 from framework.selection import Candidate, LexicalSelector
@@ -48,8 +48,10 @@ async def test_stages_stand_in_their_order_whatever_order_they_are_given_in() ->
     around = [Around(stage, log) for stage in ("call", "permit", "bound", "reserve", "ledger")]
     role = RoleModel("planning", ScriptedModel(responses=[{"a": 1}]), around=around)
     assert await structured(role, SCHEMA, ASK) == {"a": 1}
-    entered = [f"{stage} model planning" for stage in ("reserve", "bound", "call")]
-    assert log == [*entered, "left call", "left bound", "left reserve"]
+    order = [stage for stage in STAGES if stage in {middleware.stage for middleware in around}]
+    entered = [f"{stage} model planning" for stage in order]
+    assert order[0] == "permit"
+    assert log == [*entered, *(f"left {stage}" for stage in reversed(order))]
 
 
 async def test_another_model_and_a_shorter_history_can_be_put_in_place() -> None:
