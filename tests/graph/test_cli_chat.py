@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
-PATIENCE = 200
+PATIENCE = 100
 """Seconds after which something hangs, however busy the machine is."""
 pytestmark = pytest.mark.timeout(600)
 
@@ -112,7 +112,9 @@ def _own_terminal():
 @pytest.fixture
 def terminal(tmp_path):
     (tmp_path / "toys.py").write_bytes(TOYS.read_bytes())
-    (tmp_path / "capgraph.yml").write_text("name: toy painter\nmodules: [toys]\n")
+    (tmp_path / "capgraph.yml").write_text(
+        "name: toy painter\nmodules: [toys]\napprovals: {may_be_switched_off: true}\n"
+    )
     opened = []
 
     def start(*arguments, **toys):

@@ -15,7 +15,7 @@ from framework.stores import open_saver
 
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
-PATIENCE = 200
+PATIENCE = 100
 """Seconds after which something hangs, however busy the machine is."""
 
 pytestmark = [
@@ -89,7 +89,7 @@ class Home:
             async with open_saver(url) as saver:
                 found = await saver.aget_tuple({"configurable": {"thread_id": "t1"}})
             values = [value for *_, value in found.pending_writes if isinstance(value, dict)]
-            return any(key in (value.get("execution_step_results") or {}) for value in values)
+            return any(value.get("key") == key for value in values)
 
         self._wait(lambda: asyncio.run(saved()), process, f"result of {key}")
 
