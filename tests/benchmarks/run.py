@@ -73,6 +73,15 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         )
         for name in ("framework", "framework.graph")
     ]
+    first = found["cold_start"]["first step"]["ratio"]
+    rows.append(
+        (
+            "capgraph ask to the demo's first step / import langgraph.graph",
+            f"{first:.2f}",
+            "1.00",
+            "1.5",
+        )
+    )
     build = found["build"]
     rows.append(("build_graph, 1,000 capabilities", f"{build['seconds']:.2f} s", "", "under 1 s"))
     for name, label in (("flat_1k", "1 kB"), ("flat_100k", "100 kB")):
@@ -173,6 +182,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "thread_length": await measure.thread_length(rounds=10 if quick else 50),
             "build": measure.build_seconds(),
             "cold_import": measure.cold_import(3 if quick else 10),
+            "cold_start": measure.cold_start(3 if quick else 10),
         }
     if only in ("all", "peers"):
         found["peers"] = await compare(steps=20 if quick else PEER_STEPS, rounds=rounds)
