@@ -62,13 +62,17 @@ class SelectionSettings(Section):
     """How capabilities are chosen.
 
     Attributes:
-        strategy: ``auto`` asks the model when there is one, else ``lexical``; ``per_capability``
-            asks the model one yes/no question for each capability.
+        strategy: ``auto`` leaves the choice to the planning model while it can be shown every
+            capability, asks a model first past that, and is ``lexical`` without one; ``model``
+            always asks first; ``per_capability`` asks one yes/no question for each capability.
+        together_tokens: Up to how many tokens of descriptions ``auto`` leaves the choice to the
+            planning model.
         shortlist: With more capabilities than this, the model sees only the nearest ones.
         max_concurrency: Questions under way at once with ``per_capability``.
     """
 
     strategy: Literal["auto", "lexical", "model", "per_capability"] = "auto"
+    together_tokens: int = Field(3000, ge=0)
     shortlist: int = Field(20, ge=1)
     max_concurrency: int = Field(5, ge=1)
 

@@ -32,21 +32,19 @@ class ClassifierNode(BaseInfrastructureNode):
         wanted = list(dict.fromkeys([*chosen, *always]))
         # Producers of what is stored already stay in reach: a plan may want fresh data.
         active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry)]))
-        emit(
-            CapabilitiesSelected(
-                capabilities=active,
-                reason=selection.reason,
-                scores={
-                    name: selection.scores[name] for name in active if name in selection.scores
-                },
-            )
-        )
-        update: dict[str, Any] = {
+        told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
+        if selection.deferred:
+            # The planner chooses; what asked for another choice stays out of its reach.
+            active = wanted
+        else:
+            scores = {n: selection.scores[n] for n in active if n in selection.scores}
+            emit(CapabilitiesSelected(capabilities=active, reason=selection.reason, scores=scores))
+        return {
             "planning_active_capabilities": active,
-            "planning_selection": {"chosen": chosen, "reason": selection.reason},
+            "planning_selection": told,
             "planning_execution_plan": None,
+            "task_custom_message": selection.answer or None,
         }
-        return update
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:

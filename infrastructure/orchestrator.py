@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from framework.base import (
@@ -22,9 +23,11 @@ from framework.engine.accept_plan import (
     respond_step,
 )
 from framework.pipeline.failures import raise_failure, refusal
+from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
 from framework.planning.strategies import PlanRequest
 from framework.state import AgentState, TurnView
+from framework.telemetry import CapabilitiesSelected, emit
 
 
 @infrastructure_node
@@ -43,16 +46,20 @@ class OrchestratorNode(BaseInfrastructureNode):
         view = services.view(state)
         if view.has_plan and not is_accepted(view) and not view.budget.get("plans"):
             return await _of_caller(view, services)
-        active = view.active or ()
+        selection = view.state.get("planning_selection") or {}
+        deferred = bool(selection.get("deferred"))
+        active = tuple(selection["chosen"]) if deferred else view.active or ()
         if not active:
             empty = Checked(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept(empty, view, services)
-        checked, made = await _plan(view, services, active)
+        checked, made, answer = await _plan(view, services, active, deferred)
         previous = view.plan if view.has_plan else None
         update = await accept(checked, view, services, previous=previous, plans_made=made)
         # Corrections of a plan are plans too.
         update["control_budget"]["plans"] = view.budget.get("plans", 0) + made
-        return update
+        if answer:
+            update["task_custom_message"] = answer
+        return {**update, **_chosen(checked.plan, selection, services)} if deferred else update
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
@@ -72,7 +79,19 @@ async def _of_caller(view: TurnView, services: Services) -> dict[str, Any]:
     return await accept(checked, view, services, author="caller")
 
 
-async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> tuple[Checked, int]:
+def _chosen(
+    plan: ExecutionPlan, selection: Mapping[str, Any], services: Services
+) -> dict[str, Any]:
+    """Say which capabilities a plan chose; those it could choose from stay known."""
+    steps = (step["capability"] for step in plan["steps"])
+    used = [name for name in dict.fromkeys(steps) if name not in CLOSING]
+    emit(CapabilitiesSelected(capabilities=used, reason=selection["reason"]))
+    return {"planning_active_capabilities": used}
+
+
+async def _plan(
+    view: TurnView, services: Services, active: tuple[str, ...], deferred: bool
+) -> tuple[Checked, int, str]:
     failure = view.last_failure
     request: dict[str, Any] = {
         "task": view.task,
@@ -88,6 +107,8 @@ async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> 
         "previous": view.plan if view.has_plan else None,
         "finished": {key: r for key, r in view.results.items() if r.get("success")},
         "messages": view.messages,
+        "chosen": not deferred,
+        "excluded": view.excluded if deferred else {},
     }
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
@@ -95,26 +116,36 @@ async def _plan(view: TurnView, services: Services, active: tuple[str, ...]) -> 
     for attempt in range(1, allowed + 1):
         plan = await services.planner.plan(PlanRequest(**request))
         try:
-            return await check(plan, view, services, active), attempt
+            checked = await check(plan, view, services, active)
+            return checked, attempt, _answer(plan, checked, view)
         except PlanProblemsError as exc:
             problem = exc
             request |= {"problems": exc.problems, "refused": plan}
             if not services.planner.can_correct:
                 break
-            _reclassify(exc, services)
+            _reclassify(exc, deferred)
     assert problem is not None
-    _reclassify(problem, services)
+    _reclassify(problem, deferred)
     raise problem
 
 
-def _reclassify(problem: PlanError, services: Services) -> None:
+def _answer(plan: Any, checked: Checked, view: TurnView) -> str:
+    """Return the reply that came with a plan without work, where nothing was done before."""
+    works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
+    if works or view.results or view.last_failure or not isinstance(plan, dict):
+        return ""
+    answer = plan.get("answer")
+    return answer.strip() if isinstance(answer, str) else ""
+
+
+def _reclassify(problem: PlanError, deferred: bool) -> None:
     """Have the capabilities chosen again when a plan needs one that is there but was not chosen.
 
     Raises:
         PlanError: It does.
     """
-    if not isinstance(problem, PlanProblemsError):
-        return
+    if deferred or not isinstance(problem, PlanProblemsError):
+        return  # whoever could choose among all was told; choosing again changes nothing
     unchosen = [p for p in problem.problems if p.code == INACTIVE_CAPABILITY]
     if unchosen and len(unchosen) == len(problem.problems):
         raise PlanError(

@@ -12,7 +12,7 @@ from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
 from framework.state import AgentState
-from framework.telemetry import TurnFinished, emit
+from framework.telemetry import AnswerToken, TurnFinished, emit
 
 
 @infrastructure_node
@@ -29,6 +29,7 @@ class RespondNode(BaseInfrastructureNode):
         """Write the final message and say how the turn ended."""
         custom = state.get("task_custom_message")
         if custom:
+            emit(AnswerToken(text=custom))
             return finished(custom, without_own_failure(state), services)
         results = step_summaries(state, services.registry.context_types)
         active = state.get("planning_active_capabilities")

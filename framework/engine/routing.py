@@ -114,7 +114,7 @@ def _key_of(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if state.get("task_custom_message"):
-        return Route("respond", "A person gave the answer.")
+        return Route("respond", "The answer is there already.")
     plan = state["planning_execution_plan"]
     steps = plan.get("steps") or []
     results = state.get("execution_step_results") or {}

@@ -50,7 +50,9 @@ def choose_strategies(
     if configured is not None:
         from framework.models import model_strategies
 
-        chosen |= model_strategies(configured, registry, settings, offline, behaviors)
+        chosen |= model_strategies(
+            configured, registry, settings, offline, behaviors, own_planner="planner" in given
+        )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(
             f"selection.strategy is {strategy!r}, and no chat model is configured.",

@@ -21,10 +21,15 @@ _NONE: Mapping[str, str] = {}
 
 
 class _Choice(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # Providers that hold a model to the form want every field required.
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=lambda form: form.update(required=list(form["properties"])),
+    )
 
     reason: str
     capabilities: list[str]
+    answer: str = ""
 
 
 def choice_schema(names: Sequence[str]) -> type[_Choice]:
@@ -46,6 +51,7 @@ def choice_schema(names: Sequence[str]) -> type[_Choice]:
         __doc__="Which capabilities a request needs.",
         reason=(str, Field(description="Why, in one sentence.")),
         capabilities=(list[str], listed),
+        answer=(str, Field("", description="If none fits: your reply, and what the agent can do.")),
     )
 
 
@@ -59,16 +65,27 @@ def describe_candidates(candidates: Sequence[Candidate]) -> str:
     lines = []
     for candidate in sorted(candidates, key=lambda item: item.name):
         lines.append(f"- {candidate.name}: {' '.join(candidate.description.split())}")
-        if candidate.instructions:
-            lines.append(f"  when: {' '.join(candidate.instructions.split())}")
-        for title, queries in (
-            ("needed for", candidate.positives),
-            ("not needed for", candidate.negatives),
-        ):
-            shown = [json.dumps(query, ensure_ascii=False) for query in queries[:_SHOWN_EXAMPLES]]
-            if shown:
-                lines.append(f"  {title}: {'; '.join(shown)}")
+        lines += when_needed(candidate, _SHOWN_EXAMPLES)
     return "\n".join(lines)
+
+
+def when_needed(candidate: Candidate, examples: int) -> list[str]:
+    """Write down when a capability is needed, and when not.
+
+    >>> when_needed(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
+    ['  needed for: "Wet?"']
+    """
+    lines = []
+    if candidate.instructions:
+        lines.append(f"  when: {' '.join(candidate.instructions.split())}")
+    for title, queries in (
+        ("needed for", candidate.positives),
+        ("not needed for", candidate.negatives),
+    ):
+        shown = [json.dumps(query, ensure_ascii=False) for query in queries[:examples]]
+        if shown:
+            lines.append(f"  {title}: {'; '.join(shown)}")
+    return lines
 
 
 class ModelSelector:
@@ -133,7 +150,8 @@ class ModelSelector:
                 )
             get_logger("framework", "classifier").warning("%s", told)
             reason = f"{reason} {told}".strip()
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)
+        answer = "" if chosen else found.answer.strip()
+        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason, answer)
 
     def _messages(
         self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]

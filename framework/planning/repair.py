@@ -16,6 +16,7 @@ from framework.planning.parameters import parameter_faults, replace_at
 from framework.planning.problems import Problem
 from framework.planning.reading import as_text, capability_of, is_too_deep, links_of, make_key
 from framework.planning.repair_links import insert_producer, mend_links, mend_order
+from framework.planning.view import PlanView
 
 _MAX_ROUNDS = 100
 _MAX_NAMES = 50  # comparing names is slow; a plan of inventions is not worth more
@@ -111,6 +112,37 @@ def _normal_inputs(inputs: object) -> Iterator[Any]:
                 elif (context_type, name) not in seen:
                     seen.add((context_type, name))
                     yield {context_type: name}
+
+
+def _mend_short_inputs(draft: Draft, problems: list[Problem]) -> bool:
+    """Write out inputs that name only a step, by key or number, or a stored result."""
+    code, reason = codes.MALFORMED_INPUT, "the only type of this result that fits"
+    changed = False
+    view = draft.view()
+    for index in _steps(problems, code):
+        inputs = draft.steps[index].get("inputs")
+        if isinstance(inputs, list):
+            written = [_written_out(view, index, entry) for entry in inputs]
+            changed |= draft.set_field(code, index, "inputs", written, reason)
+    return changed
+
+
+def _written_out(view: PlanView, index: int, entry: object) -> Any:
+    name = as_text(entry)
+    if name is None:
+        return entry
+    places = view.places.get(name, [])
+    stored = view.stored_as(name)
+    if not places and not stored and name.isdecimal() and 1 <= int(name) <= index:
+        places = [int(name) - 1]
+    key = view.keys[places[0]] if places else name
+    types = set(stored) if not places else set(view.supplies[places[0]] or ())
+    contract = view.contracts[index]
+    if contract is not None:
+        types &= contract.requires.keys()
+    if key is None or len(places) > 1 or len(types) != 1:
+        return entry
+    return {types.pop(): key}
 
 
 def _mend_parameters(draft: Draft, problems: list[Problem]) -> bool:
@@ -302,6 +334,7 @@ def _mend_missing_closing(draft: Draft, problems: list[Problem]) -> bool:
 
 
 _FIXERS: tuple[Fixer, ...] = (
+    _mend_short_inputs,
     _mend_inputs,
     _mend_parameters,
     _mend_names,

@@ -53,6 +53,9 @@ class PlanRequest:
         previous: The plan that is being replaced.
         finished: Step records of what is already done, by context key.
         messages: The conversation.
+        chosen: Whether the active capabilities were chosen for the task; otherwise they are all
+            that may be used, and the planner chooses.
+        excluded: Capabilities that were tried for the task in vain, with the reason.
     """
 
     task: str
@@ -68,6 +71,8 @@ class PlanRequest:
     previous: ExecutionPlan | None = None
     finished: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     messages: Sequence[AnyMessage] = ()
+    chosen: bool = True
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
 
 class Planner(Protocol):
@@ -77,7 +82,10 @@ class Planner(Protocol):
     """Whether asking again with the list of problems can lead to another plan."""
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a plan; it need not be right, it is checked afterwards."""
+        """Return a plan; it need not be right, it is checked afterwards.
+
+        One without steps may bring ``answer``, the reply to a request that needs none.
+        """
 
 
 @dataclass(frozen=True, slots=True)

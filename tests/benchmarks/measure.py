@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import random
 import statistics
 import subprocess
@@ -278,6 +279,46 @@ def cold_import(rounds: int = 10) -> dict[str, Any]:
             if number:
                 times[name].append(float(out.stdout))
     return _against(times, "langgraph.graph")
+
+
+QUESTION = "What was the hottest day in Seattle in the summer of 2015?"
+
+
+def cold_start(rounds: int = 10) -> dict[str, Any]:
+    """Seconds of fresh processes, interleaved: up to the demo's first step, and of an import alone.
+
+    The first round warms up, and writes the bytecode that an installed package has.
+    """
+    times: dict[str, list[float]] = {"langgraph.graph": [], "first step": []}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    bare = [sys.executable, "-c", "import langgraph.graph"]
+    ask = [sys.executable, "-u", "-m", "framework.cli", "ask", "--config", "configs/demo.yml"]
+    with tempfile.TemporaryDirectory() as home:
+        environment |= {"HOME": home, "XDG_DATA_HOME": home}
+        for number in range(rounds + 1):
+            for name, command in (("langgraph.graph", bare), ("first step", [*ask, QUESTION])):
+                seconds = _seconds(command, environment)
+                if number:
+                    times[name].append(seconds)
+    return _against(times, "langgraph.graph")
+
+
+def _seconds(command: list[str], environment: dict[str, str]) -> float:
+    """Return how long a process takes, or what it takes to say that a step started."""
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.rstrip().endswith("started"):
+                seconds = time.perf_counter() - started
+                process.kill()
+                return seconds
+    assert process.returncode == 0, "".join(said)
+    return time.perf_counter() - started
 
 
 def build_seconds(capabilities: int = 1000) -> dict[str, float]:

@@ -96,11 +96,16 @@ def chooses(names: list[str], *, faults: dict[str, list[Any]] | None = None) -> 
     ],
 )
 @pytest.mark.parametrize("level", ["reclassification", "replanning", "retriable"])
-async def test_a_failing_step_with_a_model_is_bounded(level: str, faults: Any) -> None:
+@pytest.mark.parametrize("strategy", ["auto", "model"])
+async def test_a_failing_step_with_a_model_is_bounded(
+    level: str, faults: Any, strategy: str
+) -> None:
     runs: list[Any] = []
     model = chooses(["broken", "measure"], faults=faults)
     registry = registered(Reading, measurer([]), failing(level, runs))
-    settings = load_settings(limits={"max_retry_delay_seconds": 0.0})
+    settings = load_settings(
+        limits={"max_retry_delay_seconds": 0.0}, selection={"strategy": strategy}
+    )
     await ended(build_graph(registry, model=model, settings=settings).ainvoke(START))
     assert len(runs) <= 6
     assert len(model.calls) <= 20
@@ -119,7 +124,8 @@ async def test_a_plan_with_what_was_never_chosen_is_bounded() -> None:
     runs: list[Any] = []
     model = chooses(["measure"])
     registry = registered(Reading, measurer([]), failing("critical", runs))
-    await ended(build_graph(registry, model=model).ainvoke(START))
+    settings = load_settings(selection={"strategy": "model"})
+    await ended(build_graph(registry, model=model, settings=settings).ainvoke(START))
     assert runs == []
     assert len(model.calls) <= 20
 

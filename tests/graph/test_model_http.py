@@ -70,6 +70,7 @@ def client(server: OpenAIServer) -> Callable[..., Client]:
             options={"stream_usage": True},
         )
         clock = clock or FakeClock()
+        settings.setdefault("selection", {"strategy": "model"})  # a call of its own for the choice
         registry = sensor_registry(extra)
         return Client(
             build_graph(registry, model=model, clock=clock, settings=load_settings(**settings)),

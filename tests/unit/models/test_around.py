@@ -102,7 +102,11 @@ async def test_behaviors_stand_around_every_role() -> None:
     log: list[str] = []
     model = ScriptedModel(responses=[{"reason": "", "capabilities": ["a"]}, AIMessage("Hm.")])
     found = model_strategies(
-        model, sensor_registry(), load_settings(), LexicalSelector(), [Around("call", log)]
+        model,
+        sensor_registry(),
+        load_settings(selection={"strategy": "model"}),
+        LexicalSelector(),
+        [Around("call", log)],
     )
     assert (await found["selector"].select("x", [Candidate("a", "Does a.")])).names == ("a",)
     assert log[0] == "call model selection"
