@@ -169,7 +169,7 @@ def test_an_approval_is_edited_checked_and_given(terminal):
     ask.type("e")
     ask.expect("parameters> ")
     ask.type('{"width": -3}')
-    ask.expect("problem: parameters.width")
+    ask.expect("width -3")
     ask.expect("decision> ")
     ask.type("e")
     ask.expect("parameters> ")
@@ -193,8 +193,7 @@ def test_responding_instead_ends_the_turn_with_the_persons_words(terminal):
 def test_ctrl_c_at_a_question_leaves_it_open(terminal):
     ask = terminal("ask", "Paint the sky", "--thread", "t1", approval=1)
     ask.expect("decision> ")
-    ask.interrupt()
-    ask.expect("resume with: capgraph ask --thread t1")
+    ask.interrupt_until("resume with: capgraph ask --thread t1")
     assert ask.end() == 130
     again = terminal("ask", "--thread", "t1", approval=1)
     again.expect("decision> ")
