@@ -14,7 +14,6 @@ from typing import Any
 
 from langgraph.config import get_config
 from langgraph.func import task
-from langgraph.types import interrupt
 
 from framework.approvals import (
     Answer,
@@ -33,6 +32,7 @@ from framework.base.errors import (
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
+from framework.engine.asking import ask_person
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
@@ -167,12 +167,10 @@ def _asking(question: dict[str, Any], services: Services) -> Any:
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        problems: list[str] = []
-        while True:
-            given = interrupt({**question, "problems": problems} if problems else question)
-            _, problems = read_answers(given, question, services.registry, services.limits)
-            if not problems:
-                return given
+        def read(given: Any) -> tuple[Any, list[str]]:
+            return given, read_answers(given, question, services.registry, services.limits)[1]
+
+        return ask_person(question, read)
 
     decorate: Any = task(name=name)
     return decorate(ask)

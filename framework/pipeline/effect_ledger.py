@@ -301,15 +301,25 @@ class EffectLedger:
         """Tell whether a person agreed to this step.
 
         An agreement given to another step counts when that step has left the plan: the same work
-        goes by another name.
+        goes by another name. It counts for one step: two that do the same were not agreed to.
 
         Args:
             digest: Names what is about to run.
             key: The step.
             others: Keys of the plan's steps.
         """
-        keys = (await self._read(f"{self._turn}/agreed/{digest}")).get("keys") or {}
-        return key in keys or any(known not in others for known in keys)
+        name = f"{self._turn}/agreed/{digest}"
+        async with self._lock:
+            record = await self._read(name)
+            keys = record.get("keys") or {}
+            if key in keys:
+                return True
+            passed_on = {entry.get("from") for entry in keys.values()}
+            left = (known for known in keys if known not in others and known not in passed_on)
+            free = next(left, None)
+            if free is not None:
+                await self._write(name, {**record, "keys": {**keys, key: {"from": free}}})
+            return free is not None
 
     async def want_review(self, digest: str, problems: Sequence[str]) -> None:
         """Leave word that a person has to look at a plan before it runs."""

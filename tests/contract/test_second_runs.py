@@ -13,9 +13,19 @@ from langgraph.types import Command, Send
 import framework
 from framework import BaseCapability, capability_node
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
+from framework.pipeline import Capacity
 from framework.state import AgentState
 from framework.testing import FakeClock
-from tests.support.doors import Gauge, answer, question, soon, status
+from tests.support.doors import (
+    STAGES,
+    Gauge,
+    Instead,
+    answer,
+    let_others_run,
+    question,
+    soon,
+    status,
+)
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -310,3 +320,75 @@ async def test_a_capability_that_cancels_its_own_work_fails(agent: Any, step: An
     out = await soon(it.ask())
     assert status(out) == "failed"
     assert "cancel" in out["messages"][-1].content.lower()
+
+
+# --- agreements -----------------------------------------------------------------------------------
+
+
+async def test_one_agreement_is_not_two(agent: Any, step: Any) -> None:
+    """The step that was agreed to left the plan, and two that do the same came."""
+    log: list[str] = []
+    pay = _pay(log, requires_approval=True)
+
+    @capability_node
+    async def fail() -> Gauge:
+        """Fail."""
+        raise CapabilityError("no", severity=ErrorSeverity.REPLANNING)
+
+    plans = [[step("a", "pay"), step("b", "fail", GAUGE="a")], [step("x", "pay"), step("y", "pay")]]
+    it = agent(Gauge, pay, fail, plans=plans, checkpointer=InMemorySaver())
+    asked = [s["context_key"] for s in question(await soon(it.ask()))["steps"]]
+    assert asked == ["a"]
+    out = await soon(answer(it, {"a": {"decision": "approve"}}))
+    assert len(log) == 1
+    asked = [s["context_key"] for s in question(out)["steps"]]
+    assert len(asked) == 1
+    assert asked[0] in ("x", "y")
+    out = await soon(answer(it, {asked[0]: {"decision": "approve"}}))
+    assert status(out) == "completed"
+    assert len(set(log)) == 2
+
+
+async def test_a_bound_node_says_once_that_it_asks() -> None:
+    pay = _pay([], requires_approval=True)
+    node = framework.bind([Gauge, pay]).node(pay)
+    graph = _graph(node, saver=InMemorySaver())
+
+    async def kinds(given: Any) -> list[str]:
+        return [e["event_type"] async for e in graph.astream(given, CONFIG, stream_mode="custom")]
+
+    assert (await kinds(SAY)).count("approval_asked") == 1
+    after = await kinds(Command(resume={"0_pay": {"decision": "approve"}}))
+    assert "approval_asked" not in after
+    assert "step_finished" in after
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_cancelled_turn_holds_nothing(agent: Any, step: Any, stage: str) -> None:
+    began = asyncio.Event()
+
+    async def hold(attempt: Any, call_next: Any) -> Any:
+        if attempt.capability == "read":
+            began.set()
+            await asyncio.Event().wait()
+        return await call_next()
+
+    @capability_node(max_parallel=1)
+    async def read() -> Gauge:
+        """Read."""
+        return Gauge(value=1)
+
+    capacity, plan = Capacity(), [step("a", "read"), step("b", "read")]
+    options: Any = {"capacity": capacity, "behaviors": [Instead(stage, hold)]}
+    it = agent(Gauge, read, plans=[plan], checkpointer=InMemorySaver(), **options)
+    turn = asyncio.ensure_future(it.ask())
+    await soon(began.wait())
+    await let_others_run()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await let_others_run()
+    assert capacity.running == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with asyncio.timeout(20):  # a slot that somebody holds would never come
+        await capacity.take("read", 1, 1)
