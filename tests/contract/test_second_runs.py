@@ -316,10 +316,17 @@ async def test_a_capability_that_cancels_its_own_work_fails(agent: Any, step: An
         await inner
         return Gauge(value=1)
 
-    it = agent(Gauge, read, plans=[[step("a", "read")]])
+    @capability_node
+    async def other() -> Gauge:
+        """Read elsewhere."""
+        return Gauge(value=2)
+
+    it = agent(Gauge, read, other, plans=[[step("a", "read"), step("b", "other")]])
     out = await soon(it.ask())
     assert status(out) == "failed"
     assert "cancel" in out["messages"][-1].content.lower()
+    assert out["control_error_info"]["context_key"] == "a"
+    assert out["execution_step_results"]["b"]["success"], "what ran beside it is kept"
 
 
 # --- agreements -----------------------------------------------------------------------------------
