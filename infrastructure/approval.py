@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from langgraph.config import get_config
-from langgraph.types import interrupt
 
 from framework.approvals import (
     PLAN,
@@ -31,11 +30,11 @@ from framework.base import (
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check
 from framework.engine.apply_answers import apply_answers, ending, plan_rejected
+from framework.engine.asking import ask_person
 from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
-from framework.langgraph_compat import is_resumed, lent_saver
+from framework.langgraph_compat import lent_saver
 from framework.state import AgentState, TurnView
-from framework.telemetry import ApprovalAsked, emit
 
 
 @infrastructure_node
@@ -90,16 +89,13 @@ def _ask(
     store: Any,
     problems: list[str] | None = None,
 ) -> dict[str, Answer]:
-    if not is_resumed():
-        emit(ApprovalAsked(steps=question["steps"]))
-    problems = problems or []
-    while True:
-        given = interrupt({**question, "problems": problems} if problems else question)
-        answers, problems = read_answers(given, question, services.registry, services.limits, view)
+    def read(given: Any) -> tuple[dict[str, Answer], list[str]]:
+        answers, wrong = read_answers(given, question, services.registry, services.limits, view)
         if store is None and any(answer.remember for answer in answers.values()):
-            problems.append("Nothing can be remembered: the graph was built without a store.")
-        if not problems:
-            return answers
+            wrong.append("Nothing can be remembered: the graph was built without a store.")
+        return answers, wrong
+
+    return ask_person(question, read, problems)
 
 
 async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> dict[str, Any]:

@@ -47,6 +47,15 @@ class TurnBudget:
             )
         self.attempts += 1
 
+    def give_back_attempt(self) -> None:
+        """Give back a try that did not count."""
+        self.attempts -= 1
+
+    def allow(self, more: int) -> None:
+        """Allow tries beyond those that the plans can need; without a bound nothing changes."""
+        if self.allowed_attempts:
+            self.allowed_attempts += more
+
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:
         """Read counters from the state; what is not there is 0."""

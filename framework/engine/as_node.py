@@ -7,7 +7,6 @@ what the step left behind.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 
 from langgraph.config import get_config
 from langgraph.func import task
-from langgraph.types import interrupt
 
 from framework.approvals import (
     Answer,
@@ -34,6 +32,7 @@ from framework.base.errors import (
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
+from framework.engine.asking import ask_person
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
@@ -41,7 +40,6 @@ from framework.langgraph_compat import channels_of_graph
 from framework.pipeline.effect_ledger import EffectLedger, digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
-from framework.pipeline.journal import Journal
 from framework.pipeline.permit import agreement_digest
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import last_result, to_state
@@ -70,14 +68,16 @@ async def run_capability_node(
     bound = services if services is not None else unbound_services(spec)
     view = bound.view(state)
     attempt = _attempt(spec, view)
-    budget = TurnBudget.from_plain(view.budget)
+    # Without turns nothing would ever begin a new budget: then it is that of this visit.
+    budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
     inside = run_scope(bound, get_config()) if in_run else nullcontext()
     with inside, counting(budget, bound.limits.max_model_calls):
         record = await _answered(attempt, view, bound, budget, in_run=in_run)
     update = _update(record, view, plain=not in_run)
     if in_run:
-        update["control_budget"] = budget.to_plain()
+        if view.begun:
+            update["control_budget"] = budget.to_plain()
         return _kept(update, spec)
     return update
 
@@ -107,7 +107,11 @@ async def _answered(
     in_run: bool,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks."""
-    agreements = _AnsweredLedger(*services.records(view))
+    runtime = current_runtime()
+    # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
+    apart = not view.begun and not attempt.step and runtime is not None
+    visit = runtime.execution_info.task_id if apart else ""
+    agreements = _AnsweredLedger(*services.records(view), visit=visit)
     door = Door(
         view=view,
         ledger=agreements,
@@ -115,7 +119,7 @@ async def _answered(
         failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
         state_keys=channels_of_graph() if in_run else None,
         unsorted=not in_run,
-        reserve_attempt=budget.take_attempt,
+        budget=budget,
     )
     while True:
         result = await services.runner.run(attempt, door)
@@ -163,12 +167,10 @@ def _asking(question: dict[str, Any], services: Services) -> Any:
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        problems: list[str] = []
-        while True:
-            given = interrupt({**question, "problems": problems} if problems else question)
-            _, problems = read_answers(given, question, services.registry, services.limits)
-            if not problems:
-                return given
+        def read(given: Any) -> tuple[Any, list[str]]:
+            return given, read_answers(given, question, services.registry, services.limits)[1]
+
+        return ask_person(question, read)
 
     decorate: Any = task(name=name)
     return decorate(ask)
@@ -181,8 +183,8 @@ class _AnsweredLedger(EffectLedger):
     same each time the node runs: an answer of this node is not read from the records.
     """
 
-    def __init__(self, journal: Journal, view: TurnView, lock: asyncio.Lock | None = None) -> None:
-        super().__init__(journal, view, lock)
+    def __init__(self, *records: Any, visit: str) -> None:
+        super().__init__(*records, visit=visit)
         self._agreed: set[str] = set()
         self._decided: dict[tuple[str, int], dict[str, Any]] = {}
 

@@ -283,7 +283,7 @@ class PlanRun:
             seconds_left=self._seconds_left,
             stopping=self._is_stopping,
             draining=self.drain_requested,
-            reserve_attempt=self.budget.take_attempt,
+            budget=self.budget,
         )
         result = await self._services.runner.run(attempt, door)
         if result is None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from configs.streaming import get_streamer, step_of_plan
-from framework.base.errors import ValidationError
+from framework.base.errors import CapabilityError, ValidationError
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext, StepInputs
 from framework.base.threads import in_thread, is_sync
@@ -52,6 +52,15 @@ async def call(job: Job, attempt: Attempt) -> Any:
     try:
         with step_of_plan(attempt.index, attempt.total):
             return await invoke_capability(spec.cls, context)
+    except asyncio.CancelledError as exc:
+        running = asyncio.current_task()
+        if running is None or running.cancelling():
+            raise
+        # Nobody stopped the run: what the author awaited was cancelled.
+        raise CapabilityError(
+            f"{spec.name!r} awaited work that was cancelled.",
+            fix="Catch asyncio.CancelledError where the work is cancelled.",
+        ) from exc
     finally:
         CURRENT.reset(token)
         job.stored = context.stored

@@ -113,14 +113,25 @@ class EffectLedger:
         journal: Durable records of the thread.
         view: The state; what it holds of effects counts where nothing is durable.
         lock: Keeps claims of parallel steps apart.
+        visit: Tells this visit of a node from others, where no plan tells its steps apart.
     """
 
-    def __init__(self, journal: Journal, view: TurnView, lock: asyncio.Lock | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        view: TurnView,
+        lock: asyncio.Lock | None = None,
+        *,
+        visit: str = "",
+    ) -> None:
         self._journal = journal
         self._view = view
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
         self._turn = "/".join(part for part in (journal.room, safe) if part)
+        self._visit = visit
+        # A later plan may have another step under the same key.
+        self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
@@ -138,7 +149,10 @@ class EffectLedger:
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self._turn}/{attempt.capability}/{attempt.key}")
+        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt)}")
+
+    def _owner(self, attempt: Attempt) -> str:
+        return self._visit or attempt.key
 
     # --- effects --------------------------------------------------------------------------
 
@@ -164,7 +178,7 @@ class EffectLedger:
             taken: Records that other steps of the plan stand for.
         """
         base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
-        number = 0
+        number, asks = 0, self._owner(attempt)
         async with self._lock:
             while True:
                 number += 1
@@ -173,11 +187,11 @@ class EffectLedger:
                 claims = record.get("claims") or {}
                 owner = claims.get(plan)
                 if owner is None and name not in taken:
-                    fresh = {**record, "claims": {**claims, plan: attempt.key}}
+                    fresh = {**record, "claims": {**claims, plan: asks}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
                     return Claim(name, number, fresh, new=not record)
-                if owner == attempt.key:
+                if owner == asks:
                     return Claim(name, number, record, new=False, mine=True)
 
     def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
@@ -239,7 +253,7 @@ class EffectLedger:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
         """
         # The step, not the plan, is what the part belongs to: an answer comes back to the same.
-        room = job.effect or f"{self._turn}/{attempt.capability}/{attempt.key}"
+        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt)}"
         name = f"{room}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
@@ -287,15 +301,25 @@ class EffectLedger:
         """Tell whether a person agreed to this step.
 
         An agreement given to another step counts when that step has left the plan: the same work
-        goes by another name.
+        goes by another name. It counts for one step: two that do the same were not agreed to.
 
         Args:
             digest: Names what is about to run.
             key: The step.
             others: Keys of the plan's steps.
         """
-        keys = (await self._read(f"{self._turn}/agreed/{digest}")).get("keys") or {}
-        return key in keys or any(known not in others for known in keys)
+        name = f"{self._turn}/agreed/{digest}"
+        async with self._lock:
+            record = await self._read(name)
+            keys = record.get("keys") or {}
+            if key in keys:
+                return True
+            passed_on = {entry.get("from") for entry in keys.values()}
+            left = (known for known in keys if known not in others and known not in passed_on)
+            free = next(left, None)
+            if free is not None:
+                await self._write(name, {**record, "keys": {**keys, key: {"from": free}}})
+            return free is not None
 
     async def want_review(self, digest: str, problems: Sequence[str]) -> None:
         """Leave word that a person has to look at a plan before it runs."""
@@ -324,7 +348,7 @@ class EffectLedger:
             async with self._lock:
                 if self._waits is None:
                     with _kept():
-                        self._waits = await self._journal.read(f"{self._turn}/waits")
+                        self._waits = await self._journal.read(self._waiting)
         entry = self._waits.get(key)
         if entry is None:
             return 0, None
@@ -337,7 +361,7 @@ class EffectLedger:
         async with self._lock:
             self._waits = {**(self._waits or {}), key: entry}
             with _kept():
-                await self._journal.write(f"{self._turn}/waits", self._waits)
+                await self._journal.write(self._waiting, self._waits)
 
     # --- rows -----------------------------------------------------------------------------
 

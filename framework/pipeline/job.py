@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
@@ -53,7 +54,7 @@ class Door:
         raw_errors: Whether what the capability raises comes out as it is.
         notify: Takes a step's progress; ``None`` for the stream of the run.
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
-        reserve_attempt: Takes one try out of the turn's budget; raises when none is left.
+        budget: Where the turn's tries are counted.
     """
 
     view: TurnView
@@ -68,7 +69,7 @@ class Door:
     raw_errors: bool = False
     notify: Callable[[str, float | None], None] | None = None
     types: dict[str, type[CapabilityContext]] | None = None
-    reserve_attempt: Callable[[], None] = lambda: None
+    budget: TurnBudget = field(default_factory=TurnBudget)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from framework.base.errors import CapabilityError, ErrorSeverity
-from framework.base.ports import Attempt
+from framework.base.ports import Attempt, Question
 from framework.pipeline.job import STOPPED, Inner, Job
 
 
@@ -32,15 +32,19 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
             fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
             severity=ErrorSeverity.FATAL,
         )
-    job.door.reserve_attempt()
+    job.door.budget.take_attempt()
     whole = limits.max_parallel if job.outer is None else None
     if whole is None and spec.max_parallel is None:
-        return await inner(job, attempt)
-    capacity = job.runner.capacity
-    await capacity.take(spec.name, spec.max_parallel, whole)
-    try:
-        if job.door.stopping() or job.door.draining():
-            return STOPPED
-        return await inner(job, attempt)
-    finally:
-        capacity.give_back(spec.name, whole)
+        result = await inner(job, attempt)
+    else:
+        capacity = job.runner.capacity
+        await capacity.take(spec.name, spec.max_parallel, whole)
+        try:
+            stopped = job.door.stopping() or job.door.draining()
+            result = STOPPED if stopped else await inner(job, attempt)
+        finally:
+            capacity.give_back(spec.name, whole)
+    if result is STOPPED or isinstance(result, Question):
+        # What a person decides about is bounded by the person.
+        job.door.budget.give_back_attempt()
+    return result

@@ -43,7 +43,8 @@ async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -
     if error.severity is not ErrorSeverity.RETRIABLE:
         return None
     limits, door = job.runner.limits, job.door
-    policy = policy_of(job, error)
+    declared = RetryPolicy.from_dict(error.retry_policy, limits)
+    policy = _allowed(declared, job)
     if failures >= policy.max_attempts:
         return None
     asked = error.metadata.get("retry_after_seconds")
@@ -51,6 +52,8 @@ async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -
     left = door.seconds_left()
     if left is not None and delay >= left:
         return None
+    if failures >= declared.max_attempts and limits.max_turn_attempts is None:
+        door.budget.allow(1)  # the budget was made of what the class says
     await door.ledger.failed(attempt.key, failures, delay, job.runner.clock.now())
     emit(
         Retry(
@@ -65,10 +68,9 @@ async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -
     return delay
 
 
-def policy_of(job: Job, error: Failure) -> RetryPolicy:
+def _allowed(declared: RetryPolicy, job: Job) -> RetryPolicy:
     """Return how often the step is tried: what its class says, unless a node said otherwise."""
-    policy = RetryPolicy.from_dict(error.retry_policy, job.runner.limits)
     retries = job.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
-        return replace(policy, max_attempts=min(retries + 1, job.runner.limits.max_attempts))
-    return policy
+        return replace(declared, max_attempts=min(retries + 1, job.runner.limits.max_attempts))
+    return declared

@@ -52,7 +52,15 @@ class TurnView:
     @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
-        return str(self._turn.get("id") or "")
+        if self.begun:
+            return str(self._turn.get("id") or "")
+        said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
+        return str(getattr(next(said, None), "id", None) or "")
+
+    @property
+    def begun(self) -> bool:
+        """Whether the graph keeps turns; one of one's own does not."""
+        return bool(self._turn)
 
     @property
     def ids(self) -> dict[str, str | None]:
