@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
 
 _SHARES = frozenset({"passed", "precision", "recall", "node_f1", "edge_f1"})
-_LEAST = "Least value, 0 to 1 (default: the set's own)."
-
-
-def _least(name: str) -> Any:
-    return typer.Option(f"--min-{name}", min=0.0, max=1.0, help=_LEAST, show_default=False)
 
 
 def evaluate(
@@ -41,30 +36,16 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
     ] = None,
-    min_passed: Annotated[float | None, _least("passed")] = None,
-    min_precision: Annotated[float | None, _least("precision")] = None,
-    min_recall: Annotated[float | None, _least("recall")] = None,
-    min_node_f1: Annotated[float | None, _least("node-f1")] = None,
-    min_edge_f1: Annotated[float | None, _least("edge-f1")] = None,
 ) -> None:
     """Run a set of requests and compare choice, plan and answer with what is expected.
 
-    The exit code is 0 when every least value is reached (without any: when every case passes), 1
-    when not, 2 when the set or the configuration cannot be used. It is about --config alone.
+    The exit code is 0 when every least value of the set is reached (without any: when every case
+    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
     """
     from framework.evaluation import load_dataset
 
-    given = {
-        "passed": min_passed,
-        "precision": min_precision,
-        "recall": min_recall,
-        "node_f1": min_node_f1,
-        "edge_f1": min_edge_f1,
-    }
     loaded = _picked(load_dataset(dataset), case or [])
-    thresholds = loaded.thresholds.model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
+    thresholds = loaded.thresholds
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
     to_stdout = json_file is not None and str(json_file) == "-"

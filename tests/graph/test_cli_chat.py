@@ -167,7 +167,7 @@ def test_an_approval_is_edited_checked_and_given(terminal):
     ask.type("e")
     ask.expect("parameters> ")
     ask.type('{"width": -3}')
-    ask.expect("problem: parameters.width")
+    ask.expect("problem: Step 'picture'")
     ask.expect("decision> ")
     ask.type("e")
     ask.expect("parameters> ")
