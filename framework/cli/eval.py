@@ -18,8 +18,6 @@ from framework.cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
 
-_SHARES = frozenset({"passed", "precision", "recall", "node_f1", "edge_f1"})
-
 
 def evaluate(
     dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
@@ -163,19 +161,12 @@ def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[s
 
     yield ("figure", *(report.label for report in reports), "at least")
     figures = [report.figures for report in reports]
-    for name, label in METRICS.items():
+    for name, metric in METRICS.items():
         least = getattr(thresholds, name, None)
         cells = [
-            _cell(name, found[name], report) for found, report in zip(figures, reports, strict=True)
+            "not judged" if (value := found[name]) is None else f"{value:{metric.form}}"
+            for found in figures
         ]
-        yield (label, *cells, "" if least is None else f"{least:g}")
-
-
-def _cell(name: str, value: float | None, report: Report) -> str:
-    if value is None:
-        return "not judged"
-    if name == "passed":
-        return f"{len(report.results) - len(report.failures)} of {len(report.results)}"
-    if name in _SHARES:
-        return f"{value:.3f}"
-    return f"{value:.2f}" if name == "seconds" else f"{value:,.0f}"
+        if name == "passed":
+            cells = [f"{len(r.results) - len(r.failures)} of {len(r.results)}" for r in reports]
+        yield (metric.label, *cells, "" if least is None else f"{least:g}")

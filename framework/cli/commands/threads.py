@@ -117,24 +117,15 @@ def prune(
 
     kept = read_settings(config).persistence
     by_settings = not (thread or everything or older_than is not None or delete)
-    if by_settings:
-        if not (kept.keep_turns or kept.keep_checkpoints or kept.keep_days):
-            raise ConfigurationError(
-                "It is not said which threads to prune.",
-                fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
-                " keep_days.",
-            )
-    elif not thread and not everything and older_than is None:
+    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
+    if not steps or not (by_settings or thread or everything or older_than is not None):
         raise ConfigurationError(
-            "It is not said which threads to delete.", fix="Name threads, or give --all."
+            "It is not said which threads to prune.",
+            fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
+            " keep_days.",
         )
     if thread and everything:
         raise ConfigurationError("--all and thread ids are given.", fix="Give one of them.")
-    if delete and older_than is not None:
-        raise ConfigurationError(
-            "--delete and --older-than are given.", fix="--older-than drops threads by itself."
-        )
-    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
     age = next((step["older_than"] for step in steps if "older_than" in step), None)
     if (age or delete) and not yes:
         which = "every thread" if not thread else f"{len(thread)} thread(s)"
