@@ -39,7 +39,6 @@ class Agent:
         graph: The compiled graph.
         saver: Where its threads are.
         store: Where what outlives a thread is.
-        url: Address of the database, as it was given.
         data: Context data that ``--data`` stands for.
     """
 
@@ -48,7 +47,6 @@ class Agent:
     graph: CompiledStateGraph[Any, Any, Any, Any]
     saver: BaseCheckpointSaver[Any]
     store: BaseStore
-    url: str
     data: Mapping[str, Any]
 
 
@@ -253,7 +251,7 @@ async def open_agent(
                 store=store,
                 settings=settings,
             )
-            yield Agent(settings, registry, graph, saver, store, url, given)
+            yield Agent(settings, registry, graph, saver, store, given)
 
 
 async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 MODEL_SECONDS = 20.0
 """How long a model has to answer."""
 
-DISTRIBUTION = "capgraph"
-_NEEDED_BY_URL = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -148,59 +145,22 @@ def check_settings(settings: Settings, registry: Registry) -> list[Finding]:
     return findings
 
 
-def check_extras(settings: Settings, url: str) -> list[Finding]:
-    """Find optional packages that the configuration needs and that are not installed."""
-    from importlib.metadata import PackageNotFoundError, requires, version
+def check_extras(settings: Settings) -> list[Finding]:
+    """Find the optional packages that a run loads late; loading tells of all others."""
+    from framework.base.errors import MissingExtraError, require_extra
 
-    from packaging.requirements import Requirement
-
-    try:
-        listed = [Requirement(text) for text in requires(DISTRIBUTION) or []]
-    except PackageNotFoundError:
-        fix = "Install it: pip install --editable . in its folder."
-        text = "capgraph runs from source and is not installed, so extras cannot be looked up."
-        return [Finding("extras", "warning", text, fix)]
-    needed = needed_extras(settings, url)
     findings = []
-    for extra, reason in needed.items():
-        missing = []
-        for requirement in listed:
-            marker = requirement.marker
-            if marker is None or marker.evaluate({"extra": ""}):
-                continue
-            if not marker.evaluate({"extra": extra}) or requirement.name == DISTRIBUTION:
-                continue
-            try:
-                installed = version(requirement.name)
-            except PackageNotFoundError:
-                missing.append(str(requirement.name))
-                continue
-            if not requirement.specifier.contains(installed, prereleases=True):
-                missing.append(f"{requirement.name}{requirement.specifier} (not {installed})")
-        if missing:
-            text = f"The extra {extra!r} lacks {', '.join(missing)}; needed for {reason}."
-            fix = f"pip install 'capgraph[{extra}]'"
-            findings.append(Finding("extras", "error", text, fix))
-        else:
-            findings.append(Finding("extras", "ok", f"{extra}: installed, for {reason}"))
-    return findings
-
-
-def needed_extras(settings: Settings, url: str) -> dict[str, str]:
-    """Return the extras that a configuration needs: name to what for."""
-    needed: dict[str, str] = {}
-    if settings.model or settings.models:
-        needed["models"] = "the configured chat models"
-    else:
-        needed["offline"] = "choosing capabilities without a model"
+    wanted = {} if settings.model or settings.models else {"offline": "numpy"}
     if any(module.split(".")[0] == "capabilities" for module in settings.modules):
-        needed["data"] = "the packaged data capabilities"
-    extra = _NEEDED_BY_URL.get(url.split("://", 1)[0])
-    if extra:
-        needed[extra] = f"threads in {extra}"
-    if settings.persistence.encryption_key:
-        needed["encryption"] = "persistence.encryption_key"
-    return needed
+        wanted["data"] = "duckdb"
+    for extra, module in wanted.items():
+        try:
+            require_extra(module, extra)
+        except MissingExtraError as exc:
+            findings.append(Finding.of_error("extras", exc))
+        else:
+            findings.append(Finding("extras", "ok", f"{extra}: installed"))
+    return findings
 
 
 async def check_database(url: str, settings: Settings) -> Finding:

@@ -64,7 +64,6 @@ class Progress:
     Attributes:
         phase: What the framework is doing at the moment.
         selected: The chosen capabilities.
-        reason: Why they were chosen.
         version: Version of the plan in force; 0 before there is one.
         steps: The steps of the plan in force, in its order.
         answer: The answer so far.
@@ -75,7 +74,6 @@ class Progress:
 
     phase: str = ""
     selected: list[str] = field(default_factory=list)
-    reason: str = ""
     version: int = 0
     steps: list[Step] = field(default_factory=list)
     answer: str = ""
@@ -128,7 +126,7 @@ class Progress:
     def _decision(self, event: told.Event) -> None:
         match event:
             case told.CapabilitiesSelected():
-                self.selected, self.reason = list(event.capabilities), event.reason
+                self.selected = list(event.capabilities)
             case told.PlanMade():
                 self._plan(event)
             case told.Replan() | told.Reclassify():

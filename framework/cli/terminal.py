@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
@@ -94,11 +93,6 @@ def make_console(file: TextIO | None = None) -> Console:
 def is_interactive() -> bool:
     """Whether a person sits at both ends."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def shows_live(console: Console) -> bool:
-    """Whether output may be redrawn in place."""
-    return console.is_terminal and os.environ.get("TERM") != "dumb"
 
 
 def print_error(error: BaseException) -> None:

@@ -13,6 +13,7 @@ import platform
 import threading
 import uuid
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,28 +305,11 @@ def busy(thread_id: str, holder: Holder) -> ThreadBusyError:
 
 async def _off_loop(call: Callable[[], T]) -> T:
     """Read a few small files, in no pool that others could fill."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except BaseException as exc:  # handed to the waiting task, whatever it is
-            error = exc
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=work, name="capgraph lease", daemon=True).start()
-    return await future
+    own = ThreadPoolExecutor(1, thread_name_prefix="capgraph lease")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(own, call)
+    finally:
+        own.shutdown(wait=False)
 
 
 def this_process() -> tuple[str, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -19,11 +20,13 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.store.base import BaseStore
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
+from framework.stores.location import Location
 
 T = TypeVar("T")
 
@@ -120,18 +123,41 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
 
 
 @asynccontextmanager
-async def open_pool(url: str, name: str) -> AsyncIterator[AsyncConnectionPool[Any]]:
-    """Open a pool of connections.
+async def postgres_saver(
+    location: Location, serde: SerializerProtocol
+) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+    """Open a PostgreSQL database as saver.
 
     Raises:
-        PersistenceError: The database cannot be reached.
+        PersistenceError: It cannot be reached or used.
     """
+    async with _pool(location) as pool:
+        saver = PostgresSaver(pool, serde=serde, name=str(location))
+        await _set_up(location, saver.setup)
+        yield saver
+
+
+@asynccontextmanager
+async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+    """Open a PostgreSQL database as store.
+
+    Raises:
+        PersistenceError: It cannot be reached or used.
+    """
+    from langgraph.store.postgres.aio import AsyncPostgresStore
+
+    async with _pool(location) as pool, AsyncPostgresStore(pool, **options) as store:
+        await _set_up(location, store.setup)
+        yield store
+
+
+@asynccontextmanager
+async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
     options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
-    try:
+    url = location.target
+    with _reachable(location):
         probe = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_SECONDS)
         await probe.close()
-    except psycopg.Error as exc:
-        raise unreachable(name, exc) from exc
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
         url, min_size=1, max_size=4, open=False, timeout=CONNECT_SECONDS, kwargs=options
     )
@@ -142,44 +168,30 @@ async def open_pool(url: str, name: str) -> AsyncIterator[AsyncConnectionPool[An
         await pool.close()
 
 
-@asynccontextmanager
-async def open_postgres(
-    url: str, serde: SerializerProtocol, name: str
-) -> AsyncIterator[PostgresSaver]:
-    """Open a PostgreSQL database as saver.
-
-    Raises:
-        PersistenceError: It cannot be reached or used.
-    """
-    async with open_pool(url, name) as pool:
-        saver = PostgresSaver(pool, serde=serde, name=name)
-        try:
-            await one_at_a_time(url, saver.setup)
-        except psycopg.Error as exc:
-            raise unreachable(name, exc) from exc
-        yield saver
-
-
-async def one_at_a_time(url: str, setup: Callable[[], Awaitable[Any]]) -> None:
+async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
     """Let no two processes create the tables at once; the statements do not bear that."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
-        # Polled: a statement that waits for the lock would keep the other's indexes from
-        # being built.
-        while True:
-            cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", (_SETUP_LOCK,))
-            row = await cursor.fetchone()
-            if row is not None and row[0]:
-                break
-            await asyncio.sleep(0.05)
-        try:
-            await setup()
-        finally:
-            await conn.execute("SELECT pg_advisory_unlock(%s)", (_SETUP_LOCK,))
+    with _reachable(location):
+        async with await psycopg.AsyncConnection.connect(location.target, autocommit=True) as conn:
+            # Polled: a statement that waits for the lock would keep the other's indexes from
+            # being built.
+            while True:
+                cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", (_SETUP_LOCK,))
+                row = await cursor.fetchone()
+                if row is not None and row[0]:
+                    break
+                await asyncio.sleep(0.05)
+            try:
+                await setup()
+            finally:
+                await conn.execute("SELECT pg_advisory_unlock(%s)", (_SETUP_LOCK,))
 
 
-def unreachable(name: str, exc: Exception) -> PersistenceError:
-    """Describe a database that cannot be used from the start."""
-    return PersistenceError(
-        f"The database {name!r} cannot be used: {str(exc).strip()}.",
-        fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
-    )
+@contextmanager
+def _reachable(location: Location) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise PersistenceError(
+            f"The database {str(location)!r} cannot be used: {str(exc).strip()}.",
+            fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
+        ) from exc

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import aiosqlite
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import DeltaChannelHistory, writes_sort_key
+from langgraph.checkpoint.base import BaseCheckpointSaver, DeltaChannelHistory, writes_sort_key
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.store.base import BaseStore
 
 from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
+from framework.stores.location import Location
 from framework.stores.reading import readable
 
 T = TypeVar("T")
@@ -145,32 +147,53 @@ def unusable(name: str, what: str, exc: Exception) -> PersistenceError:
 
 
 @asynccontextmanager
-async def open_sqlite(path: str, serde: SerializerProtocol) -> AsyncIterator[SqliteSaver]:
+async def sqlite_saver(
+    location: Location, serde: SerializerProtocol
+) -> AsyncIterator[BaseCheckpointSaver[Any]]:
     """Open a SQLite file as saver.
 
     Raises:
         PersistenceError: It cannot be opened, read or written.
     """
-    conn = await connect(path)
-    try:
+    path = location.target
+    async with _connected(path) as conn:
         saver = SqliteSaver(conn, serde=serde, name=path)
-        try:
+        with _usable(path):
             await saver.setup()
             await conn.execute("BEGIN IMMEDIATE")
             await conn.rollback()
-        except sqlite3.Error as exc:
-            raise unusable(path, "used", exc) from exc
         yield saver
-    finally:
-        await conn.close()
 
 
-async def connect(path: str, **options: Any) -> aiosqlite.Connection:
-    """Open a connection.
+@asynccontextmanager
+async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+    """Open a SQLite file as store.
 
     Raises:
-        PersistenceError: The file cannot be opened.
+        PersistenceError: It cannot be opened, read or written.
     """
+    from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+    # The store issues its own BEGIN and COMMIT.
+    async with (
+        _connected(location.target, isolation_level=None) as conn,
+        AsyncSqliteStore(conn, **options) as store,
+    ):
+        with _usable(location.target):
+            await store.setup()
+        yield store
+
+
+@contextmanager
+def _usable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise unusable(path, "used", exc) from exc
+
+
+@asynccontextmanager
+async def _connected(path: str, **options: Any) -> AsyncIterator[aiosqlite.Connection]:
     try:
         # When aiosqlite cannot open a file, its thread outlives the call and may report to a loop
         # that is closed by then, so whether the file opens is found out without it.
@@ -181,4 +204,7 @@ async def connect(path: str, **options: Any) -> aiosqlite.Connection:
             f"The database {path!r} cannot be opened: {exc}.",
             fix="Check that its folder exists and may be written.",
         ) from exc
-    return conn
+    try:
+        yield conn
+    finally:
+        await conn.close()

@@ -97,15 +97,14 @@ async def each_thread_id(
                 f"There is no thread {after!r}.", fix="List the threads from the start."
             )
         before = (after, last.checkpoint["id"])
-    left = limit
-    while left is None or left > 0:
-        size = _PAGE if left is None else min(left, _PAGE)
-        page = await _page(saver, size, before)
+    count = 0
+    while page := await _page(saver, before):
         for thread, _ in page:
+            if count == limit:
+                return
+            count += 1
             yield thread
-        if len(page) < size:
-            return
-        before, left = page[-1], None if left is None else left - size
+        before = page[-1]
 
 
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
@@ -331,10 +330,10 @@ def _by_task(found: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
 
 
 async def _page(
-    saver: BaseCheckpointSaver[Any], limit: int, before: tuple[str, str] | None
+    saver: BaseCheckpointSaver[Any], before: tuple[str, str] | None
 ) -> list[tuple[str, str]]:
     if isinstance(saver, KeepsHistory):
-        return await saver.thread_ids(limit=limit, before=before)
+        return await saver.thread_ids(limit=_PAGE, before=before)
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
         place = item.config["configurable"]
@@ -342,9 +341,7 @@ async def _page(
             thread = str(place["thread_id"])
             latest[thread] = max(latest.get(thread, ""), item.checkpoint["id"])
     found = sorted(latest.items(), key=lambda one: (one[1], one[0]), reverse=True)
-    if before is not None:
-        found = [one for one in found if (one[1], one[0]) < (before[1], before[0])]
-    return found[:limit]
+    return [one for one in found if before is None or (one[1], one[0]) < (before[1], before[0])]
 
 
 def _steps(values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -80,6 +80,7 @@ async def run_capability(
         ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
         CapabilityError: A returned key has no place.
 
+    >>> import asyncio
     >>> from framework.base import capability_node
     >>> class Place(CapabilityContext):
     ...     name: str

@@ -23,7 +23,7 @@ from framework import (
 from framework.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
 from framework.state import AgentState
 from framework.stores import open_saver
-from framework.testing import FakeClock, fail_times
+from framework.testing import FakeClock, with_faults
 from tests.support.doors import STAGES, Gauge, Watches, question, shown, soon, status, tried
 
 SAY: Any = {"messages": [("user", "read the gauge")]}
@@ -156,7 +156,7 @@ async def test_the_door_of_another_capability(agent: Any, step: Any, read: Any) 
 
 async def test_a_retriable_failure_is_tried_again_inside_the_node(read: Any) -> None:
     clock = FakeClock()
-    flaky = fail_times(read, 2, ConnectionError("busy"))
+    flaky = with_faults(read, *[ConnectionError("busy")] * 2)
     services = framework.bind([flaky], clock=clock)
     out = await _own({"read": services.node(flaky)}).ainvoke(SAY)
     assert (flaky.faults.calls, len(clock.sleeps)) == (3, 2)

@@ -11,7 +11,7 @@ import pytest
 
 from framework import BaseCapability, CapabilityContext, capability_node
 from framework.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
-from framework.testing import FakeClock, fail_times
+from framework.testing import FakeClock, with_faults
 from tests.support.doors import (
     STAGES,
     Amount,
@@ -104,7 +104,7 @@ async def test_a_capabilitys_middleware_is_around_that_capability_alone(
 
 async def test_each_try_enters_again_what_is_inside_retry(agent: Any, step: Any) -> None:
     watches = Watches()
-    flaky = fail_times(Read, 2, ConnectionError("busy"))
+    flaky = with_faults(Read, *[ConnectionError("busy")] * 2)
     given = watches.everywhere()
     out = await agent(Gauge, flaky, plans=[[step("a", "read")]], behaviors=given).ask()
     assert status(out) == "completed"

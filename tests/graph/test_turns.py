@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from framework import CapabilityContext, ErrorSeverity
 from framework.base import BaseCapability, CapabilityError, PersistenceError, capability_node
 from framework.state import SURVIVES_A_TURN, AgentState
-from framework.testing import assert_plan, fail_always, with_faults
+from framework.testing import assert_plan, with_faults
 
 
 class Reading(CapabilityContext):
@@ -236,7 +236,9 @@ async def test_the_last_plan_changed_by_the_caller_is_a_brought_one(agent: Any, 
 async def test_a_brought_plan_that_fails_says_so_instead_of_planning_from_nothing(
     agent: Any, step: Any, level: str
 ) -> None:
-    broken = fail_always(measure, CapabilityError("No power", severity=ErrorSeverity(level)))
+    broken = with_faults(
+        measure, forever=CapabilityError("No power", severity=ErrorSeverity(level))
+    )
     bench = agent(Reading, broken)
     out = await bench.ask("Run", planning_execution_plan={"steps": [step("a", "measure")]})
     assert "No power" in said(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List threads, the one that was saved last first."""
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import show_rows
 
     async def read(saver: BaseCheckpointSaver[Any]) -> list[ThreadSummary]:
         from framework.stores import list_threads
@@ -45,24 +46,10 @@ def list_(
         typer.echo(json.dumps([_data(item) for item in found], indent=2))
         return
     rows = [
-        (item.thread_id, item.status, _moment(item), str(item.turns), item.task or "")
-        for item in found
+        (item.thread_id, item.status, _moment(item), item.turns, item.task or "") for item in found
     ]
-    console = make_console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(one_line(cell, 300) for cell in row))
-        return
-    if not rows:
-        typer.echo("There are no threads.")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("thread", "status", "saved", "turns", "last task")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell, 300)) for cell in row))
-    console.print(table)
+    headings = ("thread", "status", "saved", "turns", "last task")
+    show_rows(headings, rows, none="There are no threads.")
 
 
 @app.command("show")
@@ -130,24 +117,15 @@ def prune(
 
     kept = read_settings(config).persistence
     by_settings = not (thread or everything or older_than is not None or delete)
-    if by_settings:
-        if not (kept.keep_turns or kept.keep_checkpoints or kept.keep_days):
-            raise ConfigurationError(
-                "It is not said which threads to prune.",
-                fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
-                " keep_days.",
-            )
-    elif not thread and not everything and older_than is None:
+    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
+    if not steps or not (by_settings or thread or everything or older_than is not None):
         raise ConfigurationError(
-            "It is not said which threads to delete.", fix="Name threads, or give --all."
+            "It is not said which threads to prune.",
+            fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
+            " keep_days.",
         )
     if thread and everything:
         raise ConfigurationError("--all and thread ids are given.", fix="Give one of them.")
-    if delete and older_than is not None:
-        raise ConfigurationError(
-            "--delete and --older-than are given.", fix="--older-than drops threads by itself."
-        )
-    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
     age = next((step["older_than"] for step in steps if "older_than" in step), None)
     if (age or delete) and not yes:
         which = "every thread" if not thread else f"{len(thread)} thread(s)"
@@ -237,15 +215,5 @@ def _moment(summary: ThreadSummary) -> str:
 
 
 def _data(summary: ThreadSummary) -> dict[str, Any]:
-    return {
-        "thread_id": summary.thread_id,
-        "status": summary.status,
-        "updated_at": summary.updated_at.isoformat() if summary.updated_at else None,
-        "turns": summary.turns,
-        "messages": summary.messages,
-        "task": summary.task,
-        "done": list(summary.done),
-        "missing": list(summary.missing),
-        "questions": dict(summary.questions),
-        "reason": summary.reason,
-    }
+    moment = summary.updated_at
+    return {**asdict(summary), "updated_at": moment.isoformat() if moment else None}

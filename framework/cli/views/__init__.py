@@ -37,7 +37,7 @@ def make_view(
         quiet: Only the answer.
         heading: Name the thread first.
     """
-    from framework.cli.terminal import make_console, shows_live
+    from framework.cli.terminal import make_console
 
     if as_json:
         from framework.cli.views.json_lines import JsonLines
@@ -48,7 +48,7 @@ def make_view(
         from framework.cli.views.plain import AnswerOnly
 
         return AnswerOnly(console)
-    if plain or not shows_live(console):
+    if plain or not console.is_terminal or console.is_dumb_terminal:
         from framework.cli.views.plain import PlainLines
 
         return PlainLines(console, heading=heading)
