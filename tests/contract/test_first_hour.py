@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -42,6 +44,7 @@ from framework.base import (
 from framework.planning import check_plan, dependencies
 from framework.selection import Selection
 from framework.testing import run_capability
+from tests.support.openai_server import give, openai_server, say
 
 ROOT = Path(__file__).parents[2]
 
@@ -495,3 +498,67 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=250,
     )
+
+
+# --- the two-tool agent ---------------------------------------------------------------------------------
+
+COMPARISON = ROOT / "docs" / "comparison"
+README_AGENT = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+
+
+def lines_and_concepts(code: str) -> tuple[int, set[str]]:
+    imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imported for alias in node.names}
+    return sum(bool(line.strip()) for line in code.splitlines()), names
+
+
+def formatted(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "88", "-"],
+        input=code,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+def test_the_first_agent_of_the_readme_is_short() -> None:
+    lines, concepts = lines_and_concepts(formatted(README_AGENT))
+    assert lines <= 13
+    assert len(concepts) <= 2
+
+
+@pytest.mark.parametrize("file", sorted(COMPARISON.glob("*.py")), ids=lambda file: str(file.stem))
+def test_the_page_counts_each_file_as_it_is(file: Path) -> None:
+    code = file.read_text()
+    assert formatted(code) == code
+    lines, concepts = lines_and_concepts(code)
+    [row] = [row for row in (COMPARISON / "index.md").read_text().splitlines() if file.name in row][
+        :1
+    ]
+    named = ", ".join(f"`{name}`" for name in sorted(concepts))
+    assert row == f"| `{file.name}` | {lines} | {len(concepts)}: {named} |"
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("with_capgraph.py", "langchain_openai"),
+        ("with_create_agent.py", "langchain_openai"),
+        ("with_pydantic_ai.py", "pydantic_ai"),
+    ],
+)
+def test_the_same_agent_runs_in_each(file: str, module: str, monkeypatch: Any, capsys: Any) -> None:
+    pytest.importorskip(module)
+    steps = [{"context_key": "a", "capability": "tank_level", "task_objective": "Read it"}]
+    with openai_server() as server:
+        server.on("Choice", give({"reason": "It fits.", "capabilities": ["tank_level"]}))
+        server.on("ExecutionPlan", give({"steps": steps}))
+        server.on("tank_level", give({}), say("It holds 2.5 m.", as_text=True))
+        server.on("text", say("It holds 2.5 m."))
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        runpy.run_path(str(COMPARISON / file))
+        assert any("2.5" in str(body["messages"][1:]) for body in server.asked())
+    assert capsys.readouterr().out == "It holds 2.5 m.\n"
