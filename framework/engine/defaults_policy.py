@@ -13,7 +13,7 @@ class AskAboutDefaults:
     """Asks before a ``once`` step that the offline planner left at its default parameters.
 
     Types say which capability is meant, never how much or to whom; the defaults are the author's
-    example, not the person's wish.
+    example, not the person's wish. What needs approval anyhow is shown, or has a rule already.
 
     Args:
         registry: The capabilities.
@@ -24,6 +24,7 @@ class AskAboutDefaults:
             spec.name
             for spec in registry.capabilities.values()
             if spec.effect == "once"
+            and not spec.requires_approval
             and spec.parameters is not None
             and spec.parameters.model_fields
         }
