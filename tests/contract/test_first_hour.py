@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -268,6 +269,79 @@ def test_a_retry_option_that_does_not_fit_is_refused(options: dict[str, Any]) ->
 
     with pytest.raises(ValidationError, match=next(iter(options))):
         capability_node(fetch, **options)
+
+
+class Deps:
+    station = "roof"
+
+
+async def test_a_runtime_brings_what_the_caller_handed_over() -> None:
+    @capability_node
+    def where(runtime: Runtime[Deps]) -> str:
+        """Say where."""
+        return runtime.context.station
+
+    graph = build_graph([where], context_schema=Deps)
+    given: Any = {
+        "messages": [("user", "x")],
+        "planning_execution_plan": plan({"capability": "where"}),
+    }
+    assert text_of(await graph.ainvoke(given, context=Deps())) == "roof"
+
+
+async def test_a_sync_function_that_takes_too_long_is_left_behind() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    @capability_node(timeout_seconds=0.2, max_attempts=1)
+    def slow() -> str:
+        """Take its time."""
+        go_on.wait(60)
+        ended.set()
+        return "late"
+
+    out = await run_plan(build_graph([slow]), {"capability": "slow"})
+    assert "took longer than 0.2 s" in text_of(out)
+    assert not ended.is_set()
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+
+
+async def test_a_sync_function_asks_a_person() -> None:
+    @capability_node
+    def ask() -> str:
+        """Ask a person."""
+        return f"You said {interrupt('Which one?')}."
+
+    graph = build_graph([ask], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    given: Any = {
+        "messages": [("user", "x")],
+        "planning_execution_plan": plan({"capability": "ask"}),
+    }
+    out = await graph.ainvoke(given, config)
+    assert out["__interrupt__"][0].value == "Which one?"
+    out = await graph.ainvoke(Command(resume="the left"), config)
+    assert text_of(out) == "You said the left."
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (bytes, b"\xff", "'utf-8' codec can't decode"),
+        (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
+        (Any, object(), "field 'value' is of type object"),
+    ],
+)
+async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
+    kind: Any, value: Any, told: str
+) -> None:
+    async def odd():
+        """Give something odd."""
+        return value
+
+    odd.__annotations__["return"] = kind
+    out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
+    assert re.search(told, text_of(out)), text_of(out)
 
 
 # --- references and asking again ------------------------------------------------------------------------
