@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from framework.base import (
+from framework import neighbours
+
+neighbours.check_neighbour("configs")
+
+from framework.base import (  # noqa: E402  a foreign 'configs' would fail in here without a word
     AskAgain,
     BaseCapability,
     BaseInfrastructureNode,
@@ -17,7 +21,7 @@ from framework.base import (
     capability_node,
     infrastructure_node,
 )
-from framework.base.ports import Verdict
+from framework.base.ports import Verdict  # noqa: E402
 
 if TYPE_CHECKING:
     from framework.engine import bind

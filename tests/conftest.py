@@ -11,10 +11,11 @@ import hypothesis
 import pytest
 from blockbuster import BlockBuster
 
+import capgraph_pytest
 from framework import Registry, build_graph
 from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
-from framework.testing import FakeClock, plugin
+from framework.testing import FakeClock
 from tests.support.sweeps import LONG
 
 # The same examples at every run of the short form, and no bound on the time of one.
@@ -24,8 +25,8 @@ hypothesis.settings.load_profile("sweep")
 
 def pytest_configure(config: pytest.Config) -> None:
     # Installed, the plugin comes by its entry point; from a bare checkout it comes from here.
-    if not config.pluginmanager.is_registered(plugin):
-        config.pluginmanager.register(plugin, "capgraph")
+    if not config.pluginmanager.is_registered(capgraph_pytest):
+        config.pluginmanager.register(capgraph_pytest, "capgraph")
     config.addinivalue_line("markers", "may_block: blocking calls of this test are wanted")
 
 

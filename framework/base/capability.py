@@ -245,6 +245,18 @@ class BaseCapability(_Declared, ABC):
         return None
 
     @staticmethod
+    def parameters_from(task: str) -> Mapping[str, Any]:
+        """Read parameters from a task, for plans that are made without a model.
+
+        Args:
+            task: What the user asks.
+
+        Returns:
+            Parameters by name, those that the task says; the others keep their defaults.
+        """
+        return {}
+
+    @staticmethod
     def get_retry_policy() -> dict[str, Any]:
         """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}

@@ -41,7 +41,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
             ``get_retry_policy``; or a function whose annotations are its contract. It may be
             given as ``cls=`` too.
         **options: For functions only: ``name``, ``description``, ``examples``, ``max_attempts``,
-            ``delay_seconds``, ``classify_error`` and what
+            ``delay_seconds``, ``classify_error``, ``parameters_from`` and what
             :class:`~framework.base.spec.Declarations` lists.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -22,7 +22,14 @@ from framework.base.threads import in_thread, is_sync
 from framework.base.value_context import ValueContext, value_context
 
 _OPTIONS = ("name", *DECLARED)
-_OWN = ("description", "examples", "max_attempts", "delay_seconds", "classify_error")
+_OWN = (
+    "description",
+    "examples",
+    "max_attempts",
+    "delay_seconds",
+    "classify_error",
+    "parameters_from",
+)
 
 ClassifyError = Callable[[Exception, dict[str, Any]], ErrorClassification | None]
 
@@ -44,6 +51,7 @@ def capability_from_function(
     max_attempts: int | None = None,
     delay_seconds: float | None = None,
     classify_error: ClassifyError | None = None,
+    parameters_from: Callable[[str], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
     """Build the capability class of an annotated function.
@@ -61,6 +69,7 @@ def capability_from_function(
         max_attempts: Total tries of a step; 3 when not given.
         delay_seconds: Wait before the second try; 0.5 when not given.
         classify_error: Says what a failure means, as the method of a class does.
+        parameters_from: Reads parameters from a task when no model plans.
         **options: Class attributes to set, such as ``effect``.
 
     Raises:
@@ -100,6 +109,8 @@ def capability_from_function(
     }
     if classify_error is not None:
         namespace["classify_error"] = staticmethod(classify_error)
+    if parameters_from is not None:
+        namespace["parameters_from"] = staticmethod(parameters_from)
     return typing.cast(
         "type[BaseCapability]", type(function.__name__, (BaseCapability,), namespace)
     )

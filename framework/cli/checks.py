@@ -117,6 +117,21 @@ def _uncounted(registry: Registry) -> Iterator[Finding]:
             )
 
 
+def check_promises(
+    registry: Registry, settings: Settings, model: str | None, url: str
+) -> list[Finding]:
+    """Find what works, but not as one may think: effects without a saver, parameters offline."""
+    from framework.cli.agent import MEMORY
+    from framework.graph.validate import warnings_of
+
+    offline = not (model or settings.model or settings.models)
+    found = []
+    for text in warnings_of(registry, offline=offline, saved=url not in ("", MEMORY)):
+        told, _, fix = text.partition(" Fix: ")
+        found.append(Finding("registry", "warning", told, fix))
+    return found
+
+
 def check_settings(settings: Settings, registry: Registry) -> list[Finding]:
     """Find sections that name nothing, and context data that does not fit."""
     from framework.base import ValidationError

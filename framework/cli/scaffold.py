@@ -123,12 +123,7 @@ def new_node(name: str, role: str, project: Project) -> list[Path]:
         "package": project.package,
     }
     config = project.folder / "capgraph.yml"
-    text = config.read_text(encoding="utf-8")
-    if re.search(r"^infrastructure:", text, re.MULTILINE):
-        raise ConfigurationError(
-            f"{str(config)!r} already says what 'infrastructure' is.",
-            fix=f"Put {project.package}.nodes.{module} there in the place of {role!r} by hand.",
-        )
+    text = _with_node(config, f"{project.package}.nodes.{module}")
     folder = project.folder / project.package / "nodes"
     written = _write_each(
         {
@@ -139,11 +134,23 @@ def new_node(name: str, role: str, project: Project) -> list[Path]:
     )
     if not (folder / "__init__.py").exists():
         (folder / "__init__.py").write_text('"""Nodes of this agent."""\n', encoding="utf-8")
-    modules = [spec.cls.__module__ for other, spec in known.items() if other != role]
-    lines = [f"  - {item}" for item in [*modules, f"{project.package}.nodes.{module}"]]
-    block = "\n".join(["infrastructure:", *lines])
-    config.write_text(f"{text.rstrip()}\n{block}\n", encoding="utf-8")
+    config.write_text(text, encoding="utf-8")
     return [*written, config]
+
+
+def _with_node(config: Path, module: str) -> str:
+    """Return the configuration with one more module of nodes; a later one replaces an earlier."""
+    text = config.read_text(encoding="utf-8").rstrip() + "\n"
+    if not re.search(r"^infrastructure:", text, re.MULTILINE):
+        return f"{text}infrastructure:\n  - infrastructure\n  - {module}\n"
+    found = re.search(r"^infrastructure:[ ]*(#.*)?\n((?:[ ]*-[ ].*\n)+)", text, re.MULTILINE)
+    if found is None:
+        raise ConfigurationError(
+            f"What {str(config)!r} says under 'infrastructure' is not one module a line.",
+            fix=f"Add {module} at its end by hand.",
+        )
+    indent = found[2][: found[2].index("-")]
+    return f"{text[: found.end()]}{indent}- {module}\n{text[found.end() :]}"
 
 
 def find_project(folder: Path) -> Project:

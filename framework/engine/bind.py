@@ -13,6 +13,8 @@ from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.base.spec import CapabilitySpec
+from framework.engine.default_strategies import ChainPlanner
+from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import Services
 from framework.engine.strategies import choose_strategies
 from framework.langgraph_compat import lent_saver, saves_as_it_goes
@@ -88,6 +90,8 @@ def bind(
     registry = as_registry(capabilities).frozen()
     plan_policies, step_policies = _sorted_policies(policies)
     chosen = choose_strategies(registry, settings, model, embeddings, strategies, behaviors)
+    if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
+        step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
     runner = StepRunner(
         registry,

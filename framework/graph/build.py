@@ -13,13 +13,15 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
+from configs.logger import get_logger
 from framework.base.errors import ConfigurationError, InfrastructureError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.engine.bind import as_registry, bind
+from framework.engine.default_strategies import ChainPlanner
 from framework.engine.ready_queue import run_step_task
 from framework.engine.services import Services
 from framework.graph.compiled import agent_graph
-from framework.graph.validate import validate
+from framework.graph.validate import validate, warnings_of
 from framework.langgraph_compat import STRICT_RESUME
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.failures import raise_failure, refusal
@@ -115,6 +117,9 @@ def build_graph(
     )
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
+    offline = isinstance(services.planner, ChainPlanner)
+    for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
+        get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name) for name in known.capabilities})
     schema = StateSchema.of(state_schema)
     if not schema.names >= StateSchema.of(AgentState).names:

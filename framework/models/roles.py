@@ -137,6 +137,11 @@ def _settings(role: str, value: Any) -> ModelSettings:
 
 
 def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
+    if ":" not in settings.model and "model_provider" not in settings.options:
+        raise ConfigurationError(
+            f"The model {settings.model!r} of the role {role!r} names no provider.",
+            fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
+        )
     init_chat_model = require_extra("langchain.chat_models", _EXTRA).init_chat_model
     arguments: dict[str, Any] = {
         # The router owns retries; a client that retries as well would multiply them.

@@ -151,7 +151,11 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         )
     )
     get_logger("capability", job.spec.name).warning(
-        "step %s failed (%s): %s", attempt.key, failure.severity.value, failure.message
+        "step %s failed (%s): %s",
+        attempt.key,
+        failure.severity.value,
+        # The start of the default message; a failure that the router handles is no such thing.
+        failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
     )
     return _record(job, attempt, error=failure)
 

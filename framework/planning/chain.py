@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from framework.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
 from framework.planning.catalog import CLOSING, Available, Catalog, may_pull_in
 from framework.planning.closing import closing_step
 from framework.planning.graphs import reachable_from
-from framework.planning.parameters import required_parameters
+from framework.planning.parameters import read_parameters
 from framework.planning.reading import is_key, make_key, steps_of
 from framework.planning.view import PlanView, listing
 
@@ -57,19 +58,14 @@ def chain_plan(
     """
     stored = {name: list(keys) for name, keys in (available or {}).items() if keys}
     names = _known(selected, catalog)
-    for name in names:
-        if missing := required_parameters(catalog.capabilities[name].parameters):
-            raise PlanError(
-                f"{name!r} cannot be planned without a model: it needs the parameters"
-                f" {listing(missing)}.",
-                fix="Give them defaults, or configure a chat model.",
-            )
+    said = {name: read_parameters(catalog.capabilities[name], task) for name in names}
     usable, chosen = _choose(names, catalog, stored)
     missing_type = _missing(chosen, catalog, usable)
     if missing_type is not None:
         raise _unsupplied(*_root(*missing_type, catalog, names, usable), catalog)
     chosen = _prune(chosen, names, catalog, usable)
-    return _write(task, _ordered(chosen, catalog, usable), catalog, stored, usable, previous)
+    order = _ordered(chosen, catalog, usable)
+    return _write(task, order, catalog, stored, usable, previous, said)
 
 
 def requires_closure(
@@ -339,6 +335,7 @@ def _write(
     stored: Mapping[str, list[str]],
     usable: Mapping[str, list[str]],
     previous: ExecutionPlan | None,
+    said: Mapping[str, dict[str, Any]],
 ) -> ExecutionPlan:
     old = {
         step.get("capability"): step.get("context_key")
@@ -367,7 +364,7 @@ def _write(
                 task_objective=task,
                 success_criteria=f"{output or name} is available as {key!r}.",
                 expected_output=output,
-                parameters=None,
+                parameters=said.get(name) or None,
                 inputs=inputs,
             )
         )

@@ -11,6 +11,7 @@ from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from framework.neighbours import PACKAGES, check_neighbour
 from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
@@ -26,6 +27,7 @@ from framework.registry.membership import (
     lacks_decorator,
     name_of,
     origin_of,
+    refusal_of,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class Registry:
         self._given: set[str] = set(given)
         self._frozen = False
         for place, name in enumerate(infrastructure):
+            if name in PACKAGES:
+                check_neighbour(name)
             self.discover(name, override=place > 0)
 
     # --- reading --------------------------------------------------------------------------
@@ -261,12 +265,7 @@ class Registry:
             check_place(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item
-        decorator = decorator_of(item)
-        raise RegistryError(
-            f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
-            " context type" + (": its parent is decorated, it is not." if spec or node else "."),
-            fix=f"Decorate it with {decorator}, or derive it from CapabilityContext.",
-        )
+        raise refusal_of(item, inherits=bool(spec or node))
 
     def unregister(self, name: str) -> None:
         """Remove a capability.

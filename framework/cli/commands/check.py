@@ -63,6 +63,8 @@ def _all_findings(
     except CapgraphError as exc:
         findings.append(checks.Finding.of_error("database", exc))
         url = ""
+    if registry is not None:
+        findings += checks.check_promises(registry, settings, model, url)
     findings += checks.check_extras(settings)
     findings += asyncio.run(checks.check_models(settings, model, ask=ask_models))
     if url:

@@ -154,7 +154,7 @@ def test_a_plan_can_be_checked_against_a_registry(registry: Any) -> None:
 
 
 def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("pytest_plugins = ['framework.testing.plugin']")
+    pytester.makeconftest("pytest_plugins = ['capgraph_pytest']")
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(
         """
