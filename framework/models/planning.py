@@ -10,7 +10,7 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
-from framework.base.value_context import value_fields
+from framework.base.value_context import ValueContext, value_fields
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
 from framework.models.selection import when_needed
@@ -51,8 +51,8 @@ right answer (keys, inputs, outputs, the closing step) the model leaves out, and
 
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
-    'A parameter may be {"$from": "key.field"}: a field of the result of the earlier step whose'
-    " context_key is key."
+    'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
+    " of the earlier step whose context_key is key."
 )
 
 
@@ -180,7 +180,7 @@ def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]
     lines = []
     for spec in specs:
         lines += [describe_capability(spec), *hints.get(spec.name, ())]
-    if any(value_fields(kind) for spec in specs for kind in spec.context_types):
+    if any(issubclass(kind, ValueContext) for spec in specs for kind in spec.context_types):
         lines.append(_REFERENCES)
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.settings import load_settings
-from framework import BaseCapability, build_graph, capability_node
+from framework import BaseCapability, Registry, build_graph, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.testing import ModelCall, ScriptedModel
 from tests.support.readings import Reading, Wipe, sensor_registry
@@ -193,3 +193,34 @@ async def test_what_acts_on_the_world_still_passes_the_gate() -> None:
     out = await graph.ainvoke(ASKED)
     assert Wipe.wiped == []
     assert out.get("__interrupt__") or out["execution_outcome"]["status"] != "completed"
+
+
+async def test_a_parameter_may_be_taken_from_an_earlier_step_of_the_same_plan() -> None:
+    @capability_node
+    async def level() -> float:
+        """Read the level of the tank."""
+        return 2.5
+
+    @capability_node
+    async def double(value: float) -> float:
+        """Double a number."""
+        return 2 * value
+
+    registry = Registry()
+    registry.register(level)
+    registry.register(double)
+    plan = {
+        "steps": [
+            {"capability": "level", "context_key": "now"},
+            {"capability": "double", "parameters": {"value": {"$from": "now"}}},
+        ]
+    }
+    model = ScriptedModel(responses=[plan, "Five."])
+    out = await graph_of(model, registry).ainvoke({"messages": [("user", "Twice the level?")]})
+    assert out["execution_outcome"]["status"] == "completed"
+    assert out["capability_context_data"]["DOUBLE"]["double"]["value"] == 5.0
+    assert '{"$from": "key.field"}' in model.calls[0].prompt
+
+    model = ScriptedModel(responses=[READ, "It reads 3.5."])
+    await graph_of(model).ainvoke(ASKED)
+    assert "$from" not in model.calls[0].prompt, "nothing here has a field to refer to"
