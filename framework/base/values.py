@@ -8,6 +8,7 @@ import decimal
 import pathlib
 import uuid
 from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -43,6 +44,8 @@ def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:
     framework.base.errors.ValidationError: report.source is of type type, which cannot be kept...
     """
     try:
+        with suppress(_Odd, UnicodeEncodeError):
+            return _copied(value)
         return _plain(value, where, lenient)
     except RecursionError:
         if lenient:
@@ -50,6 +53,29 @@ def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:
         raise ValidationError(
             f"{where[:200]} nests too deeply, or holds itself.", fix="Flatten it."
         ) from None
+
+
+class _Odd(Exception):
+    """Something is not plain data yet."""
+
+
+def _copied(value: Any) -> Any:
+    # Most of what comes here is plain already, and every step passes: no names of places are made.
+    kind = type(value)
+    if kind is str:
+        if not value.isascii():
+            value.encode()
+        return value
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise _Odd
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [_copied(item) for item in value]
+    if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
+        return value
+    raise _Odd
 
 
 def _plain(value: Any, where: str, lenient: bool) -> Any:
