@@ -19,11 +19,12 @@ class TurnBudget:
         classifications: Times the capabilities were chosen.
         attempts: Tries of steps.
         routings: Decisions of the router.
+        jumps: Tries of steps that no plan holds.
         allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
 
     >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()
     {'model_calls': 3, 'plans': 0, 'classifications': 0, 'attempts': 0, 'routings': 0,
-     'allowed_attempts': 0}
+     'jumps': 0, 'allowed_attempts': 0}
     """
 
     model_calls: int = 0
@@ -31,6 +32,7 @@ class TurnBudget:
     classifications: int = 0
     attempts: int = 0
     routings: int = 0
+    jumps: int = 0
     allowed_attempts: int = 0
 
     def take_attempt(self) -> None:

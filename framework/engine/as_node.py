@@ -46,6 +46,9 @@ from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.metered import counting
 
+_JUMPS = 2
+"""How many steps beside its plan a turn may try as often as the settings allow."""
+
 
 async def run_capability_node(
     spec: CapabilitySpec, state: Mapping[str, Any], services: Services | None = None, **_: Any
@@ -112,6 +115,10 @@ async def _answered(
     apart = not view.begun and not attempt.step and runtime is not None
     visit = runtime.execution_info.task_id if apart else ""
     agreements = _AnsweredLedger(*services.records(view), visit=visit)
+    # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
+    beside = not (attempt.step or services.limits.max_turn_attempts)
+    bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
+    tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if beside else budget
     door = Door(
         view=view,
         ledger=agreements,
@@ -119,10 +126,12 @@ async def _answered(
         failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
         state_keys=channels_of_graph() if in_run else None,
         unsorted=not in_run,
-        budget=budget,
+        budget=tries,
     )
     while True:
         result = await services.runner.run(attempt, door)
+        if beside:
+            budget.jumps = tries.attempts
         if isinstance(result, StepRecord):
             return result
         if result is None:

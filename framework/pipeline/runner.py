@@ -79,7 +79,7 @@ class StepRunner:
         self._behaviors = tuple(behaviors)
         check_middlewares(self._behaviors, "behaviors")
         for spec in registry.capabilities.values():
-            check_middlewares(_own_behaviors(spec), f"{spec.name}.behaviors")
+            check_middlewares(spec.behaviors, f"{spec.name}.behaviors")
         self._chains: dict[str, Inner] = {}
 
     @property
@@ -110,7 +110,7 @@ class StepRunner:
         return result
 
     def _chain(self, spec: CapabilitySpec) -> Inner:
-        around = [*self._behaviors, *_own_behaviors(spec)]
+        around = [*self._behaviors, *spec.behaviors]
         inner: Inner = call.call
         for stage in reversed(STAGES):
             if stage in _INSIDE:
@@ -164,10 +164,6 @@ _WRAPS: dict[str, Any] = {
     stage: _around_record if place <= STAGES.index("settle") else _around
     for place, stage in enumerate(STAGES)
 }
-
-
-def _own_behaviors(spec: CapabilitySpec) -> Sequence[Middleware]:
-    return spec.behaviors
 
 
 def check_middlewares(given: Sequence[Any], where: str) -> None:

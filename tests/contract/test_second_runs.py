@@ -11,7 +11,12 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send
 
 import framework
-from framework import BaseCapability, capability_node
+from framework import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    capability_node,
+    infrastructure_node,
+)
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
 from framework.pipeline import Capacity
 from framework.state import AgentState
@@ -253,8 +258,6 @@ async def test_more_tries_that_a_node_allows_are_in_the_budget(agent: Any, step:
         def get_retry_policy() -> dict[str, Any]:
             return {"max_attempts": 2, "delay_seconds": 0.0, "backoff_factor": 1.0}
 
-    from framework import BaseInfrastructureNode, infrastructure_node
-
     @infrastructure_node
     class Patient(BaseInfrastructureNode):
         name = "patient"
@@ -302,6 +305,45 @@ async def test_fifty_steps_at_their_last_try(agent: Any, step: Any) -> None:
         Command(resume={f"s{n}": {"decision": "approve"} for n in range(50)}), it.config()
     )
     assert status(out) == "completed", out["messages"][-1].content
+
+
+@pytest.mark.parametrize("bound", [None, 2])
+async def test_jumps_beside_a_plan_are_not_stopped_by_its_budget(
+    agent: Any, step: Any, bound: int | None
+) -> None:
+    seen: list[int] = []
+
+    def make(called: str) -> Any:
+        class Read(BaseCapability):
+            name = called
+            description = "Read"
+            provides = ["GAUGE"]
+
+            async def execute(self) -> Gauge:
+                seen.append(1)
+                return Gauge(value=1)
+
+            @staticmethod
+            def get_retry_policy() -> dict[str, Any]:
+                return {"max_attempts": 1}
+
+        return capability_node(Read)
+
+    @infrastructure_node
+    class Again(BaseInfrastructureNode):
+        name = "again"
+        description = "Jumps after the answer"
+        after = "respond"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return Command(goto="jumped") if len(seen) < 4 else {}
+
+    limits = {"max_turn_attempts": bound} if bound else {}
+    items = [Gauge, make("read"), make("jumped"), Again]
+    out = await soon(agent(*items, plans=[[step("a", "read")]], limits=limits).ask())
+    assert status(out) == ("stopped" if bound else "completed")
+    assert len(seen) == (bound or 4)
 
 
 # --- cancellation ---------------------------------------------------------------------------------
