@@ -49,7 +49,7 @@ def ask(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Ask one question, and watch how the answer is found."""
-    from framework.cli.ask import Asking, AskOptions
+    from framework.cli.ask import AskOptions, ask_once
     from framework.cli.terminal import is_interactive, print_error
     from framework.cli.views import make_view
 
@@ -70,7 +70,7 @@ def ask(
     )
     view = make_view(as_json=as_json, plain=plain, quiet=quiet)
     asks = _ask_person if is_interactive() and not as_json else None
-    end = Asking(options, view, asks).run()
+    end = ask_once(options, view, asks)
     if quiet and end.error is not None:
         print_error(end.error)
     raise typer.Exit(ExitCode.of_status(end.status))
