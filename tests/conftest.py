@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,16 @@ def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """The command sets up the project's log when it runs inside a test."""
+    log = logging.getLogger("capgraph")
+    before = (log.level, log.propagate, list(log.handlers))
+    yield
+    log.setLevel(before[0])
+    log.propagate, log.handlers = before[1:]
 
 
 # Setting up reads files by nature; what runs after it must not.
