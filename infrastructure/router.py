@@ -7,6 +7,7 @@ from typing import Any
 
 from langgraph.types import Command
 
+from configs.streaming import get_streamer
 from framework.base import (
     BaseInfrastructureNode,
     ErrorSeverity,
@@ -93,10 +94,28 @@ class _Work:
         done = await run_ready_steps(self.view, self.services)
         self.writes += done.writes
         self.state = done.view
-        if done.proposed is not None and not self.view.failure:
-            plan, author = done.proposed
-            await self.accept_plan(plan, author)
+        if done.proposed:
+            await self._take_proposal(done.proposed)
         return done.draining
+
+    async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
+        authors = ", ".join(author for _, author in proposed)
+        failure = self.view.failure or {}
+        severity = (failure.get("classification") or {}).get("severity")
+        if severity not in {None, ErrorSeverity.RETRIABLE.value}:
+            text = f"The plan of {authors} is put aside: {failure.get('user_message')}"
+            get_streamer("framework", "router").warning(text)
+        elif len(proposed) > 1:
+            self._refuse(
+                PlanError(
+                    f"Several steps that ran side by side proposed a plan each: {authors}.",
+                    fix="Let one capability of a plan propose what comes next.",
+                    severity=ErrorSeverity.REPLANNING,
+                ),
+                self.view,
+            )
+        else:
+            await self.accept_plan(*proposed[0])
 
     async def accept_plan(self, plan: Any = None, author: str = "state") -> None:
         """Check a plan that nobody has checked, and put it in force or fail.

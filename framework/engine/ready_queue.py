@@ -43,13 +43,13 @@ class Pass:
         writes: Channel writes, in order.
         view: The state as it is after them.
         draining: Whether the process is to stop, so that the next pass belongs to another.
-        proposed: A plan that a capability proposed, with its name.
+        proposed: The plans that capabilities proposed, each with the name of its author.
     """
 
     writes: Writes = field(default_factory=list)
     view: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
-    proposed: tuple[Any, str] | None = None
+    proposed: list[tuple[Any, str]] = field(default_factory=list)
 
 
 async def run_ready_steps(view: TurnView, services: Services) -> Pass:
@@ -86,9 +86,7 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         more |= clear_failure()
     proposals = [(entry["plan"], entry["by"]) for _, _, entry in found if entry.get("plan")]
     writes += list(more.items())
-    return Pass(
-        writes, {**state, **more}, run.drain_requested(), proposals[-1] if proposals else None
-    )
+    return Pass(writes, {**state, **more}, run.drain_requested(), proposals)
 
 
 class PlanRun:
