@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -53,6 +54,17 @@ def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:
         raise ValidationError(
             f"{where[:200]} nests too deeply, or holds itself.", fix="Flatten it."
         ) from None
+
+
+def copied(value: Any) -> Any:
+    """Return a copy that shares nothing with the value; fast for data that is plain.
+
+    >>> copied({"a": [1, 2]})
+    {'a': [1, 2]}
+    """
+    with suppress(_Odd, UnicodeEncodeError):
+        return _copied(value)
+    return copy.deepcopy(value)
 
 
 class _Odd(Exception):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # settings bring YAML and environment readers, which only bui
     from configs.settings import Settings
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Services:
     """Dependencies of the nodes. Holds nothing that belongs to one run.
 

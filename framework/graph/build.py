@@ -22,7 +22,7 @@ from framework.engine.ready_queue import run_step_task
 from framework.engine.services import Services
 from framework.graph.compiled import agent_graph
 from framework.graph.validate import validate, warnings_of
-from framework.langgraph_compat import STRICT_RESUME
+from framework.langgraph_compat import STRICT_RESUME, prepare_task
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.failures import raise_failure, refusal
 from framework.prompts.provider import use_prompts
@@ -120,7 +120,7 @@ def build_graph(
     offline = isinstance(services.planner, ChainPlanner)
     for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
         get_logger("framework", "build_graph").warning("%s", text)
-    services.step_tasks.update({name: _step_task(name) for name in known.capabilities})
+    services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     schema = StateSchema.of(state_schema)
     if not schema.names >= StateSchema.of(AgentState).names:
         raise ConfigurationError(
@@ -299,10 +299,11 @@ def _bound(
     return run
 
 
-def _step_task(name: str) -> Any:
+def _step_task(name: str, services: Services) -> Any:
     async def run(payload: dict[str, Any]) -> dict[str, Any] | None:
         return await run_step_task(payload)
 
     run.__name__ = run.__qualname__ = name
+    prepare_task(run, services)
     decorate: Any = task(name=name)
     return decorate(run)

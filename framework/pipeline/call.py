@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,6 +13,7 @@ from framework.base.errors import CapabilityError, ValidationError
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext, StepInputs
 from framework.base.threads import in_thread, is_sync
+from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
@@ -32,7 +32,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
 
     context = StepContext(
         capability=spec.name,
-        step=copy.deepcopy(attempt.step),
+        step=copied(attempt.step),
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from framework.base.values import copied
 
 _CONTEXT_LEVELS = 2
 
@@ -41,7 +42,7 @@ class StepState(Mapping[str, Any]):
                 # Reading one entry must not cost a copy of all that earlier steps left.
                 self._copies[key] = StepState(value, levels - 1)
             else:
-                self._copies[key] = copy.deepcopy(value)
+                self._copies[key] = copied(value)
         return self._copies[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
-from framework.base.values import short_summary, to_plain
+from framework.base.values import copied, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 
@@ -31,7 +30,7 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
     """
     cls = types.get(kind)
     if cls is None:
-        return copy.deepcopy(data)  # as a validated object would be: the reader's own
+        return copied(data)  # as a validated object would be: the reader's own
     try:
         # Stored by name; a caller may give an alias.
         return cls.model_validate(data, by_alias=True, by_name=True)
