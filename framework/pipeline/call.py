@@ -73,13 +73,13 @@ def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
     return notify
 
 
-async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
+async def invoke_capability(cls: Any, context: StepContext) -> Any:
     """Call a capability in whichever form it is written; a synchronous one in a thread."""
-    sync = is_sync(cls.execute)
+    sync, static = _form(cls, cls.execute)
     if sync:
         context.notify = _from_thread(context.notify)
         context.once = _refuse_once
-    if not isinstance(inspect.getattr_static(cls, "execute"), staticmethod):
+    if not static:
         instance = cls()
         instance._context = context
         return await (in_thread(instance.execute) if sync else instance.execute())
@@ -97,6 +97,11 @@ async def invoke_capability(cls: type[Any], context: StepContext) -> Any:
     if sync:
         return await in_thread(cls.execute, context.state, **kwargs)
     return await cls.execute(context.state, **kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _form(cls: type[Any], execute: Any) -> tuple[bool, bool]:
+    return is_sync(execute), isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
 
 
 def _from_thread(notify: Callable[[str, float | None], None]) -> Callable[..., None]:

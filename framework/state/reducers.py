@@ -70,9 +70,9 @@ def fold_messages(current: list[AnyMessage] | None, updates: Sequence[Any]) -> l
     >>> one == two
     True
     """
-    merged: list[Any] = []
-    places: dict[str, int] = {}
-    for update in [current or [], *updates]:
+    merged: list[Any] = list(current or ())
+    places: dict[str, int] = {message.id: place for place, message in enumerate(merged)}
+    for update in updates:
         gone: set[str] = set()
         for message in _messages(update):
             if isinstance(message, RemoveMessage):
