@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check docs bench bench-selection faults sizes format clean
+.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -12,6 +12,18 @@ demo: $(VENV)/.demo
 
 test: check
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# All of every sweep of which the above runs a sample; SEED chooses the samples.
+SEED ?= 1
+test-long: check faults
+	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	  --timeout 3600 --hypothesis-seed=$(SEED)
+
+# The tests on every Python of PYTHONS that is on the machine, with the newest versions of what is
+# needed and with the oldest that pyproject.toml allows.
+PYTHONS ?= 3.11 3.12 3.13
+test-matrix:
+	$(PYTHON) -m tests.matrix $(PYTHONS)
 
 # Everything but the tests: format, lint, types, import contracts, documentation.
 check: $(VENV)/.dev
@@ -33,7 +45,11 @@ DATA ?= ../shared/data
 bench-selection: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.selection --data $(DATA)
 
-SEED ?= 1
+# The data comes with a package whose dependencies are not needed.
+bench-functions: $(VENV)/.dev
+	$(PIP) --no-deps bfcl-eval==2026.3.23
+	$(BIN)/python -m tests.benchmarks.function_choice
+
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)
 

@@ -1,17 +1,17 @@
 """Context types of the data capabilities: what they hand to each other.
 
-All of them are plain data. A ``Dataset`` holds no rows but a description from which any later
-step builds the same query again, so the state stays small however large the file is.
+All of them are plain data, and small: rows of a file never enter the state, only answers do.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from capabilities.data.query import Query
 from framework.base import CapabilityContext
 
 
@@ -125,9 +125,11 @@ class TableRef(_Part):
     table: str | None = None
     delimiter: str = ","
     quote: str = '"'
+    escape: str = '"'
     header: bool = True
     skip: int = 0
     encoding: str = "utf-8"
+    names: list[str] = Field(default_factory=list)
     size: int = 0
     modified_ns: int = 0
 
@@ -147,147 +149,72 @@ class TimeRef(_Part):
     zone: str | None = None
 
 
-class Filter(_Part):
-    """Keep the rows whose column holds one of the values."""
-
-    column: str
-    values: list[str]
-
-
-class Measure(_Part):
-    """A measured quantity of a data set."""
-
-    label: str
-    column: str
-    quantity: str | None = None
-    unit: str | None = None
-    unit_inferred: bool = False
-    aspect: Literal["high", "low", "mean"] | None = None
-    additive: bool = False
-    decimals: int = 2
-
-
-class DataPart(_Part):
-    """What is taken from one table; parts of a data set lie one below the other."""
-
-    table: TableRef
-    time: TimeRef | None = None
-    columns: list[ColumnRef]
-    series: list[str] = Field(default_factory=list)
-    filters: list[Filter] = Field(default_factory=list)
-    label_column: str | None = None
-
-
-class Dataset(CapabilityContext):
-    """Selected columns, rows and times of the user's files.
+class ResultRow(_Part):
+    """One row of an answer.
 
     Attributes:
-        parts: Tables and columns; measure ``n`` is column ``n`` of every part.
-        measures: What the columns measure.
-        series_name: What tells the series apart (a column, or the file); ``None`` for one series.
-        series: Names of the series, at most a hundred of them.
-        group_columns: Columns that the question groups by.
-        focus: Series whose share is asked for.
-        time_range: Which times.
-        frequency: Usual distance of two rows.
-        first: Earliest time of the selection.
-        last: Latest time of the selection.
-        covered: Earliest and latest time of the whole table.
-        rows: How many rows were selected.
-        preview: The first rows, for people and prompts.
-        notes: What the reader should know, such as a guessed unit.
-        files: All files of the source, chosen or not.
-        read_from: The text that it was selected by.
+        value: The value.
+        group: Its group, one name for each column of ``group_by``.
+        period: Its period, when the query has some.
+        time: When it was; beginning of a run.
+        until: End of a run.
+        shown: Columns that say which row it is.
+        change: Difference from the first period.
+        percent: Share of the total, or change in percent.
     """
 
-    CONTEXT_TYPE: ClassVar[str] = "DATASET"
-
-    parts: list[DataPart]
-    measures: list[Measure]
-    series_name: str | None = None
-    series: list[str] = Field(default_factory=list)
-    group_columns: list[str] = Field(default_factory=list)
-    focus: list[str] = Field(default_factory=list)
-    time_range: TimeRange = Field(default_factory=TimeRange)
-    frequency: Literal["minute", "hour", "day", "week", "month", "quarter", "year"] | None = None
-    first: datetime | None = None
-    last: datetime | None = None
-    covered: list[datetime] = Field(default_factory=list)
-    rows: int = 0
-    preview: list[dict[str, Any]] = Field(default_factory=list)
-    notes: list[str] = Field(default_factory=list)
-    files: list[str] = Field(default_factory=list)
-    read_from: str = ""
-
-    def get_summary(self) -> str:
-        """Say what was selected from which file."""
-        from capabilities.data.wording import count_of, date_range
-
-        files = ", ".join(dict.fromkeys(part.table.label for part in self.parts))
-        names = ", ".join(
-            measure.label + (f" ({measure.unit})" if measure.unit else "")
-            for measure in self.measures
-        )
-        filters = [
-            f"{item.column} = {' or '.join(item.values)}"
-            for part in self.parts[:1]
-            for item in part.filters
-        ]
-        text = f"{files}: {names or 'rows'}"
-        if filters:
-            text += f" where {', '.join(filters)}"
-        text += f", {count_of(self.rows, 'row')}"
-        if self.first and self.last:
-            text += f" from {date_range(self.first, self.last, self.frequency)}"
-        return ". ".join([text, *self.notes]).rstrip(".") + "."
+    value: float | int | bool | str | None = None
+    group: list[str] = Field(default_factory=list)
+    period: str | None = None
+    time: datetime | None = None
+    until: datetime | None = None
+    shown: dict[str, str] = Field(default_factory=dict)
+    change: float | None = None
+    percent: float | None = None
 
 
-class Finding(_Part):
-    """One answer.
+class Answer(_Part):
+    """What one query gave.
 
     Attributes:
-        kind: Which statistic, such as ``max`` or ``trend``.
-        text: The answer in a sentence.
-        values: Its numbers, by name.
+        query: The query.
+        table: The table that was asked.
+        unit: Unit of the values.
+        frequency: Usual distance of two rows of the table.
+        rows: The rows, at most a hundred for each period.
+        text: The answer in words.
     """
 
-    kind: str
-    text: str
-    values: dict[str, Any] = Field(default_factory=dict)
-
-
-class TableResult(_Part):
-    """A small result table, such as monthly means; the plot of a breakdown is drawn from it."""
-
-    title: str
-    group: str
+    query: Query
+    table: str
     unit: str | None = None
-    rows: list[dict[str, Any]] = Field(default_factory=list)
-
-
-class Mark(_Part):
-    """A moment worth pointing out in a plot."""
-
-    time: datetime
-    value: float
+    frequency: str | None = None
+    rows: list[ResultRow] = Field(default_factory=list)
     text: str
-    line: str
 
 
-class Statistics(CapabilityContext):
-    """What was computed, as numbers and as sentences."""
+class QueryResult(CapabilityContext):
+    """Answers to a question about data, and what they were computed from.
 
-    CONTEXT_TYPE: ClassVar[str] = "STATISTICS"
+    Attributes:
+        answers: One for each part of the question.
+        notes: What the reader should know, such as values that could not be read.
+        files: The files that were asked.
+        question: The words that the query was made from; empty where it was given.
+    """
+
+    CONTEXT_TYPE: ClassVar[str] = "QUERY_RESULT"
     CONTEXT_CATEGORY: ClassVar[str] = "ANSWER"
 
-    findings: list[Finding]
-    tables: list[TableResult] = Field(default_factory=list)
-    marks: list[Mark] = Field(default_factory=list)
+    answers: list[Answer]
     notes: list[str] = Field(default_factory=list)
+    files: list[str] = Field(default_factory=list)
+    question: str = ""
 
     def get_summary(self) -> str:
         """Answer the question."""
-        return " ".join([*(finding.text for finding in self.findings), *self.notes])
+        notes = [f"{note}." for note in self.notes]
+        return " ".join([*(answer.text for answer in self.answers), *notes])
 
 
 class Plot(CapabilityContext):

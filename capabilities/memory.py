@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
+from langgraph.config import get_config
+from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 
 from framework.base import (
     BaseCapability,
     CapabilityContext,
+    CapabilityError,
     ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
@@ -21,7 +25,8 @@ from framework.base import (
     capability_node,
 )
 
-MAX_FACTS = 200
+MAX_FACTS = 200  # that one step shows
+_PAGE = 200
 _REMEMBER = re.compile(
     r"^\W*(?:please\s+)?(?:can you\s+|could you\s+)?"
     r"(?:remember|note(?: down)?|keep in mind|don'?t forget|save|memori[sz]e)"
@@ -34,63 +39,12 @@ _FORGET = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EVERYTHING = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
-_STOP = frozenset(
-    [
-        "a",
-        "about",
-        "all",
-        "am",
-        "an",
-        "and",
-        "any",
-        "anything",
-        "are",
-        "as",
-        "at",
-        "be",
-        "can",
-        "did",
-        "do",
-        "does",
-        "everything",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "how",
-        "i",
-        "in",
-        "is",
-        "it",
-        "know",
-        "me",
-        "my",
-        "of",
-        "on",
-        "or",
-        "please",
-        "recall",
-        "remember",
-        "remembered",
-        "said",
-        "tell",
-        "that",
-        "the",
-        "this",
-        "to",
-        "told",
-        "was",
-        "we",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "you",
-        "your",
-    ]
-)
+_SMALL_WORDS = """
+    a about all am an and any anything are as at be can did do does everything for from had has
+    have how i in is it know me my of on or please recall remember remembered said tell that the
+    this to told was we what when where which who you your
+"""
+_STOP = frozenset(_SMALL_WORDS.split())
 
 
 class Fact(BaseModel):
@@ -112,7 +66,9 @@ class Memory(CapabilityContext):
 
     Attributes:
         action: What was done.
-        facts: The statements concerned, best match first.
+        facts: The statements concerned, best match first, at most 200.
+        more: How many further ones were concerned.
+        thread_only: Whether this is known in this thread only, since nobody says who the user is.
 
     >>> Memory(action="recall", facts=[]).get_summary()
     'I remember nothing about that.'
@@ -123,15 +79,21 @@ class Memory(CapabilityContext):
 
     action: Literal["remember", "recall", "forget"]
     facts: list[Fact] = Field(default_factory=list)
+    more: int = 0
+    thread_only: bool = False
 
     def get_summary(self) -> str:
         """Say what was done."""
         texts = "; ".join(fact.text for fact in self.facts)
+        texts += f"; and {self.more:,} more" if self.more else ""
+        here = " in this conversation" if self.thread_only else ""
         if self.action == "remember":
-            return f"I will remember: {texts}."
+            return f"I will remember{here}: {texts}."
         if self.action == "forget":
             return f"I have forgotten: {texts}." if self.facts else "There was nothing to forget."
-        return f"You told me: {texts}." if self.facts else "I remember nothing about that."
+        if not self.facts:
+            return f"I remember nothing about that{' from' + here[3:] if here else ''}."
+        return f"You told me{here}: {texts}."
 
 
 class MemoryParameters(BaseModel):
@@ -152,7 +114,7 @@ class MemoryParameters(BaseModel):
 
 @capability_node
 class MemoryCapability(BaseCapability):
-    """Keeps a person's facts in LangGraph's Store, under the ``user_id`` of the run."""
+    """Keeps a person's facts in LangGraph's Store, apart from everybody else's."""
 
     name = "memory"
     description = "Remember facts that the user states about themselves, and recall them later"
@@ -168,21 +130,25 @@ class MemoryCapability(BaseCapability):
                 "There is no store, so nothing can be remembered across threads.",
                 fix="Pass a LangGraph store: build_graph(..., store=InMemoryStore()).",
             )
-        namespace = ("capgraph", "memory", _user())
+        room, thread_only = _room()
         action, text = read_request(self.task, self.parameters)
         if action == "remember":
             fact = Fact(text=text, at=datetime.now(UTC).isoformat())
             # The same statement said twice is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
-            await store.aput(namespace, key, fact.model_dump())
-            return Memory(action="remember", facts=[fact])
-        items = await store.asearch(namespace, limit=MAX_FACTS)
-        known = {item.key: Fact.model_validate(item.value) for item in items}
-        found = matching(text, known)
-        if action == "forget":
-            for key in found:
-                await store.adelete(namespace, key)
-        return Memory(action=action, facts=list(found.values()))
+            await store.aput(room, key, fact.model_dump())
+            found = {key: fact}
+        elif action == "forget":
+            found = await _forget(store, room, text)
+        else:
+            found = matching(text, await _known(store, room))
+        facts = list(found.values())
+        return Memory(
+            action=action,
+            facts=facts[:MAX_FACTS],
+            more=max(0, len(facts) - MAX_FACTS),
+            thread_only=thread_only,
+        )
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(
@@ -219,6 +185,7 @@ class MemoryCapability(BaseCapability):
             "Which units do I prefer?",
             "Do you know where I live?",
             "Forget what I told you about my address",
+            "Forget everything",
         ]
         unwanted = [
             "What was the hottest day of 2014?",
@@ -283,13 +250,63 @@ def _words(text: str) -> set[str]:
     return {word.removesuffix("s") for word in found if word not in _STOP}
 
 
-def _user() -> str:
-    from langgraph.config import get_config
+async def _known(store: BaseStore, room: tuple[str, ...]) -> dict[str, Fact]:
+    """Read all facts of a room, page by page."""
+    known: dict[str, Fact] = {}
+    offset = 0
+    while True:
+        items = await store.asearch(room, limit=_PAGE, offset=offset)
+        known |= {item.key: Fact.model_validate(item.value) for item in items}
+        if len(items) < _PAGE:
+            return known
+        offset += len(items)
 
+
+async def _forget(store: BaseStore, room: tuple[str, ...], text: str) -> dict[str, Fact]:
+    """Delete the facts that match, and look again until there is none left."""
+    gone: dict[str, Fact] = {}
+    while found := matching(text, await _known(store, room)):
+        for key in found:
+            if key in gone:
+                raise CapabilityError(
+                    f"The store still has the fact {found[key].text!r} after it was deleted.",
+                    fix="Check the store, then ask again.",
+                )
+            await store.adelete(room, key)
+        gone |= found
+    return gone
+
+
+def _room() -> tuple[tuple[str, ...], bool]:
+    """Return the namespace of the run's user, else that of its thread.
+
+    Whom a server has authenticated goes before the ``user_id`` that a client sends.
+    """
     try:
-        configurable: dict[str, Any] = get_config().get("configurable") or {}
-    except RuntimeError:
-        return "default"
-    return str(
-        configurable.get("user_id") or configurable.get("langgraph_auth_user_id") or "default"
+        configurable: Mapping[str, Any] = get_config().get("configurable") or {}
+    except RuntimeError:  # outside of a run
+        configurable = {}
+    known = configurable.get("langgraph_auth_user")
+    user = (
+        (known.get("identity") if isinstance(known, Mapping) else getattr(known, "identity", None))
+        or configurable.get("langgraph_auth_user_id")
+        or configurable.get("user_id")
     )
+    if user:
+        return ("capgraph", "memory", _label(str(user))), False
+    thread = configurable.get("thread_id")
+    if not thread:
+        raise ValidationError(
+            "Nobody says whose memory this is, so nothing is kept or recalled.",
+            fix="Pass {'configurable': {'user_id': ...}}, or a thread_id to keep it in the thread.",
+        )
+    return ("capgraph", "memory of a thread", _label(str(thread))), True
+
+
+def _label(text: str) -> str:
+    r"""Write a name as a label of a namespace, where stores allow no dot.
+
+    >>> _label("ada@example.org")
+    'ada@example%2Eorg'
+    """
+    return text.replace("%", "%25").replace(".", "%2E").replace("\0", "%00")

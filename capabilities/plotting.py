@@ -1,18 +1,17 @@
-"""The capability that draws a data set."""
+"""The capability that draws an answer."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.contexts import Dataset, Plot, Statistics
+from capabilities.contexts import Plot, QueryResult
 from capabilities.data.chart import Wanted, draw
 from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
-from capabilities.data.fresh import dataset_for, made_in_this_plan
+from capabilities.data.work import classify_data_error, run_work
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -65,18 +64,14 @@ class Plotting(BaseCapability):
         " units and the extremes marked."
     )
     provides: list[str] = ["PLOT"]  # noqa: RUF012 - as every capability declares it
-    requires = ["DATASET", ("STATISTICS", "optional")]  # noqa: RUF012
+    requires = ["QUERY_RESULT"]  # noqa: RUF012
     effect = "idempotent"
+    classify_error = staticmethod(classify_data_error)
     Parameters = PlottingParameters
 
     async def execute(self) -> Plot:
-        """Draw the data set and write the file."""
-        dataset: Dataset = await asyncio.to_thread(
-            dataset_for, self.inputs["DATASET"], self.task, self.state, self.step, dict(self.config)
-        )
-        statistics: Statistics | None = self.inputs.get("STATISTICS")
-        if not made_in_this_plan(self.state, self.step, "STATISTICS"):
-            statistics = None
+        """Draw the answer and write the file."""
+        result: QueryResult = self.inputs["QUERY_RESULT"]
         stated: PlottingParameters = self.parameters
         kind = stated.kind
         if kind is None and _BARS.search(self.task):
@@ -92,8 +87,8 @@ class Plotting(BaseCapability):
             height=float(self.config.get("height") or 5.2),
             dpi=int(self.config.get("dpi") or 144),
         )
-        self.progress(f"Drawing {', '.join(m.label for m in dataset.measures[:4])}")
-        return await asyncio.to_thread(draw, dataset, statistics, wanted, dict(self.config))
+        self.progress("Drawing")
+        return await run_work(self.config, draw, result, wanted, self.config)
 
     @staticmethod
     def recognises(task: str) -> bool | None:
@@ -103,8 +98,9 @@ class Plotting(BaseCapability):
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(
             instructions=(
-                "Plan this after data_retrieval when a picture helps: movement over time,"
-                " comparisons, breakdowns. Pass STATISTICS too, so that extremes are marked."
+                "Plan this after query_data when a picture helps: movement over time, comparisons,"
+                " breakdowns. It draws the answer's groups, or the values behind it with the"
+                " extremes marked."
             ),
             examples=[
                 OrchestratorExample(
@@ -115,10 +111,10 @@ class Plotting(BaseCapability):
                         success_criteria="A picture is written",
                         expected_output="PLOT",
                         parameters={},
-                        inputs=[{"DATASET": "daily_highs"}, {"STATISTICS": "hottest_day"}],
+                        inputs=[{"QUERY_RESULT": "hottest_day"}],
                     ),
                     scenario_description="The request asks for a plot, or how values moved",
-                    context_requirements={"DATASET": "the measurements to draw"},
+                    context_requirements={"QUERY_RESULT": "the answer to draw"},
                 )
             ],
             priority=40,

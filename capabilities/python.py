@@ -35,7 +35,7 @@ from framework.base import (
     capability_node,
 )
 
-DATA_TYPES = ("DATASET", "STATISTICS", "TIME_RANGE")
+DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
 """Context types that code may be given."""
 _SHOWN_RESULT, _SHOWN_OUTPUT, _SHOWN_TRACEBACK = 2_000, 1_000, 8
 
@@ -285,7 +285,7 @@ class RunPython(BaseCapability):
                 "Plan 'python' only for analysis that no other capability does. Code given by the "
                 "user goes into parameters.code, unchanged. Otherwise plan 'write_python' first "
                 "and connect its CODE. Connect the data the code needs as inputs. The code sees "
-                "the data as inputs['DATASET'] and so on, and sets `result`; it has no network "
+                "the data as inputs['QUERY_RESULT'] and so on, and sets `result`; it has no network "
                 "and no files. A person is shown the code and must agree."
             ),
             examples=[
@@ -322,7 +322,7 @@ async def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:
     A context with a method ``load_rows`` gets its rows beside its description.
 
     >>> import asyncio
-    >>> asyncio.run(collect_inputs({"CODE": Code(code="1"), "STATISTICS": None}))
+    >>> asyncio.run(collect_inputs({"CODE": Code(code="1"), "TIME_RANGE": None}))
     {}
     """
     collected: dict[str, Any] = {}

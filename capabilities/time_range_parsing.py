@@ -62,17 +62,17 @@ class TimeRangeParsing(BaseCapability):
 
     @staticmethod
     def recognises(task: str) -> bool | None:
-        """A task that names a time, also one that cannot be."""
+        """A task that names a time, also one that cannot be; no other."""
         try:
-            return None if time_range_of(task, {}).whole else True
+            return not time_range_of(task, {}).whole
         except ValidationError:
             return True  # the step then says what is wrong with it
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
         return OrchestratorGuide(
             instructions=(
-                "Plan this before data_retrieval when the request names a time. Keep all words"
-                " about time in the task objective, also those of a comparison."
+                "Plan this when a relative time such as 'last week' must be worked out; a time that"
+                " the request names outright is better stated as periods of the query."
             ),
             examples=[
                 OrchestratorExample(

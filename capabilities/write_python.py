@@ -80,7 +80,7 @@ class WritePython(BaseCapability):
                         task_objective="Fit a damped oscillation to the readings",
                         success_criteria="Code that sets result to the fitted parameters",
                         expected_output="CODE",
-                        inputs=[{"DATASET": "readings"}],
+                        inputs=[{"QUERY_RESULT": "readings"}],
                     ),
                     scenario_description="The analysis needs code that nobody has written yet",
                 )
@@ -154,8 +154,8 @@ def extract_code(answer: str) -> str:
 def describe_inputs(inputs: dict[str, Any]) -> str:
     """Show the shape of the inputs: the same structure with long lists and texts cut short.
 
-    >>> describe_inputs({"DATASET": {"rows": [1, 2, 3, 4, 5]}})
-    '{"DATASET": {"rows": [1, 2, 3, "... 5 items in all"]}}'
+    >>> describe_inputs({"QUERY_RESULT": {"rows": [1, 2, 3, 4, 5]}})
+    '{"QUERY_RESULT": {"rows": [1, 2, 3, "... 5 items in all"]}}'
     """
     return json.dumps(_sample(inputs, _SAMPLE_DEPTH), ensure_ascii=False)
 

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
-class Limits(BaseModel):
+class Section(BaseModel):
+    """A part of the settings: unknown keys and numbers that are none are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {annotation, *get_args(annotation)} & {int, float}:
+            raise ValueError(f"a number is needed, not {str(value).lower()}")
+        return value
+
+
+class Limits(Section):
     """Bounds that keep every run finite.
 
     Attributes:
@@ -18,9 +34,10 @@ class Limits(BaseModel):
         step_timeout_seconds: Time limit of one attempt; ``None`` for none.
         run_timeout_seconds: Time limit of the steps of one turn; ``None`` for none.
         max_message_chars: Longest message that is accepted.
+        max_model_calls: Calls of chat models in one turn.
+        max_turn_attempts: Tries of all steps of one turn together; ``None`` for what the checked
+            plan can need.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     max_parallel: int = Field(8, ge=1)
     max_steps: int = Field(1000, ge=1)
@@ -31,3 +48,5 @@ class Limits(BaseModel):
     step_timeout_seconds: float | None = Field(300.0, gt=0)
     run_timeout_seconds: float | None = Field(3600.0, gt=0)
     max_message_chars: int = Field(200_000, ge=1)
+    max_model_calls: int = Field(100, ge=1)
+    max_turn_attempts: int | None = Field(None, ge=1)

@@ -7,12 +7,24 @@ an application that wants output calls :func:`configure_logging` or its own set-
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import MutableMapping
 from typing import Any
 
+from configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
+
+__all__ = [
+    "ComponentLogger",
+    "SafeFormatter",
+    "SecretMasker",
+    "clean_text",
+    "configure_logging",
+    "get_logger",
+    "mask_data",
+    "mask_secrets",
+    "use_masker",
+]
+
 _ROOT = "capgraph"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|\n")
 
 
 class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
@@ -117,32 +129,3 @@ def configure_logging(level: int | str = logging.WARNING) -> None:
         handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
         root.addHandler(handler)
         root.propagate = False
-
-
-def clean_text(text: str) -> str:
-    r"""Make text safe for a terminal or a log line: control characters become visible escapes.
-
-    >>> clean_text("a\x1b[31mred\n")
-    'a\\x1b[31mred\\n'
-    """
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
-
-
-_SECRETS = re.compile(
-    r"(?i)("
-    r"(?:api[_-]?key|token|secret|password|passwd|pwd|authorization|credential)s?"
-    r"[\"']?\s*[:=]\s*[\"']?(?:bearer\s+|basic\s+)?"
-    r"|bearer\s+"
-    r"|://[^/\s:@]*:(?=[^@\s/]+@)"
-    r")([^\s\"',;&}@\]]+)"
-)
-_KEY_SHAPES = re.compile(r"\b(?:sk|pk|rk|ghp|gho|xox[bap])[-_][A-Za-z0-9_-]{8,}\b")
-
-
-def mask_secrets(text: str) -> str:
-    """Replace what looks like a secret by ``***``.
-
-    >>> mask_secrets("api_key=abc123 postgresql://me:pw@host/db")
-    'api_key=*** postgresql://me:***@host/db'
-    """
-    return _KEY_SHAPES.sub("***", _SECRETS.sub(lambda match: f"{match.group(1)}***", text))

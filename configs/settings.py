@@ -6,15 +6,15 @@ the YAML files that are given, the defaults below. An unknown key is an error wi
 
 from __future__ import annotations
 
-import itertools
+import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,16 +23,22 @@ from pydantic_settings import (
 )
 
 from configs.errors import ConfigurationError
-from configs.limits import Limits
+from configs.limits import Limits, Section
+from configs.yaml_files import deep_merge, read_yaml
 
-_MAX_VALUES = 100_000
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+_PREFIX = "CAPGRAPH_"
+_FILE_VARIABLE = "CAPGRAPH_CONFIG"
 
 
-class ModelSettings(_Section):
+@cache
+def packaged_defaults() -> dict[str, Any]:
+    """Return what ``agent.yml`` says, the names of modules that come with the package."""
+    text = resources.files("configs").joinpath("agent.yml").read_text(encoding="utf-8")
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values
+
+
+class ModelSettings(Section):
     """One chat model.
 
     Attributes:
@@ -52,45 +58,59 @@ class ModelSettings(_Section):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class SelectionSettings(_Section):
+class SelectionSettings(Section):
     """How capabilities are chosen.
 
     Attributes:
-        strategy: ``auto`` asks the model when there is one, else ``lexical``; ``per_capability``
-            asks the model one yes/no question for each capability.
+        strategy: ``auto`` leaves the choice to the planning model while it can be shown every
+            capability, asks a model first past that, and is ``lexical`` without one; ``model``
+            always asks first; ``per_capability`` asks one yes/no question for each capability.
+        together_tokens: Up to how many tokens of descriptions ``auto`` leaves the choice to the
+            planning model.
         shortlist: With more capabilities than this, the model sees only the nearest ones.
         max_concurrency: Questions under way at once with ``per_capability``.
     """
 
     strategy: Literal["auto", "lexical", "model", "per_capability"] = "auto"
+    together_tokens: int = Field(3000, ge=0)
     shortlist: int = Field(20, ge=1)
     max_concurrency: int = Field(5, ge=1)
 
 
-class ApprovalSettings(_Section):
+class ApprovalSettings(Section):
     """When a person is asked.
 
     Attributes:
         steps: ``declared`` asks for capabilities that say so, ``all`` for each, ``none`` never.
         plans: Whether every plan is shown before it runs.
         max_rejections: Rejections after which the turn ends instead of planning again.
+        may_be_switched_off: Whether a person at the command line may switch approvals off.
     """
 
     steps: Literal["declared", "all", "none"] = "declared"
     plans: bool = False
     max_rejections: int = Field(3, ge=1)
+    may_be_switched_off: bool = False
 
 
-class PersistenceSettings(_Section):
+class PersistenceSettings(Section):
     """Where threads live.
 
     Attributes:
         url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` for no persistence.
         encryption_key: 16, 24 or 32 bytes that encrypt checkpoints at rest.
+        keep_turns: How many turns of a thread can still be gone back to; ``None`` for all. Messages
+            and context data stay whole in any case.
+        keep_checkpoints: How many checkpoints of a thread can still be gone back to.
+        keep_days: Threads that were not saved for so many days are dropped, unless a person is
+            asked. ``capgraph threads prune`` does what these three say.
     """
 
     url: str | None = None
     encryption_key: SecretStr | None = None
+    keep_turns: int | None = Field(None, ge=1)
+    keep_checkpoints: int | None = Field(None, ge=1)
+    keep_days: float | None = Field(None, gt=0)
 
 
 class Settings(BaseSettings):
@@ -114,7 +134,10 @@ class Settings(BaseSettings):
         approvals: When a person is asked.
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
+        data_folders: Folders and files that data capabilities may read; none allows no file.
         context: Context data that every turn of a new thread begins with.
+        secrets: Values that are never shown or kept as they are, besides keys and passwords of
+            other settings: they are masked in errors, events and logs.
 
     >>> Settings().limits.max_planning_attempts
     2
@@ -122,14 +145,16 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         extra="forbid",
-        env_prefix="CAPGRAPH_",
+        env_prefix=_PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
 
     name: str = "capgraph agent"
     description: str = ""
-    infrastructure: list[str] = Field(default_factory=lambda: list(_packaged()["infrastructure"]))
+    infrastructure: list[str] = Field(
+        default_factory=lambda: list(packaged_defaults()["infrastructure"])
+    )
     modules: list[str] = Field(default_factory=list)
     include: list[str] | None = None
     exclude: list[str] = Field(default_factory=list)
@@ -143,7 +168,18 @@ class Settings(BaseSettings):
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    data_folders: list[str] = Field(default_factory=list)
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    secrets: list[SecretStr] = Field(default_factory=list)
+
+    def section(self, capability: str) -> dict[str, Any]:
+        """Return what a capability is told: its own settings, and what holds for all.
+
+        >>> Settings(data_folders=["/srv/data"]).section("query_data")
+        {'data_folders': ['/srv/data']}
+        """
+        folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
+        return {**self.capabilities.get(capability, {}), **folders}
 
     @classmethod
     def settings_customise_sources(
@@ -155,6 +191,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then the environment, then what the files said."""
+        _refuse_misspelt_variables()
         files = _FileSource(settings_cls)
         return init_settings, env_settings, files
 
@@ -165,12 +202,6 @@ class _FileSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         return dict(_file_values.get())
-
-
-def _packaged() -> dict[str, Any]:
-    text = resources.files("configs").joinpath("agent.yml").read_text(encoding="utf-8")
-    values: dict[str, Any] = yaml.safe_load(text)
-    return values
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
@@ -187,10 +218,10 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     >>> load_settings(limits={"max_parallel": 2}).limits.max_parallel
     2
     """
-    named = os.environ.get("CAPGRAPH_CONFIG")
+    named = os.environ.get(_FILE_VARIABLE)
     values: dict[str, Any] = {}
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
-        values = _deep_merge(values, read_yaml(file))
+        values = deep_merge(values, read_yaml(file))
     token = _file_values.set(values)
     try:
         return Settings(**overrides)
@@ -205,81 +236,44 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
         _file_values.reset(token)
 
 
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read one YAML file safely; ``${NAME}`` and ``${NAME:-default}`` come from the environment.
-
-    Raises:
-        ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        values = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(
-            f"The configuration file {str(path)!r} cannot be read: {exc}."
-            " Fix: check the path and its permissions."
-        ) from exc
-    except (yaml.YAMLError, RecursionError) as exc:
-        raise ConfigurationError(
-            f"The configuration file {str(path)!r} is not valid YAML: {exc}."
-            " Fix: correct the place that the message names."
-        ) from exc
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigurationError(
-            f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
-            " Fix: write 'key: value' lines."
-        )
-    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1))
-    return expanded
-
-
-def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int = 0) -> Any:
-    import re
-
-    if next(seen) > _MAX_VALUES:
-        raise ConfigurationError(
-            f"The configuration file {file!r} is too large: more than {_MAX_VALUES:,} values."
-            " Fix: shorten it; YAML references count each time."
-        )
-    if depth > 50:
-        raise ConfigurationError(
-            f"The configuration file {file!r} is nested too deeply at {where!r}."
-            " Fix: flatten it; YAML references must not form a loop."
-        )
-    if isinstance(value, dict):
-        return {
-            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, depth + 1)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [
-            _expand(item, file, f"{where}[{n}]", seen, depth + 1) for n, item in enumerate(value)
-        ]
-    if not isinstance(value, str):
-        return value
-
-    def replace(match: re.Match[str]) -> str:
-        found = os.environ.get(match["name"], match["default"])
-        if found is None:
-            raise ConfigurationError(
-                f"{where!r} in {file!r} needs the environment variable {match['name']!r},"
-                f" which is not set. Fix: set it, or write ${{{match['name']}:-default}}."
-            )
-        return found
-
-    return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
-
-
-def _deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in update.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _deep_merge(merged[key], value)
+def _refuse_misspelt_variables() -> None:
+    """Refuse a variable that looks like a setting and is none; it would do nothing."""
+    known = list(Settings.model_fields)
+    for variable in os.environ:
+        prefix, name = variable[: len(_PREFIX)], variable[len(_PREFIX) :].lower()
+        first, section, rest = name.partition("__")
+        if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
+            continue
+        near = nearest(first, known)
+        if near:
+            fix = f"Write {_PREFIX}{(near + section + rest).upper()}."
+        elif section:
+            fix = f"Use one of: {', '.join(known)}."
         else:
-            merged[key] = value
-    return merged
+            continue  # a variable of the application's own, for ${...} in its files
+        raise ConfigurationError(
+            f"The environment variable {variable!r} names no setting: there is no {first!r}.",
+            fix=fix,
+        )
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like one, if any is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def _known_keys(path: tuple[Any, ...]) -> list[str]:
+    """Return the keys that may stand where the last part of a path stands."""
+    kind: Any = Settings
+    for part in path[:-1]:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            field = kind.model_fields.get(str(part))
+            kind = field.annotation if field is not None else None
+        else:
+            kind = (get_args(kind) or [None])[-1]
+    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    return list(kind.model_fields) if is_section else []
 
 
 def _explain(exc: ValidationError, files: list[str]) -> str:
@@ -288,7 +282,9 @@ def _explain(exc: ValidationError, files: list[str]) -> str:
     for error in exc.errors(include_url=False, include_input=False):
         path = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
-            lines.append(f"  {path}: unknown key. Fix: remove it, or check the spelling.")
+            near = nearest(str(error["loc"][-1]), _known_keys(error["loc"]))
+            fix = f"write {near!r}" if near else "remove it, or check the spelling"
+            lines.append(f"  {path}: unknown key. Fix: {fix}.")
         else:
             lines.append(f"  {path}: {error['msg']}.")
     return f"The settings cannot be used{source}:\n" + "\n".join(lines)

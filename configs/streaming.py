@@ -1,33 +1,107 @@
-"""Status events on LangGraph's custom stream; silent outside a run."""
+"""Events on LangGraph's custom stream, without secrets; silent outside a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
+from configs.safe_text import mask_data
+
+Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
+_outlet: ContextVar[Callable[[Event], Event] | None] = ContextVar("capgraph_outlet", default=None)
+_heard: ContextVar[bool] = ContextVar("capgraph_heard", default=True)
+_running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
 
 
-def stream_writer() -> Callable[[Any], None] | None:
-    """Return the writer of the run that calls this, or ``None`` outside of one.
+@contextmanager
+def step_of_plan(index: int, total: int) -> Iterator[None]:
+    """Say which step of the plan runs inside a ``with`` block, for the events sent from there.
 
-    It is looked up at every call: a writer that is kept would send the events of one run
-    to the stream of another.
+    The state cannot tell: steps run side by side, and it knows of one index only.
+
+    >>> with step_of_plan(2, 5):
+    ...     _position("weather", {})
+    {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
+    """
+    token = _running.set((index, total))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def use_outlet(outlet: Callable[[Event], Event]) -> Iterator[None]:
+    """Have every event of what runs inside, tasks that it starts included, pass an outlet.
+
+    Args:
+        outlet: Takes an event and returns it as it goes to the stream.
+    """
+    token = _outlet.set(outlet)
+    try:
+        yield
+    finally:
+        _outlet.reset(token)
+
+
+@contextmanager
+def heard(by_somebody: bool) -> Iterator[None]:
+    """Say whether anybody takes up the events of what runs inside; else none is made.
+
+    >>> with heard(False):
+    ...     stream_writer() is None
+    True
+    """
+    token = _heard.set(by_somebody)
+    try:
+        yield
+    finally:
+        _heard.reset(token)
+
+
+def is_heard() -> bool:
+    """Tell whether anybody may take up an event that is sent now."""
+    return _heard.get()
+
+
+def outlet_in_use() -> Callable[[Event], Event] | None:
+    """Return the outlet that events pass where this is called; ``None`` for none."""
+    return _outlet.get()
+
+
+def stream_writer() -> Callable[[Event], None] | None:
+    """Return what sends events of the run that calls this, or ``None`` outside of one.
+
+    Every event of the project leaves here. It is looked up at every call: a writer that is kept
+    would send the events of one run to the stream of another.
     """
     from langgraph.config import get_stream_writer
 
+    if not _heard.get():
+        return None
     try:
-        return get_stream_writer()
+        write = get_stream_writer()
     except (RuntimeError, KeyError):
         return None
+    outlet = _outlet.get()
+
+    def send(event: Event) -> None:
+        # A piece of the answer is content, and shows no secret by itself.
+        event = event if event.get("event_type") == "answer_token" else mask_data(event)
+        write(outlet(event) if outlet is not None else event)
+
+    return send
 
 
-def emit(event: dict[str, Any]) -> None:
-    """Write one event to the custom stream of the current run, if there is one."""
-    writer = stream_writer()
-    if writer is not None:
-        writer(event)
+def emit(event: Event) -> None:
+    """Send one event to the custom stream of the current run, if there is one."""
+    send = stream_writer()
+    if send is not None:
+        send(event)
 
 
 class Streamer:
@@ -79,10 +153,14 @@ def get_streamer(source: str, component: str, state: Mapping[str, Any] | None = 
 def _position(component: str, state: Mapping[str, Any] | None) -> dict[str, Any]:
     if component in _PREPARATION:
         return {"step": _PREPARATION[component], "total_steps": 3, "phase": "Task Preparation"}
+    if (running := _running.get()) is not None:
+        return {"step": running[0] + 1, "total_steps": running[1], "phase": "Execution"}
     plan = (state or {}).get("planning_execution_plan")
     # A caller may have brought anything as a plan; it is refused elsewhere, not here.
     steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not steps:
         return {"phase": "Execution"}
-    index = (state or {}).get("planning_current_step_index") or 0
+    index = (state or {}).get("planning_current_step_index")
+    if not isinstance(index, int) or index < 0:
+        index = 0
     return {"step": min(index + 1, len(steps)), "total_steps": len(steps), "phase": "Execution"}

@@ -1,5 +1,7 @@
 """Sphinx configuration: MyST pages and a reference made from docstrings."""
 
+from framework.state import AgentState, StateSchema
+
 project = "capgraph"
 author = "The capgraph maintainers"
 copyright = "2026, the capgraph maintainers"
@@ -16,7 +18,8 @@ html_theme = "furo"
 html_title = "capgraph"
 html_static_path = ["_static"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "substitution"]
+myst_substitutions = {"state_keys": StateSchema.of(AgentState).table()}
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -30,25 +33,3 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_attr_annotations = True
 suppress_warnings = ["ref.python"]  # names that several rooms export
-
-
-def _write_problem_pages(app):
-    """Write one page for each kind of plan problem, from the one table that names them."""
-    from pathlib import Path
-
-    from framework.planning.problems import PROBLEM_KINDS
-
-    folder = Path(app.srcdir) / "errors"
-    for code, kind in PROBLEM_KINDS.items():
-        repair = f"\n## Repaired by itself\n\n{kind.repair}\n" if kind.repair else ""
-        text = (
-            f"# {code}: {kind.title}\n\n{kind.meaning}\n\n## What to do\n\n{kind.remedy}\n{repair}"
-        )
-        target = folder / f"{code}.md"
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
-
-
-def setup(app):
-    """Register the page writer with Sphinx."""
-    app.connect("builder-inited", _write_problem_pages)

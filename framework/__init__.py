@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from framework.base import (
+from framework import neighbours
+
+neighbours.check_neighbour("configs")
+
+from framework.base import (  # noqa: E402  a foreign 'configs' would fail in here without a word
+    AskAgain,
     BaseCapability,
     BaseInfrastructureNode,
     CapabilityContext,
@@ -15,12 +21,15 @@ from framework.base import (
     capability_node,
     infrastructure_node,
 )
+from framework.base.ports import Verdict  # noqa: E402
 
 if TYPE_CHECKING:
-    from framework.graph import build_graph
+    from framework.engine import bind
+    from framework.graph import build_graph, open_graph
     from framework.registry import Registry
 
 __all__ = [
+    "AskAgain",
     "BaseCapability",
     "BaseInfrastructureNode",
     "CapabilityContext",
@@ -29,23 +38,27 @@ __all__ = [
     "ExecutionPlan",
     "PlannedStep",
     "Registry",
+    "Verdict",
+    "bind",
     "build_graph",
     "capability_node",
     "infrastructure_node",
+    "open_graph",
 ]
+
+_ENGINE = {
+    "Registry": "framework.registry",
+    "bind": "framework.engine",
+    "build_graph": "framework.graph",
+    "open_graph": "framework.graph",
+}
 
 
 def __getattr__(name: str) -> Any:
     # The engine takes most of a second to import, which `capgraph --help` or a module that only
     # defines capabilities should not wait for.
-    if name == "build_graph":
-        from framework.graph import build_graph
-
-        return build_graph
-    if name == "Registry":
-        from framework.registry import Registry
-
-        return Registry
+    if name in _ENGINE:
+        return getattr(importlib.import_module(_ENGINE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

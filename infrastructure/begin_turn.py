@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
+
+from langchain_core.messages import HumanMessage
 
 from framework.base import (
     BaseInfrastructureNode,
@@ -12,8 +15,10 @@ from framework.base import (
     infrastructure_node,
 )
 from framework.engine import Services
-from framework.engine.caller_plan import is_left_over, refusal, taken_over
-from framework.engine.default_strategies import last_request
+from framework.engine.caller_plan import brought_id, check_form
+from framework.langgraph_compat import outer_task
+from framework.pipeline.failures import raise_failure, refusal
+from framework.planning.strategies import last_request
 from framework.state import AgentState, reset_of_turn
 
 
@@ -27,15 +32,22 @@ class BeginTurnNode(BaseInfrastructureNode):
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Return the reset, and an error entry when the request cannot be used."""
-        info = state.get("runtime_info") or {}
+        last = state.get("control_turn") or {}
         plan = state.get("planning_execution_plan")
-        brought = plan is not None and not is_left_over(plan, info)
+        brought = brought_id(plan, last)
         keep = frozenset({"planning_execution_plan"} if brought else ())
         update = reset_of_turn(state, keep)
-        turn = int(info.get("turn", 0)) + 1
-        update["runtime_info"] = {**info, "turn": turn, "seconds_used": 0.0}
+        message = _last_message(state)
+        number = int(last.get("number", 0)) + 1
+        mark = _mark(message)
+        begun = state.get("control_begun") or []
+        opened_by = brought or (str(message.id or "") if message is not None else "")
+        if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
+            opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
+        update["control_turn"] = {"id": opened_by or str(number), "number": number}
+        update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
-        if turn == 1 and services.settings.context:
+        if number == 1 and services.settings.context:
             # What the caller brings goes before what the settings would give.
             stored = state.get("capability_context_data") or {}
             update["capability_context_data"] = {
@@ -43,22 +55,41 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
-        problem: CapgraphError | None = _problem(state, services, brought)
+        problem: CapgraphError | None = _problem(state, services, brought, mark)
+        if problem is None and mark is not None and mark not in begun:
+            update["control_begun"] = [mark]
         if brought:
+            update["control_turn"]["plan"] = brought
             try:
-                taken = taken_over(plan)
+                update["planning_execution_plan"] = check_form(plan)
             except PlanError as exc:
                 problem = problem or exc
                 update["planning_execution_plan"] = None
-            else:
-                update["planning_execution_plan"] = taken
-                update["runtime_info"]["plan_stamp"] = taken["stamp"]["id"]
         if problem is not None:
-            update |= refusal("begin_turn", problem)
+            update |= raise_failure([refusal("begin_turn", problem)])
         return update
 
 
-def _problem(state: AgentState, services: Services, brought: bool) -> ValidationError | None:
+def _last_message(state: AgentState) -> HumanMessage | None:
+    messages = state.get("messages") or []
+    return next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+
+
+def _mark(message: HumanMessage | None) -> str | None:
+    """Name what opens a turn: a message with its content; inside an outer graph, its task too."""
+    if message is None:
+        return None
+    content = f"{outer_task()}|{message.id}|{message.content!r}"
+    return f"{_hash(str(message.id or ''))}.{_hash(content)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _problem(
+    state: AgentState, services: Services, brought: str | None, mark: str | None
+) -> ValidationError | None:
     messages = state.get("messages") or []
     if brought and not messages:
         return None
@@ -71,5 +102,10 @@ def _problem(state: AgentState, services: Services, brought: bool) -> Validation
         return ValidationError(
             f"The message has {len(text):,} characters; at most {limit:,} are read.",
             fix="Put long data into a file and name the file, or raise limits.max_message_chars.",
+        )
+    if not brought and mark in (state.get("control_begun") or []):
+        return ValidationError(
+            "There is nothing new: the last message has had its turn.",
+            fix="Send a new message, or None to go on with an unfinished turn.",
         )
     return None

@@ -8,7 +8,7 @@ from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
 from framework.planning import requires_closure
 from framework.selection import Selection
-from framework.state import AgentState
+from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
 
 
@@ -26,41 +26,25 @@ class ClassifierNode(BaseInfrastructureNode):
         """Select capabilities; after a RECLASSIFICATION failure, knowing what did not work."""
         streamer.status("Choosing capabilities")
         registry = services.registry
-        again = _reclassified(state)
-        selection = await _select(state, services, again)
+        selection = await _select(services.view(state), services)
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]
-        active: list[str] = []
-        if chosen:
-            wanted = list(dict.fromkeys([*chosen, *always]))
-            # Producers of what is stored already stay in reach: a plan may want fresh data.
-            closure = requires_closure(wanted, registry)
-            active = list(dict.fromkeys([*wanted, *closure]))
-        emit(
-            CapabilitiesSelected(
-                capabilities=active,
-                reason=selection.reason,
-                scores={
-                    name: selection.scores[name] for name in active if name in selection.scores
-                },
-            )
-        )
-        update: dict[str, Any] = {
+        wanted = list(dict.fromkeys([*chosen, *always]))
+        # Producers of what is stored already stay in reach: a plan may want fresh data.
+        active = list(dict.fromkeys([*wanted, *requires_closure(wanted, registry)]))
+        told = {"chosen": chosen, "reason": selection.reason, "deferred": selection.deferred}
+        if selection.deferred:
+            # The planner chooses; what asked for another choice stays out of its reach.
+            active = wanted
+        else:
+            scores = {n: selection.scores[n] for n in active if n in selection.scores}
+            emit(CapabilitiesSelected(capabilities=active, reason=selection.reason, scores=scores))
+        return {
             "planning_active_capabilities": active,
-            "planning_selection": {"chosen": chosen, "reason": selection.reason},
+            "planning_selection": told,
             "planning_execution_plan": None,
+            "task_custom_message": selection.answer or None,
         }
-        if again:
-            info = state.get("control_error_info") or {}
-            update |= {
-                "control_has_error": False,
-                "control_error_info": None,
-                "control_last_error": info,
-                "control_reclassification_reason": info.get("user_message"),
-                "control_reclassification_count": state.get("control_reclassification_count", 0)
-                + 1,
-            }
-        return update
 
     @staticmethod
     def get_retry_policy() -> dict[str, Any]:
@@ -68,21 +52,9 @@ class ClassifierNode(BaseInfrastructureNode):
         return {"max_attempts": 4, "delay_seconds": 1.0, "backoff_factor": 1.8}
 
 
-def _reclassified(state: AgentState) -> dict[str, str]:
-    """Return the capability that asked for another choice, with its reason."""
-    info = state.get("control_error_info") if state.get("control_has_error") else None
-    if not info or info.get("classification", {}).get("severity") != "reclassification":
-        return {}
-    origin = info.get("capability_name") or info.get("node_name") or ""
-    return {origin: info.get("user_message") or "it did not fit"}
-
-
-async def _select(state: AgentState, services: Services, again: dict[str, str]) -> Selection:
-    control = state.get("agent_control") or {}
+async def _select(view: TurnView, services: Services) -> Selection:
     candidates = services.registry.candidates()
-    if control.get("capability_selection_bypass_enabled"):
-        names = tuple(c.name for c in candidates if c.name not in again)
+    if view.switches.get("capability_selection_bypass_enabled"):
+        names = tuple(c.name for c in candidates if c.name not in view.excluded)
         return Selection(names=names, scores={}, best=1.0, reason="Selection is switched off.")
-    return await services.selector.select(
-        state.get("task_current_task") or "", candidates, excluded=again
-    )
+    return await services.selector.select(view.task, candidates, excluded=dict(view.excluded))

@@ -12,6 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
 from framework.base import ValidationError
+from framework.engine.entry import check_switches
 
 SWITCHES = {
     "/task": ("task_extraction_bypass_enabled", True),
@@ -91,13 +92,22 @@ async def prepare(
         config: Names the thread.
 
     Raises:
-        ValidationError: A command is unknown, or a switch would disturb an unfinished turn.
+        ValidationError: A command is unknown, a switch is not a caller's to set, or it would
+            disturb an unfinished turn.
     """
     message, commands, switches = parse_commands(text)
+    services = getattr(graph, "services", None)
+    if switches and services is not None:
+        check_switches(switches, services.settings)
     pending = await pending_questions(graph, config)
+    if switches and (pending or (not message and (await graph.aget_state(config)).tasks)):
+        raise ValidationError(
+            "A switch cannot be set while a turn is unfinished: the turn would be lost.",
+            fix="Finish the turn or answer its question first.",
+        )
     if pending and message:
         answer: Command[Any] = Command(resume=dict.fromkeys(pending, message))
-        return Prepared(answer, commands, resumes=True, switched=switches)
+        return Prepared(answer, commands, resumes=True)
     if not message and not switches:
         return Prepared(None, commands)
     given: dict[str, Any] = {}
@@ -106,11 +116,6 @@ async def prepare(
     if message:
         given["messages"] = [HumanMessage(content=message)]
         return Prepared(given, commands, switched=switches)
-    if (await graph.aget_state(config)).tasks:
-        raise ValidationError(
-            "A switch cannot be set while a turn is unfinished: the turn would be lost.",
-            fix="Finish the turn or answer its question first.",
-        )
     # Written as a node that ends a turn; after any other the thread would look unfinished.
     await graph.aupdate_state(config, given, as_node="error")
     return Prepared(None, commands, switched=switches)

@@ -8,12 +8,11 @@ from langchain_core.messages import AIMessage
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
-from framework.engine.caller_plan import plan_digest
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
 from framework.state import AgentState
-from framework.telemetry import TurnFinished, emit
+from framework.telemetry import AnswerToken, TurnFinished, emit
 
 
 @infrastructure_node
@@ -30,6 +29,7 @@ class RespondNode(BaseInfrastructureNode):
         """Write the final message and say how the turn ended."""
         custom = state.get("task_custom_message")
         if custom:
+            emit(AnswerToken(text=custom))
             return finished(custom, without_own_failure(state), services)
         results = step_summaries(state, services.registry.context_types)
         active = state.get("planning_active_capabilities")
@@ -87,11 +87,9 @@ def finished(
     """
     outcome = {**outcome_of(state), **(known or {})}
     started = state.get("execution_start_time")
-    digest = plan_digest(state.get("planning_execution_plan"))
     emit(TurnFinished(outcome=outcome))
     return {
         "messages": [text if isinstance(text, AIMessage) else AIMessage(content=text)],
         "execution_outcome": outcome,
-        "runtime_info": {**(state.get("runtime_info") or {}), "plan_digest": digest},
         "execution_total_time": services.clock.now() - started if started else None,
     }

@@ -7,12 +7,24 @@ from typing import Any
 
 from langgraph.types import Command
 
-from framework.base import BaseInfrastructureNode, FatalExecutionError, infrastructure_node
+from configs.streaming import get_streamer
+from framework.base import (
+    BaseInfrastructureNode,
+    ErrorSeverity,
+    FatalExecutionError,
+    PlanError,
+    PolicyError,
+    infrastructure_node,
+)
 from framework.engine import Services
-from framework.engine.pass_over_plan import run_ready_steps
-from framework.engine.routing import FATAL, RUN, Route, route
-from framework.pipeline.retry import RetryPolicy, wait_seconds
-from framework.state import AgentState
+from framework.engine.accept_plan import accept, check, review_possible
+from framework.engine.caller_plan import plan_digest
+from framework.engine.ready_queue import run_ready_steps
+from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from framework.pipeline.failures import clear_failure, raise_failure, read_failure
+from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.pipeline.state_update import Writes, applied, last_wins
+from framework.state import AgentState, TurnView
 from framework.telemetry import Reclassify, Replan, Retry, emit
 
 
@@ -30,46 +42,156 @@ class RouterNode(BaseInfrastructureNode):
         Raises:
             FatalExecutionError: A failure was classified FATAL.
         """
-        view: dict[str, Any] = dict(state)
-        updates: list[tuple[str, Any]] = []
+        work = _Work(services, dict(state))
         routed = int(state.get("control_routing_count") or 0)
         while True:
             routed += 1
-            decision = route(view, services.registry, services.limits)
+            decision = route(work.state, services.registry, services.limits)
             if decision.target == FATAL:
                 raise FatalExecutionError(
                     f"{decision.reason}. Execution terminated due to system-level failure."
                 )
+            if decision.target == ACCEPT:
+                await work.accept_plan()
+                continue
             if decision.target != RUN:
                 break
+            if await work.review_open():
+                decision = Route("approval", "A person looks at the plan first.")
+                work.write({"control_is_awaiting_validation": True})
+                break
             if decision.failures:
-                await _wait(view, decision, services)
-            changed = await run_ready_steps(view, services)
-            updates += changed.writes
-            view = changed.view
-            if changed.draining:
+                await _wait(work.view, decision, services)
+            if await work.run_steps():
                 # LangGraph stops between supersteps; whoever resumes comes back here.
                 decision = Route("router", "The process is to stop.")
                 break
         if decision.failures:
-            await _wait(view, decision, services)
-        _announce(decision, view)
-        updates += [("control_routing_count", routed), ("control_next_node", decision.target)]
-        return Command(update=_last_wins(updates), goto=decision.target)
+            await _wait(work.view, decision, services)
+        work.write(_handed_over(decision, work.view))
+        work.write({"control_routing_count": routed, "control_next_node": decision.target})
+        return Command(update=last_wins(work.writes, services.runner.schema), goto=decision.target)
 
 
-def _last_wins(updates: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Keep every write of a key with a reducer, and the last of any other key."""
-    from framework.state import REDUCED_KEYS
+class _Work:
+    """The state as it is while the router goes on, and what it has to write."""
 
-    single = {name: value for name, value in updates if name not in REDUCED_KEYS}
-    return [(n, v) for n, v in updates if n in REDUCED_KEYS] + list(single.items())
+    def __init__(self, services: Services, state: dict[str, Any]) -> None:
+        self.services = services
+        self.state = state
+        self.writes: Writes = []
+
+    @property
+    def view(self) -> TurnView:
+        return self.services.view(self.state)
+
+    def write(self, update: dict[str, Any]) -> None:
+        self.writes += list(update.items())
+        self.state = applied(self.state, list(update.items()), self.services.runner.schema)
+
+    async def run_steps(self) -> bool:
+        """Run what is ready; tell whether the process is to stop."""
+        done = await run_ready_steps(self.view, self.services)
+        self.writes += done.writes
+        self.state = done.view
+        if done.proposed:
+            await self._take_proposal(done.proposed)
+        return done.draining
+
+    async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
+        authors = ", ".join(author for _, author in proposed)
+        failure = self.view.failure or {}
+        severity = (failure.get("classification") or {}).get("severity")
+        if severity not in {None, ErrorSeverity.RETRIABLE.value}:
+            text = f"The plan of {authors} is put aside: {failure.get('user_message')}"
+            get_streamer("framework", "router").warning(text)
+        elif len(proposed) > 1:
+            self._refuse(
+                PlanError(
+                    f"Several steps that ran side by side proposed a plan each: {authors}.",
+                    fix="Let one capability of a plan propose what comes next.",
+                    severity=ErrorSeverity.REPLANNING,
+                ),
+                self.view,
+            )
+        else:
+            await self.accept_plan(*proposed[0])
+
+    async def accept_plan(self, plan: Any = None, author: str = "state") -> None:
+        """Check a plan that nobody has checked, and put it in force or fail.
+
+        Args:
+            plan: The plan; the one in the state when not given.
+            author: Who wrote it.
+        """
+        view = self.view
+        proposed = plan if plan is not None else view.state.get("planning_execution_plan")
+        previous = view.plan if plan is not None else None
+        accepted = view.state.get("control_plans_created_count", 0)
+        counted = view.budget.get("plans", 0)
+        # An orchestrator's plan is counted when it is made; what others write is counted here.
+        if plan is not None or counted <= accepted:
+            counted += 1
+            self.write({"control_budget": {"plans": counted}})
+        try:
+            if counted > max(self.services.limits.max_planning_attempts, 1):
+                raise PlanError(
+                    f"The plan of {author!r} is number {counted} of this turn, and"
+                    f" {self.services.limits.max_planning_attempts} are allowed.",
+                    fix="Raise limits.max_planning_attempts, or plan less.",
+                    severity=ErrorSeverity.CRITICAL,
+                )
+            checked = await check(proposed, view, self.services, active=None)
+            update = await accept(checked, view, self.services, author=author, previous=previous)
+        except (PlanError, PolicyError) as exc:
+            self._refuse(exc, view)
+            return
+        self.write(update)
+
+    def _refuse(self, exc: PlanError | PolicyError, view: TurnView) -> None:
+        failure = read_failure(RouterNode, exc, {"current_state": view.state}, node="orchestrator")
+        self.write({**raise_failure([failure]), "planning_execution_plan": None})
+
+    async def review_open(self) -> bool:
+        view = self.view
+        if not review_possible(view, self.services):
+            return False
+        return await self.services.ledger(view).review_open(plan_digest(view.plan))
 
 
-async def _wait(state: dict[str, Any], decision: Route, services: Services) -> None:
-    info = state["control_error_info"]
+def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
+    """Hand a failure to the node that answers it, and say so.
+
+    The failure leaves the error entry here, so that a failure of that node's own does not
+    overwrite the reason for which it was asked.
+    """
+    info = view.failure
+    if info is None or decision.failures:
+        return {}
+    severity = (info.get("classification") or {}).get("severity")
+    reason = info.get("user_message") or decision.reason
+    if decision.target == "orchestrator" and severity == ErrorSeverity.REPLANNING.value:
+        made = view.state.get("control_plans_created_count", 0)
+        emit(Replan(reason=decision.reason, plans_made=made))
+        return {**clear_failure(), "control_last_error": dict(info)}
+    if decision.target == "classifier" and severity == ErrorSeverity.RECLASSIFICATION.value:
+        emit(Reclassify(reason=decision.reason))
+        origin = info.get("capability_name") or info.get("node_name") or ""
+        return {
+            **clear_failure(),
+            "control_last_error": dict(info),
+            "control_reclassification_reason": reason,
+            "control_reclassification_count": view.state.get("control_reclassification_count", 0)
+            + 1,
+            "planning_excluded": {**view.excluded, origin: reason or "it did not fit"},
+        }
+    return {}
+
+
+async def _wait(view: TurnView, decision: Route, services: Services) -> None:
+    info = view.failure or {}
     policy = RetryPolicy.from_dict(info.get("retry_policy"), services.limits)
-    asked = (info["classification"].get("metadata") or {}).get("retry_after_seconds")
+    asked = ((info.get("classification") or {}).get("metadata") or {}).get("retry_after_seconds")
     delay = wait_seconds(policy, decision.failures, services.limits, retry_after=asked)
     delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
     emit(
@@ -92,14 +214,3 @@ def _seconds_since(moment: str | None, services: Services) -> float:
     except ValueError:
         return 0.0
     return max(0.0, services.clock.now() - failed)
-
-
-def _announce(decision: Route, state: dict[str, Any]) -> None:
-    if not state.get("control_has_error"):
-        return
-    severity = (state.get("control_error_info") or {}).get("classification", {}).get("severity")
-    if decision.target == "orchestrator" and severity == "replanning":
-        made = state.get("control_plans_created_count", 0)
-        emit(Replan(reason=decision.reason, plans_made=made))
-    elif decision.target == "classifier" and severity == "reclassification":
-        emit(Reclassify(reason=decision.reason))

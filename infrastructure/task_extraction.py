@@ -23,8 +23,7 @@ class TaskExtractionNode(BaseInfrastructureNode):
     ) -> dict[str, Any]:
         """Extract the task of the last message in the light of the earlier ones."""
         streamer.status("Reading the request")
-        control = state.get("agent_control") or {}
-        bypass = control.get("task_extraction_bypass_enabled")
+        bypass = services.view(state).switches.get("task_extraction_bypass_enabled")
         extractor = LastMessageExtractor() if bypass else services.extractor
         found = await extractor.extract(state.get("messages") or [])
         return {

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import hypothesis
 import pytest
 from blockbuster import BlockBuster
 
+import capgraph_pytest
 from framework import Registry, build_graph
 from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
-from framework.testing import FakeClock, plugin
+from framework.testing import FakeClock
+from tests.support.sweeps import LONG
+
+# The same examples at every run of the short form, and no bound on the time of one.
+hypothesis.settings.register_profile("sweep", derandomize=not LONG, deadline=None, database=None)
+hypothesis.settings.load_profile("sweep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Installed, the plugin comes by its entry point; from a bare checkout it comes from here.
-    if not config.pluginmanager.is_registered(plugin):
-        config.pluginmanager.register(plugin, "capgraph")
+    if not config.pluginmanager.is_registered(capgraph_pytest):
+        config.pluginmanager.register(capgraph_pytest, "capgraph")
     config.addinivalue_line("markers", "may_block: blocking calls of this test are wanted")
 
 
@@ -38,6 +46,16 @@ def _no_keys_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGCHAIN_TRACING_V2", "false")
 
 
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """The command sets up the project's log when it runs inside a test."""
+    log = logging.getLogger("capgraph")
+    before = (log.level, log.propagate, list(log.handlers))
+    yield
+    log.setLevel(before[0])
+    log.propagate, log.handlers = before[1:]
+
+
 # Setting up reads files by nature; what runs after it must not.
 _SET_UP = (
     ("<frozen importlib._bootstrap>", "_find_and_load"),
@@ -45,7 +63,7 @@ _SET_UP = (
     ("framework/registry/discovery.py", "walk"),
     ("framework/registry/discovery.py", "load_entry_points"),
     ("configs/settings.py", "load_settings"),
-    ("configs/settings.py", "_packaged"),
+    ("configs/settings.py", "packaged_defaults"),
 )
 
 
@@ -140,12 +158,13 @@ def agent() -> Callable[..., Agent]:
         selector_faults: Sequence[BaseException | None] = (),
         planner_faults: Sequence[BaseException | None] = (),
         given: Sequence[str] = (),
+        infrastructure: Sequence[str] = ("infrastructure",),
         settings: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Agent:
         from configs.settings import load_settings
 
-        registry = Registry(given=given)
+        registry = Registry(infrastructure=infrastructure, given=given)
         for item in items:
             registry.register(item)
         clock = FakeClock()

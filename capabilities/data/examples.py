@@ -39,6 +39,13 @@ TIMED_QUESTIONS = (
     "mean humidity in April 2020",
 )
 UNTIMED_QUESTIONS = (
+    "max pressure in bar",
+    "mean delay of trains to Leeds",
+    "list the regions",
+    "world production of wheat",
+    "what fraction of the orders is late",
+    "avg duration of calls that were answered",
+    "worst month for one station",
     "Which month was the windiest?",
     "wettest month",
     "coldest day",

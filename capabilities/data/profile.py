@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import combinations
 from typing import Literal
 
 from capabilities.contexts import ColumnRef, TableRef, TimeRef
-from capabilities.data.files import Session, identifier
-from capabilities.data.meaning import meaning_of
 from capabilities.data.readings import (
-    has_time_name,
     number_reading,
     number_sql,
-    time_reading,
+    parse_number,
     time_sql,
+    unread_time_sql,
+    unreadable_sql,
 )
+from capabilities.data.session import Session, identifier
+from capabilities.data.time_columns import find_time
+from capabilities.data.units import guess_temperature_unit, unit_in_name
 from capabilities.data.words import name_words
+from framework.base import ValidationError
 
 Kind = Literal["number", "category", "text", "flag", "empty"]
 Frequency = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
+_TEMPERATURES = frozenset({"temp", "temperature", "tmin", "tmax", "tavg", "dewpoint"})
 _SAMPLE = 2000
+_CELLS = 400_000
+_LOOKED_THROUGH = 200
 MAX_VALUES = 1000
+_LISTED = 40
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
-_FULL_DATE = ("iso", "zoned", "native", "nativetz", "epoch")
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Column:
         kind: What it holds.
         reading: How its text becomes a number.
         values: Its distinct values, for a category.
+        unread: How many values cannot be read, and some of them.
+        complete: Whether ``values`` are all of them.
     """
 
     name: str
@@ -45,6 +54,22 @@ class Column:
     decimals: int = 0
     low: float | None = None
     high: float | None = None
+    unread: tuple[int, tuple[str, ...]] = (0, ())
+    complete: bool = True
+
+    @property
+    def unit(self) -> str | None:
+        """Its unit: from the name, or for temperatures from the range; see ``unit_guessed``."""
+        return unit_in_name(self.name) or self.unit_guessed
+
+    @property
+    def unit_guessed(self) -> str | None:
+        """The unit that only the range of temperatures tells."""
+        if self.low is None or self.high is None or unit_in_name(self.name):
+            return None
+        if not _TEMPERATURES.intersection(name_words(self.name)):
+            return None
+        return guess_temperature_unit(self.low, self.high)
 
     @property
     def ref(self) -> ColumnRef:
@@ -60,25 +85,25 @@ class TableProfile:
         table: Where it is.
         columns: All columns but those of the time.
         time: The time, if the table has one.
-        times: All columns that could be the time.
         rows: Number of rows.
         first: Earliest time.
         last: Latest time.
         frequency: Usual distance between two times.
         series: Columns that tell rows of the same time apart (long layout).
         unique_times: Whether no two rows have the same time.
+        unread_times: How many times cannot be read, and some of them.
     """
 
     table: TableRef
     columns: list[Column]
     time: TimeRef | None = None
-    times: dict[str, TimeRef] = field(default_factory=dict)
     rows: int = 0
     first: datetime | None = None
     last: datetime | None = None
     frequency: Frequency | None = None
     series: list[str] = field(default_factory=list)
     unique_times: bool = True
+    unread_times: tuple[int, tuple[str, ...]] = (0, ())
 
     @property
     def label_column(self) -> str | None:
@@ -101,9 +126,30 @@ class TableProfile:
         return [column for column in self.columns if column.kind in ("category", "flag")]
 
     def names(self) -> str:
-        """All column names, for messages."""
+        """The column names, for messages; of very many only the first."""
         timed = [] if self.time is None else self.time.columns
-        return ", ".join([*timed, *(c.name for c in self.columns if c.name not in timed)])
+        names = [*timed, *(c.name for c in self.columns if c.name not in timed)]
+        more = len(names) - _LISTED
+        shown = ", ".join(name[:80] for name in names[:_LISTED])
+        return f"{shown} and {more:,} more" if more > 0 else shown
+
+    def unread(self, columns: Iterable[str], *, timed: bool = True) -> list[str]:
+        """Say what cannot be read of some columns, and of the time, a sentence for each."""
+        label, wanted = self.table.label, set(columns)
+        found = []
+        if timed and self.unread_times[0] and self.time is not None:
+            found.append((self.unread_times, self.time.columns[0], "no date that can be read"))
+        found += [
+            (column.unread, column.name, "no number that can be read")
+            for column in self.columns
+            if column.unread[0] and column.name in wanted
+        ]
+        return [
+            f"{count:,} value{'s' if count > 1 else ''} of {name} in {label}"
+            f" ({', '.join(map(repr, examples))}) {'are' if count > 1 else 'is'} {why} and"
+            f" {'are' if count > 1 else 'is'} not counted"
+            for (count, examples), name, why in found
+        ]
 
 
 def profile_table(
@@ -120,107 +166,28 @@ def profile_table(
     typed = session.columns(table)
     relation = session.relation(table)
     names = ", ".join(f"CAST({identifier(name)} AS VARCHAR)" for name, _ in typed)
-    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {_SAMPLE}", label=table.label)  # noqa: S608
+    size = min(_SAMPLE, max(20, _CELLS // max(1, len(typed))))
+    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {size}", label=table.label)  # noqa: S608
     samples = {
         name: [row[index] for row in rows if row[index] is not None]
         for index, (name, _) in enumerate(typed)
     }
-    times = _time_columns(typed, samples, zone, day_first)
-    time = _choose_time(times, samples)
-    time = _with_clock(time, typed, samples)
+    time = find_time(typed, samples, zone, day_first)
     used = set() if time is None else set(time.columns)
     columns = [
-        _column(session, table, name, kind, samples[name])
-        for name, kind in typed
+        # Past so many columns the sample must do: a query for each would take for ever.
+        _column(session if place < _LOOKED_THROUGH else None, table, name, kind, samples[name])
+        for place, (name, kind) in enumerate(typed)
         if name not in used
     ]
-    profile = TableProfile(table, columns, time, times)
+    profile = TableProfile(table, columns, time)
     _measure(session, profile)
     return profile
 
 
-def _time_columns(
-    typed: list[tuple[str, str]], samples: dict[str, list[str]], zone: str, day_first: bool
-) -> dict[str, TimeRef]:
-    found: dict[str, TimeRef] = {}
-    for name, kind in typed:
-        if kind in ("DATE",) or kind.startswith("TIMESTAMP"):
-            reading = "nativetz" if "ZONE" in kind else "native"
-        else:
-            reading = time_reading(name, samples[name], day_first) or ""
-        if reading:
-            found[name] = TimeRef(columns=[name], reading=reading, zone=zone)
-    return found
-
-
-def _choose_time(times: dict[str, TimeRef], samples: dict[str, list[str]]) -> TimeRef | None:
-    parts = _date_parts(samples)
-    dated = [t for t in times.values() if t.reading != "year"]
-    if parts is not None and not dated:
-        return parts
-
-    def rank(time: TimeRef) -> tuple[int, int, int]:
-        values = samples[time.columns[0]]
-        precise = time.reading.startswith(_FULL_DATE) or "%d" in time.reading
-        distinct = len(set(values)) * 10 // max(1, len(values))
-        return (2 if precise else 1, int(has_time_name(time.columns[0])), distinct)
-
-    return max(times.values(), key=rank, default=None)
-
-
-def _date_parts(samples: dict[str, list[str]]) -> TimeRef | None:
-    """Recognise dates that are spread over columns named year, month, day, hour."""
-    wanted = {
-        "year": ({"year", "yr", "yyyy", "jahr"}, 1000, 2200),
-        "month": ({"month", "mon", "mo", "mm", "monat"}, 1, 12),
-        "day": ({"day", "dy", "dd", "dom", "tag"}, 1, 31),
-        "hour": ({"hour", "hr", "hh"}, 0, 24),
-    }
-    found: list[str] = []
-    for names, low, high in wanted.values():
-        for name, values in samples.items():
-            words = name_words(name)
-            if len(words) == 1 and words[0] in names and _all_between(values, low, high):
-                found.append(name)
-                break
-        else:
-            break
-    return TimeRef(columns=found, reading="parts") if len(found) >= 2 else None
-
-
-def _all_between(values: list[str], low: int, high: int) -> bool:
-    try:
-        return bool(values) and all(low <= float(value) <= high for value in values)
-    except ValueError:
-        return False
-
-
-def _with_clock(
-    time: TimeRef | None, typed: list[tuple[str, str]], samples: dict[str, list[str]]
-) -> TimeRef | None:
-    """Add a column of hours or clock times that stands beside a column of dates."""
-    if time is None or len(time.columns) > 1 or time.reading in ("year", "yearmonth", "quarter"):
-        return time
-    clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
-    if any(not value.endswith("00:00:00") for value in clocks):
-        return time
-    for name, kind in typed:
-        words = name_words(name)
-        if name == time.columns[0]:
-            continue
-        if words in (["hour"], ["hr"], ["hh"]) and _all_between(samples[name], 0, 24):
-            return time.model_copy(
-                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+hour"}
-            )
-        clock = [value for value in samples[name][:50] if value.count(":") in (1, 2)]
-        if (kind == "TIME" or "time" in words) and clock and len(clock) == len(samples[name][:50]):
-            return time.model_copy(
-                update={"columns": [time.columns[0], name], "reading": f"{time.reading}+time"}
-            )
-    return time
-
-
-def _column(session: Session, table: TableRef, name: str, kind: str, sample: list[str]) -> Column:
+def _column(
+    session: Session | None, table: TableRef, name: str, kind: str, sample: list[str]
+) -> Column:
     if not sample:
         return Column(name, "empty")
     if kind == "BOOLEAN":
@@ -229,19 +196,22 @@ def _column(session: Session, table: TableRef, name: str, kind: str, sample: lis
     reading = "native" if native else number_reading(sample, table.delimiter)
     if reading is not None and not _is_code(name, sample):
         decimals = max((_decimals(value, reading) for value in sample[:500]), default=0)
-        numbers = [n for value in sample if (n := _number(value, reading)) is not None]
+        numbers = [n for value in sample if (n := parse_number(value, reading)) is not None]
         low, high = (min(numbers), max(numbers)) if numbers else (None, None)
         return Column(name, "number", reading, (), min(decimals, 4), low, high)
+    if session is None:
+        values = tuple(sorted({v for v in sample if v.strip()}))
+        return Column(name, "category", values=values, complete=False)
     column = identifier(name)
     rows = session.query(
         f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
         f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
         label=table.label,
     )
-    values = sorted(row[0] for row in rows)
-    if len(values) > MAX_VALUES:
+    found = sorted(row[0] for row in rows)
+    if len(found) > MAX_VALUES:
         return Column(name, "text")
-    return Column(name, "category", values=tuple(values))
+    return Column(name, "category", values=tuple(found))
 
 
 def _is_code(name: str, sample: list[str]) -> bool:
@@ -258,30 +228,28 @@ def _decimals(value: str, reading: str) -> int:
     return len(fraction.rstrip("0")) if found and fraction.isdigit() else 0
 
 
-def _number(value: str, reading: str) -> float | None:
-    text = value.strip()
-    if reading == "comma":
-        text = text.replace(".", "").replace(",", ".")
-    elif reading in ("thousands", "symbol"):
-        text = "".join(char for char in text if char in "0123456789.-+eE")
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _measure(session: Session, profile: TableProfile) -> None:
     relation, label = session.relation(profile.table), profile.table.label
-    _measure_temperatures(session, profile)
+    counted = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
+    most = session.work.bounds.rows
+    if counted > most:
+        raise ValidationError(
+            f"{label} has {counted:,} rows; the limit is {most:,}.",
+            fix="Give a file with the rows that are needed, or raise 'max_rows' in the settings.",
+        )
+    _measure_numbers(session, profile)
     if profile.time is None:
-        profile.rows = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
+        profile.rows = counted
         return
     moment = time_sql(profile.time)
+    unread = _unread_parts(unread_time_sql(profile.time), profile.time.columns[0])
     row = session.query(
-        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}) FROM {relation}",  # noqa: S608
+        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}), {unread}"  # noqa: S608
+        f" FROM {relation}",
         label=label,
     )[0]
-    profile.rows, profile.first, profile.last, distinct = row
+    profile.rows, profile.first, profile.last, distinct = row[:4]
+    profile.unread_times = _unread(*row[4:])
     if profile.first is None:
         profile.time = None
         return
@@ -298,18 +266,50 @@ def _measure(session: Session, profile: TableProfile) -> None:
         profile.series = _series_columns(session, profile, moment)
 
 
-def _measure_temperatures(session: Session, profile: TableProfile) -> None:
-    """Find the whole range of temperatures without a unit: their unit is inferred from it."""
-    for index, column in enumerate(profile.columns):
-        quantity = meaning_of(column.name).quantity
-        if column.kind != "number" or quantity != "temperature":
-            continue
-        value = number_sql(column.ref)
-        low, high = session.query(
-            f"SELECT min({value}), max({value}) FROM {session.relation(profile.table)}",  # noqa: S608
-            label=profile.table.label,
-        )[0]
-        profile.columns[index] = replace(column, low=low, high=high)
+def _measure_numbers(session: Session, profile: TableProfile) -> None:
+    """Find ranges and what is no number, over all rows.
+
+    Most columns hold plain numbers only, which one quick pass shows.
+    """
+    places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_LOOKED_THROUGH]
+    for place in places:
+        if profile.columns[place].reading == "plain":
+            profile.columns[place] = replace(profile.columns[place], reading="simple")
+    _measure_pass(session, profile, places)
+    odd = [i for i in places if profile.columns[i].unread[0]]
+    for place in odd:
+        if profile.columns[place].reading == "simple":
+            profile.columns[place] = replace(profile.columns[place], reading="plain")
+    _measure_pass(session, profile, odd)
+
+
+def _measure_pass(session: Session, profile: TableProfile, places: list[int]) -> None:
+    if not places:
+        return
+    parts = []
+    for place in places:
+        column = profile.columns[place].ref
+        value = number_sql(column)
+        unread = _unread_parts(unreadable_sql(column), column.name)
+        parts.append(f"min({value}), max({value}), {unread}")
+    row = session.query(
+        f"SELECT {', '.join(parts)} FROM {session.relation(profile.table)}",  # noqa: S608
+        label=profile.table.label,
+    )[0]
+    for number, place in enumerate(places):
+        low, high, count, example = row[4 * number : 4 * number + 4]
+        profile.columns[place] = replace(
+            profile.columns[place], low=low, high=high, unread=_unread(count, example)
+        )
+
+
+def _unread_parts(test: str, name: str) -> str:
+    text = f"left(CAST({identifier(name)} AS VARCHAR), 40)"
+    return f"count(*) FILTER ({test}), min({text}) FILTER ({test})"
+
+
+def _unread(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:
+    return count, (example,) if example is not None else ()
 
 
 def frequency_of(seconds: float | None) -> Frequency | None:

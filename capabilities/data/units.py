@@ -1,66 +1,58 @@
-"""Units: read from column names, guessed for temperatures, converted for thresholds."""
+"""Units: read from column names, guessed for temperatures, converted by pint."""
 
 from __future__ import annotations
 
+import functools
 import re
+from typing import Any
 
 from capabilities.data.words import fold, name_words
+from framework.base import ErrorSeverity, ValidationError, require_extra
 
 _BRACKET = re.compile(r"[(\[]\s*([^()\[\]]{1,16}?)\s*[)\]]")
-_WORDS: dict[str, str] = {
-    "celsius": "°C", "degc": "°C", "centigrade": "°C", "fahrenheit": "°F", "degf": "°F",
-    "kelvin": "K", "mm": "mm", "cm": "cm", "inch": "in", "inches": "in", "kmh": "km/h",
-    "kph": "km/h", "mph": "mph", "mps": "m/s", "knot": "kn", "hpa": "hPa", "mbar": "mbar",
+# What people write, where pint does not know it or takes it for something else.
+_WRITTEN = {
+    "°c": "degC", "ºc": "degC", "deg c": "degC", "celsius": "degC", "centigrade": "degC",
+    "degree celsius": "degC", "°f": "degF", "ºf": "degF", "deg f": "degF", "fahrenheit": "degF",
+    "degree fahrenheit": "degF", "kmh": "km/h", "kph": "km/h", "mph": "mile/hour", "mps": "m/s",
+    "m3/h": "m**3/h", "m³/h": "m**3/h", "m3": "m**3", "m³": "m**3", "m2": "m**2", "m²": "m**2",
+    "lbs": "lb", "inches": "inch", "knots": "knot", "kn": "knot", "mbar": "millibar",
+    "hpa": "hectopascal", "tonnes": "tonne", "metric ton": "tonne", "pounds": "lb",
+}  # fmt: skip
+_NAMED = {
+    "celsius": "°C", "degc": "°C", "fahrenheit": "°F", "degf": "°F", "kelvin": "K", "mm": "mm",
+    "cm": "cm", "km": "km", "kmh": "km/h", "mph": "mph", "hpa": "hPa", "mbar": "mbar",
     "kpa": "kPa", "kw": "kW", "mw": "MW", "gw": "GW", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh",
-    "twh": "TWh", "watt": "W", "usd": "USD", "eur": "EUR", "gbp": "GBP", "dollar": "USD",
-    "euro": "EUR", "pct": "%", "percent": "%", "percentage": "%", "ppm": "ppm", "ppb": "ppb",
-    "kg": "kg", "lb": "lb", "lbs": "lb", "km": "km", "ms": "ms", "litre": "L", "liter": "L", "volt": "V",
-    "ampere": "A", "hertz": "Hz", "hz": "Hz",
+    "usd": "USD", "eur": "EUR", "gbp": "GBP", "pct": "%", "percent": "%", "ppm": "ppm",
+    "kg": "kg", "lb": "lb", "lbs": "lb", "inch": "in", "hz": "Hz",
 }  # fmt: skip
-_AFTER_TEMPERATURE = {"c": "°C", "f": "°F", "k": "K"}
-_SIGNS = {
-    "c": "°C", "°c": "°C", "ºc": "°C", "deg c": "°C", "f": "°F", "°f": "°F", "deg f": "°F",
-    "$": "USD", "€": "EUR", "£": "GBP", "km/h": "km/h", "m/s": "m/s", "w": "W", "m": "m",
-    "in": "in", "h": "h", "s": "s", "v": "V", "a": "A", "l": "L", "g": "g", "t": "t",
-}  # fmt: skip
-_NUMBER_UNIT = re.compile(
-    r"(?P<number>[-\u2212]?\d[\d,]*(?:\.\d+)?)\s*(?P<unit>°\s*[CF]|degrees?\s+(?:celsius|fahrenheit"
-    r"|[cf]\b)|degrees?|celsius|fahrenheit|[CF]\b|mm\b|cm\b|inch(?:es)?\b|%|percent\b|ppm\b|kwh?\b"
-    r"|mwh?\b|km/h|m/s|mph\b|usd\b|dollars?\b|euros?\b|k\b|thousand\b|million\b|billion\b)?",
-    re.IGNORECASE,
-)
-_SCALE = {"k": 1e3, "thousand": 1e3, "million": 1e6, "billion": 1e9}
+_LAST = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
+_SIGNS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
+_NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
 
 
-def unit_in_name(name: str, quantity: str | None = None) -> str | None:
+def unit_in_name(name: str) -> str | None:
     """Read the unit that a column name carries.
 
-    >>> unit_in_name("Temp (°C)"), unit_in_name("wind_speed_kmh"), unit_in_name("price")
-    ('°C', 'km/h', None)
+    >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("price")
+    ('°C', 'g', None)
     """
     match = _BRACKET.search(name)
     if match:
         text = match[1].strip()
-        return _SIGNS.get(fold(text).replace("º", "°"), _WORDS.get(fold(text), text))
+        return _SIGNS.get(fold(text)) or _NAMED.get(fold(text)) or (text if _parse(text) else None)
     if "°" in name:
-        letter = name[name.index("°") + 1 : name.index("°") + 2].lower()
-        return _AFTER_TEMPERATURE.get(letter)
+        return _SIGNS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
     words = name_words(name)
-    if len(words) > 1 and words[-2:] == ["km", "h"]:
-        return "km/h"
-    if words and quantity == "temperature" and len(words) > 1:
-        found = _AFTER_TEMPERATURE.get(words[-1])
-        if found:
-            return found
-    for word in reversed(words):
-        if word in _WORDS and (len(words) > 1 or word not in ("ms", "dollar", "euro")):
-            return _WORDS[word]
+    if len(words) > 1:
+        if words[-2:] == ["km", "h"]:
+            return "km/h"
+        for word in reversed(words):
+            if word in _NAMED:
+                return _NAMED[word]
+        if words[-1] in _LAST:
+            return _LAST[words[-1]]
     return "%" if name.strip().endswith("%") else None
-
-
-def is_unit_word(word: str) -> bool:
-    """Say whether a word of a column name is only its unit."""
-    return word in _WORDS or word in ("c", "f", "k", "deg", "m", "s", "h", "w")
 
 
 def guess_temperature_unit(lowest: float, highest: float) -> str | None:
@@ -81,38 +73,54 @@ def guess_temperature_unit(lowest: float, highest: float) -> str | None:
     return None
 
 
-def number_with_unit(text: str) -> tuple[float, str | None] | None:
-    """Read a number and the unit behind it.
+@functools.cache
+def _registry() -> Any:
+    pint = require_extra("pint", "data")
+    return pint.UnitRegistry(autoconvert_offset_to_baseunit=True, cache_folder=None)
 
-    >>> number_with_unit("90 °F"), number_with_unit("1.5k"), number_with_unit("7,601")
-    ((90.0, '°F'), (1500.0, None), (7601.0, None))
-    """
-    match = _NUMBER_UNIT.search(text)
-    if match is None:
+
+@functools.lru_cache(maxsize=512)
+def _parse(unit: str) -> Any:
+    """Return what pint makes of a unit, or ``None``."""
+    if len(unit) > 30 or any(char.isdigit() for char in unit.replace("2", "").replace("3", "")):
         return None
-    number = float(match["number"].replace(",", "").replace("\u2212", "-"))
-    unit = fold(match["unit"] or "")
-    if unit in _SCALE:
-        return number * _SCALE[unit], None
-    if unit.endswith(("c", "celsius")) and unit not in ("", "degrees"):
-        return number, "°C"
-    if unit.endswith(("f", "fahrenheit")):
-        return number, "°F"
-    return number, _WORDS.get(unit.rstrip("s")) or _WORDS.get(unit) or _SIGNS.get(unit)
+    text = _WRITTEN.get(fold(unit)) or _WRITTEN.get(unit.lower()) or unit
+    try:
+        return _registry().Unit(text)
+    except Exception:  # pint raises a dozen types for what is no unit
+        return None
 
 
-def convert(value: float, unit: str | None, target: str | None) -> float:
-    """Convert between the units of temperature and length that questions use; else leave it.
+def is_unit(text: str) -> bool:
+    """Say whether a word is a unit.
 
-    >>> convert(30, "°C", "°F"), convert(1, "in", "mm")
-    (86.0, 25.4)
+    >>> is_unit("kg"), is_unit("banana")
+    (True, False)
     """
-    if unit == target or unit is None or target is None:
-        return value
-    if (unit, target) == ("°C", "°F"):
-        return value * 9 / 5 + 32
-    if (unit, target) == ("°F", "°C"):
-        return (value - 32) * 5 / 9
-    factors = {("in", "mm"): 25.4, ("cm", "mm"): 10.0, ("mm", "in"): 1 / 25.4, ("mm", "cm"): 0.1}
-    factors |= {("km/h", "m/s"): 1 / 3.6, ("m/s", "km/h"): 3.6, ("cm", "in"): 1 / 2.54}
-    return value * factors.get((unit, target), 1.0)
+    return text in _NO_DIMENSION or _parse(text) is not None
+
+
+def conversion(unit: str | None, target: str | None) -> tuple[float, float]:
+    """Return factor and offset that turn a value in one unit into another.
+
+    A value without a unit is taken as it stands.
+
+    Raises:
+        ValidationError: One of them is no unit, or they measure different things.
+
+    >>> conversion("kg", "g"), conversion("USD", None)
+    ((1000.0, 0.0), (1.0, 0.0))
+    """
+    if unit is None or target is None or unit == target:
+        return 1.0, 0.0
+    source, goal = _parse(unit), _parse(target)
+    if source is not None and goal is not None and source.dimensionality == goal.dimensionality:
+        quantity = _registry().Quantity
+        zero = float(quantity(0.0, source).to(goal).magnitude)
+        one = float(quantity(1.0, source).to(goal).magnitude)
+        return round(one - zero, 12) if abs(one - zero) > 1e-6 else one - zero, round(zero, 9)
+    raise ValidationError(
+        f"{unit} cannot be converted to {target}.",
+        fix="Use a unit of the same kind, or none.",
+        severity=ErrorSeverity.REPLANNING,
+    )

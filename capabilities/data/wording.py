@@ -5,8 +5,6 @@ from __future__ import annotations
 import calendar
 from datetime import datetime, timedelta
 
-_NARROW = {"%", "°C", "°F", "K"}
-
 
 def number_text(value: float, decimals: int) -> str:
     """Write a number with a fixed number of decimals; long ones with separators.
@@ -39,15 +37,6 @@ def signed(value: float, decimals: int, unit: str | None = None) -> str:
     '+2.5 °C'
     """
     return ("+" if value > 0 else "") + value_text(value, decimals, unit)
-
-
-def percent_text(value: float) -> str:
-    """Write a percentage.
-
-    >>> percent_text(12.345), percent_text(0.01234)
-    ('12.3%', '0.012%')
-    """
-    return f"{value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}%"
 
 
 def date_text(moment: datetime, frequency: str | None = "day") -> str:

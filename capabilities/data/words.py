@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)")
-_QUOTED = re.compile(r"`([^`]+)`|\"([^\"]+)\"|(?<!\w)'([^']+)'(?!\w)|\u201c([^\u201d]+)\u201d")
 MAX_TEXT = 4000
 """Characters of a task that are read: what a longer one asks is said within these."""
 _KEEP = {
@@ -36,12 +35,23 @@ class Word:
     end: int
 
 
+def words_set(text: str) -> frozenset[str]:
+    """Return the words of a list that is written as one text.
+
+    >>> sorted(words_set("low high"))
+    ['high', 'low']
+    """
+    return frozenset(text.split())
+
+
 def fold(text: str) -> str:
     """Remove case and accents.
 
     >>> fold("Größe Été")
     'grosse ete'
     """
+    if text.isascii():
+        return text.casefold()
     decomposed = unicodedata.normalize("NFKD", text.casefold())
     return "".join(char for char in decomposed if not unicodedata.combining(char))
 
@@ -86,18 +96,6 @@ def name_words(name: str) -> list[str]:
     return [stem(piece) for piece in pieces if piece]
 
 
-def quoted_names(text: str) -> list[tuple[str, int, int]]:
-    """Return what stands in quotes or backticks, with its place.
-
-    >>> quoted_names("mean of `Wind Speed` please")[0][0]
-    'Wind Speed'
-    """
-    return [
-        (next(group for group in match.groups() if group), match.start(), match.end())
-        for match in _QUOTED.finditer(text)
-    ]
-
-
 def blank(text: str, spans: list[tuple[int, int]]) -> str:
     """Replace parts of a text by spaces, so that places stay the same.
 
@@ -107,18 +105,3 @@ def blank(text: str, spans: list[tuple[int, int]]) -> str:
     for begin, end in spans:
         text = text[:begin] + " " * (end - begin) + text[end:]
     return text
-
-
-def simplest(word: str) -> str:
-    """Reduce an adjective or verb form to the noun in it: sunny, foggy, raining.
-
-    >>> [simplest(word) for word in ("sunny", "foggy", "rained", "raining", "cloudy")]
-    ['sun', 'fog', 'rain', 'rain', 'cloud']
-    """
-    for ending in ("ing", "ed", "y"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            base = word[: -len(ending)]
-            if len(base) > 3 and base[-1] == base[-2] and base[-1] not in "sl":
-                base = base[:-1]
-            return base
-    return word

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from capabilities.periods.items import Interval, Item, long_date, resolve, season_months
+from capabilities.periods.items import Interval, Item, Options, long_date, resolve, season_months
 from capabilities.periods.recurring import find_recurring
-from capabilities.periods.scan import Options, scan
+from capabilities.periods.scan import scan
 
 _RANGE = re.compile(
     r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I

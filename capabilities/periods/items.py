@@ -42,6 +42,21 @@ _SEASON_START = {"spring": 3, "summer": 6, "autumn": 9, "winter": 12}
 
 
 @dataclass(frozen=True)
+class Options:
+    """What the reader of a text assumes.
+
+    Attributes:
+        now: The moment that "yesterday" counts from, without zone.
+        day_first: Whether 03/04/2015 is the third of April.
+        southern: Whether summer is December to February.
+    """
+
+    now: datetime
+    day_first: bool = False
+    southern: bool = False
+
+
+@dataclass(frozen=True)
 class Interval:
     """A stretch of time from ``start`` up to, but without, ``end``; ``None`` is open."""
 

@@ -10,8 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from capabilities.contexts import DataWindow, Period, TimeRange
 from capabilities.data.words import MAX_TEXT
 from capabilities.periods.connect import ParsedTime, parse
-from capabilities.periods.items import Interval
-from capabilities.periods.scan import Options
+from capabilities.periods.items import Interval, Options
 from framework.base import ValidationError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from capabilities.periods.items import (
     MONTHS,
@@ -13,14 +12,12 @@ from capabilities.periods.items import (
     WEEKDAYS,
     Interval,
     Item,
+    Options,
     floor,
     long_date,
     resolve,
     shift,
 )
-
-if TYPE_CHECKING:
-    from capabilities.periods.scan import Options
 
 Match = re.Match[str]
 

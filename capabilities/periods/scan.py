@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from capabilities.periods.items import (
     MONTHS,
     Interval,
     Item,
+    Options,
     checked_day,
     long_date,
 )
 from capabilities.periods.relative import RELATIVE
+from framework.base import ValidationError
 
 _MONTH = (
     r"(?P<month>january|february|march|april|may|june|july|august|september|october|november"
@@ -132,6 +134,37 @@ def _decade(match: Match, _options: Options) -> Item:
     return Item(*match.span(), "decade", start, text=match[0])
 
 
+def _century(match: Match, _options: Options) -> Item:
+    first = (int(match["century"]) - 1) * 100
+    span = Interval(datetime(first, 1, 1), datetime(first + 100, 1, 1), match[0].lower())
+    return Item(*match.span(), "fixed", interval=span, text=match[0])
+
+
+def _week(match: Match, _options: Options) -> Item:
+    year, week = int(match["year"]), int(match["week"])
+    try:
+        start = datetime.fromisocalendar(year, week, 1)
+    except ValueError:
+        raise ValidationError(
+            f"There is no {match[0]!r}.", fix="A year has 52 or 53 weeks."
+        ) from None
+    span = Interval(start, start + timedelta(days=7), f"week {week} of {year}")
+    return Item(*match.span(), "fixed", interval=span, text=match[0])
+
+
+def _holiday(match: Match, _options: Options) -> Item:
+    name = " ".join(match["holiday"].lower().replace("\u2019", "'").split())
+    return Item(*match.span(), "day", int(match["year"]), _HOLIDAYS[name], text=match[0])
+
+
+_HOLIDAYS = {
+    "new year's day": (1, 1), "new years day": (1, 1), "christmas day": (12, 25),
+    "christmas eve": (12, 24), "christmas": (12, 25), "boxing day": (12, 26),
+    "new year's eve": (12, 31), "new years eve": (12, 31), "independence day": (7, 4),
+    "valentine's day": (2, 14), "halloween": (10, 31),
+}  # fmt: skip
+
+
 def _year_range(match: Match, _options: Options) -> Item | None:
     first, last = int(match["year"]), match["year2"]
     second = int(str(first)[: 4 - len(last)] + last)
@@ -161,21 +194,6 @@ _QUANTITY_AFTER = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the reader of a text assumes.
-
-    Attributes:
-        now: The moment that "yesterday" counts from, without zone.
-        day_first: Whether 03/04/2015 is the third of April.
-        southern: Whether summer is December to February.
-    """
-
-    now: datetime
-    day_first: bool = False
-    southern: bool = False
-
-
 Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]
 
 
@@ -191,6 +209,12 @@ _RULES: list[Rule] = [
     _rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _day_range),
     _rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _named_day),
     _rule(rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _named_day),
+    _rule(
+        rf"(?P<holiday>{'|'.join(sorted(_HOLIDAYS, key=len)[::-1])})(?:,?\s+(?:of\s+|in\s+)?){_YEAR}",
+        _holiday,
+    ),
+    _rule(r"(?:the\s+)?(?P<century>1[6-9]|2[01])(?:st|th)\s+century", _century),
+    _rule(rf"(?:calendar\s+|iso\s+)?week\s+(?P<week>\d\d?)(?:\s+of|\s+in|,)?\s+{_YEAR}", _week),
     *RELATIVE,
     _rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _month),
     _rule(rf"{_YEAR}\s+{_MONTH}", _month),

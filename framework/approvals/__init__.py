@@ -1,1 +1,42 @@
 """What a person is asked, how an answer is read, and what was agreed to for good."""
+
+from framework.approvals.answers import Answer, read_answers
+from framework.approvals.questions import (
+    ACTED,
+    MISSING,
+    PLAN,
+    STEP,
+    UNKNOWN,
+    plan_question,
+    question_entry,
+    question_of,
+    step_question,
+)
+from framework.approvals.rules import (
+    Rule,
+    StandingRules,
+    add_rule,
+    list_rules,
+    revoke_rule,
+    standing_rules,
+)
+
+__all__ = [
+    "ACTED",
+    "MISSING",
+    "PLAN",
+    "STEP",
+    "UNKNOWN",
+    "Answer",
+    "Rule",
+    "StandingRules",
+    "add_rule",
+    "list_rules",
+    "plan_question",
+    "question_entry",
+    "question_of",
+    "read_answers",
+    "revoke_rule",
+    "standing_rules",
+    "step_question",
+]

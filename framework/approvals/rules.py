@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -11,6 +11,7 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
+from configs.logger import get_logger
 from framework.base.errors import ValidationError
 
 NAMESPACE = ("capgraph", "approval_rules")
@@ -25,6 +26,7 @@ class Rule(BaseModel):
         id: Identifies the rule.
         capability: What may run.
         thread_id: The only thread for which it holds; ``None`` for every thread.
+        user_id: The only person for whom it holds; ``None`` for everybody.
         expires_at: Until when it holds (with time zone); ``None`` for ever.
         created_at: When it was made.
         reason: Why, in the words of the person.
@@ -35,6 +37,7 @@ class Rule(BaseModel):
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     capability: str = Field(min_length=1)
     thread_id: str | None = None
+    user_id: str | None = None
     expires_at: datetime | None = None
     created_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
     reason: str = Field("", max_length=4000)
@@ -44,7 +47,13 @@ class Rule(BaseModel):
         """Where the rule holds."""
         return "everywhere" if self.thread_id is None else "thread"
 
-    def holds(self, capability: str, thread_id: str | None, now: datetime) -> bool:
+    def holds(
+        self,
+        capability: str,
+        thread_id: str | None,
+        now: datetime,
+        user_id: str | None = None,
+    ) -> bool:
         """Tell whether the rule covers a step.
 
         >>> Rule(capability="mail").holds("mail", "7", datetime.now(UTC))
@@ -55,6 +64,8 @@ class Rule(BaseModel):
         if self.capability != capability:
             return False
         if self.thread_id is not None and self.thread_id != thread_id:
+            return False
+        if self.user_id is not None and self.user_id != user_id:
             return False
         return self.expires_at is None or now < _aware(self.expires_at)
 
@@ -75,23 +86,9 @@ async def list_rules(store: BaseStore, *, expired: bool = True) -> list[Rule]:
     Raises:
         ValidationError: What is kept there is no rule.
     """
-    rules: list[Rule] = []
-    while True:
-        page = await store.asearch(NAMESPACE, limit=_PAGE, offset=len(rules))
-        for item in page:
-            try:
-                rules.append(Rule.model_validate(item.value))
-            except PydanticValidationError as exc:
-                raise ValidationError(
-                    f"The standing rule {item.key!r} cannot be read: {exc.error_count()} fields"
-                    " do not fit.",
-                    fix=f"Delete it: revoke_rule(store, {item.key!r}).",
-                ) from exc
-        if len(page) < _PAGE:
-            break
+    rules = await _read(store)
     now = datetime.now(UTC)
-    kept = [r for r in rules if expired or r.expires_at is None or now < _aware(r.expires_at)]
-    return sorted(kept, key=lambda rule: rule.created_at)
+    return [r for r in rules if expired or r.expires_at is None or now < _aware(r.expires_at)]
 
 
 async def revoke_rule(store: BaseStore, rule_id: str) -> None:
@@ -105,11 +102,66 @@ async def revoke_rule(store: BaseStore, rule_id: str) -> None:
     await store.adelete(NAMESPACE, rule_id)
 
 
-def matching_rule(
-    rules: Iterable[Rule], capability: str, thread_id: str | None, now: datetime
-) -> Rule | None:
-    """Return the first rule that covers a step, or ``None``."""
-    return next((rule for rule in rules if rule.holds(capability, thread_id, now)), None)
+@dataclass(frozen=True, slots=True)
+class StandingRules:
+    """The rules that hold now, and what could not be read of them.
+
+    Attributes:
+        rules: The rules, the oldest first.
+        problem: Why some or all are missing; a person is asked then, which is the safe side.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    problem: str = ""
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def covering(
+        self, capability: str, thread_id: str | None, user_id: str | None = None
+    ) -> Rule | None:
+        """Return the first rule that covers a step, or ``None``."""
+        found = (r for r in self.rules if r.holds(capability, thread_id, self.now, user_id))
+        return next(found, None)
+
+
+async def standing_rules(store: BaseStore | None, now: float) -> StandingRules:
+    """Read the rules that hold, leaving out what cannot be read.
+
+    Args:
+        store: Where they are kept; ``None`` for none.
+        now: The time, in seconds since the epoch.
+    """
+    moment = datetime.fromtimestamp(now, UTC)
+    if store is None:
+        return StandingRules(now=moment)
+    broken: list[str] = []
+    try:
+        rules = await _read(store, broken)
+    except Exception as exc:  # whatever a store raises: without it nothing is agreed to
+        get_logger("framework", "approval").warning("Standing rules cannot be read: %s", exc)
+        return StandingRules(problem=f"Standing rules cannot be read: {exc}", now=moment)
+    problem = f"Standing rules cannot be read: {', '.join(broken)}." if broken else ""
+    return StandingRules(tuple(rules), problem, moment)
+
+
+async def _read(store: BaseStore, broken: list[str] | None = None) -> list[Rule]:
+    rules: list[Rule] = []
+    offset = 0
+    while True:
+        page = await store.asearch(NAMESPACE, limit=_PAGE, offset=offset)
+        offset += len(page)
+        for item in page:
+            try:
+                rules.append(Rule.model_validate(item.value))
+            except PydanticValidationError as exc:
+                if broken is None:
+                    raise ValidationError(
+                        f"The standing rule {item.key!r} cannot be read: {exc.error_count()}"
+                        " fields do not fit.",
+                        fix=f"Delete it: revoke_rule(store, {item.key!r}).",
+                    ) from exc
+                broken.append(item.key)
+        if len(page) < _PAGE:
+            return sorted(rules, key=lambda rule: rule.created_at)
 
 
 def _aware(moment: datetime) -> datetime:

@@ -4,6 +4,7 @@ from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
 from framework.base.decorators import capability_node, infrastructure_node
 from framework.base.errors import (
+    AskAgain,
     CapabilityError,
     CapgraphError,
     ConfigurationError,
@@ -17,7 +18,9 @@ from framework.base.errors import (
     ModelError,
     PersistenceError,
     PlanError,
+    PolicyError,
     RegistryError,
+    ThreadBusyError,
     ValidationError,
     require_extra,
 )
@@ -30,6 +33,7 @@ from framework.base.guides import (
     TaskClassifierGuide,
 )
 from framework.base.infrastructure import BaseInfrastructureNode
+from framework.base.injected import AttemptNumber, IdempotencyKey, Progress, StepSettings
 from framework.base.plan import (
     ExecutionPlan,
     PlannedStep,
@@ -37,10 +41,19 @@ from framework.base.plan import (
     save_execution_plan_to_file,
 )
 from framework.base.results import CapabilityMatch, ExecutionRecord, ExecutionResult
-from framework.base.spec import CapabilitySpec, Effect, InfrastructureSpec, OnUnknown, Requirement
+from framework.base.spec import (
+    CapabilitySpec,
+    Declarations,
+    Effect,
+    InfrastructureSpec,
+    OnUnknown,
+    Requirement,
+)
 from framework.base.step_context import StepContext
 
 __all__ = [
+    "AskAgain",
+    "AttemptNumber",
     "BaseCapability",
     "BaseExample",
     "BaseInfrastructureNode",
@@ -52,6 +65,7 @@ __all__ = [
     "ClassifierActions",
     "ClassifierExample",
     "ConfigurationError",
+    "Declarations",
     "Effect",
     "ErrorClassification",
     "ErrorSeverity",
@@ -60,6 +74,7 @@ __all__ = [
     "ExecutionRecord",
     "ExecutionResult",
     "FatalExecutionError",
+    "IdempotencyKey",
     "InfrastructureError",
     "InfrastructureSpec",
     "LimitError",
@@ -71,10 +86,14 @@ __all__ = [
     "PersistenceError",
     "PlanError",
     "PlannedStep",
+    "PolicyError",
+    "Progress",
     "RegistryError",
     "Requirement",
     "StepContext",
+    "StepSettings",
     "TaskClassifierGuide",
+    "ThreadBusyError",
     "ValidationError",
     "capability_node",
     "infrastructure_node",

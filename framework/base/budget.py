@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from framework.base.errors import LimitError
+
 
 @dataclass(slots=True)
 class TurnBudget:
@@ -16,15 +18,44 @@ class TurnBudget:
         plans: Plans made, those whose making failed included.
         classifications: Times the capabilities were chosen.
         attempts: Tries of steps.
+        routings: Decisions of the router.
+        jumps: Tries of steps that no plan holds.
+        allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
 
-    >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()
-    {'model_calls': 3, 'plans': 0, 'classifications': 0, 'attempts': 0}
+    >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()["model_calls"]
+    3
     """
 
     model_calls: int = 0
     plans: int = 0
     classifications: int = 0
     attempts: int = 0
+    routings: int = 0
+    jumps: int = 0
+    allowed_attempts: int = 0
+
+    def take_attempt(self) -> None:
+        """Take one try of a step.
+
+        Raises:
+            LimitError: The turn has made all tries that its plans can need.
+        """
+        if self.allowed_attempts and self.attempts >= self.allowed_attempts:
+            raise LimitError(
+                f"The turn has made {self.attempts} tries of steps, which is all that its plans can"
+                " need.",
+                fix="Raise limits.max_turn_attempts, or ask for less at once.",
+            )
+        self.attempts += 1
+
+    def give_back_attempt(self) -> None:
+        """Give back a try that did not count."""
+        self.attempts -= 1
+
+    def allow(self, more: int) -> None:
+        """Allow tries beyond those that the plans can need; without a bound nothing changes."""
+        if self.allowed_attempts:
+            self.allowed_attempts += more
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any] | None) -> TurnBudget:

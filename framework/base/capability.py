@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel
@@ -32,7 +33,8 @@ class BaseCapability(_Declared, ABC):
 
     A subclass sets ``name`` and ``description`` and writes ``execute``, either as a static
     coroutine ``execute(state, **kwargs)`` that returns state updates, or as a coroutine method
-    ``execute(self)`` that uses the helpers below. ``@capability_node`` makes it a graph node.
+    ``execute(self)`` that uses the helpers below; either may be written with ``def`` and then runs
+    in a thread. ``@capability_node`` makes it a graph node.
 
     Attributes:
         name: Unique name (required).
@@ -112,7 +114,9 @@ class BaseCapability(_Declared, ABC):
             Raises:
                 ValidationError: Data that is needed is missing or wrong.
                 CapabilityError: The work could not be done.
+                NotImplementedError: It was called on the base class.
             """
+            raise NotImplementedError("execute is abstract. Fix: write it in the subclass.")
 
     # --- helpers for the instance form ---------------------------------------------------
 
@@ -183,6 +187,18 @@ class BaseCapability(_Declared, ABC):
         """Hand over an output besides the returned one."""
         self._step_context().stored.append(context)
 
+    def once(self, key: str, call: Callable[[], Any]) -> Awaitable[Any]:
+        """Run a part of the step at most once, over retries, questions and restarts.
+
+        What stands before an ``interrupt()`` runs again when its answer comes; what stands in
+        ``once`` does not: its first result is given back.
+
+        Args:
+            key: Names the part within the step.
+            call: Does it; may return an awaitable. Its result must be plain data.
+        """
+        return self._step_context().once(key, call)
+
     def _step_context(self) -> StepContext:
         try:
             return self._context
@@ -229,9 +245,36 @@ class BaseCapability(_Declared, ABC):
         return None
 
     @staticmethod
+    def parameters_from(task: str) -> Mapping[str, Any]:
+        """Read parameters from a task, for plans that are made without a model.
+
+        Args:
+            task: What the user asks.
+
+        Returns:
+            Parameters by name, those that the task says; the others keep their defaults.
+        """
+        return {}
+
+    @staticmethod
     def get_retry_policy() -> dict[str, Any]:
         """Return ``max_attempts`` (total tries), ``delay_seconds`` and ``backoff_factor``."""
         return {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
+
+    @staticmethod
+    async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+        """Tell a model that plans what only the state at hand shows, such as names of columns.
+
+        The planner sees it as data, never as instructions.
+
+        Args:
+            state: The graph's state, for reading.
+            config: The settings section of this capability.
+
+        Returns:
+            The notes; nothing by default.
+        """
+        return ""
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide | None:
         """Write planning advice; the default has none, and says so once for each class."""
@@ -254,6 +297,10 @@ class BaseCapability(_Declared, ABC):
         return cast("TaskClassifierGuide | None", self._guide("classifier"))
 
     def _guide(self, kind: str) -> Any:
+        with _guide_lock:
+            return self._made_guide(kind)
+
+    def _made_guide(self, kind: str) -> Any:
         if kind not in self._guides:
             try:
                 self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
@@ -279,6 +326,7 @@ class BaseCapability(_Declared, ABC):
         return f"<{type(self).__name__}: {self.name}>"
 
 
+_guide_lock = threading.RLock()  # a guide may read another capability's
 _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from framework.base.errors import ValidationError
+from framework.base.values import short_summary
 
 
 class CapabilityContext(BaseModel):
@@ -14,7 +15,8 @@ class CapabilityContext(BaseModel):
 
     A subclass names its type in ``CONTEXT_TYPE``; without one, the class name in upper
     snake case is used. Instances travel through the state as plain JSON and are validated on
-    the way in and out, so every field must survive ``model_dump(mode="json")``.
+    the way in and out, so every field must survive ``model_dump(mode="json")``; one of a type
+    that pydantic does not know needs a serializer and a validator of its own.
 
     >>> class RoomTemperature(CapabilityContext):
     ...     celsius: float
@@ -24,7 +26,8 @@ class CapabilityContext(BaseModel):
     'celsius: 21.5'
     """
 
-    model_config = ConfigDict(extra="forbid")
+    # A figure that is not a number stays one; as JSON it would become "no value".
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     CONTEXT_TYPE: ClassVar[str] = ""
     CONTEXT_CATEGORY: ClassVar[str] = "COMPUTATIONAL_DATA"
@@ -41,8 +44,11 @@ class CapabilityContext(BaseModel):
             )
 
     def get_summary(self) -> str:
-        """Say in plain sentences what this data is; the answer when no model is configured."""
-        return ", ".join(f"{name}: {value}" for name, value in self.model_dump(mode="json").items())
+        """Say in plain sentences what this data is; the answer when no model is configured.
+
+        The default names the fields and cuts long values, saying how much is left out.
+        """
+        return short_summary(self)
 
     def get_access_details(self, key: str) -> str:
         """Describe for a prompt or for generated code what stands under ``key``."""

@@ -13,7 +13,9 @@ from typing import Any, TypeVar, overload
 from framework.base.capability import BaseCapability
 from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
+from framework.base.node import GraphNode, NodeOf
 from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
+from framework.base.threads import is_sync
 
 T = TypeVar("T", bound=type)
 NodeFunction = Callable[..., Any]
@@ -28,7 +30,7 @@ def capability_node(target: Callable[..., Any], /) -> type[BaseCapability]: ...
 @overload
 def capability_node(**options: Any) -> Callable[[Callable[..., Any]], type[BaseCapability]]: ...
 def capability_node(target: Any = None, /, **options: Any) -> Any:
-    """Turn a class, or an annotated coroutine function, into a capability.
+    """Turn a class, or an annotated function, into a capability.
 
     The class comes back as it was, with two attributes more: ``capability_spec`` (what it
     declares, frozen) and ``langgraph_node`` (an async ``(state, **kwargs)`` that runs the
@@ -36,9 +38,10 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
 
     Args:
         target: A class with name, description, ``execute``, ``classify_error`` and
-            ``get_retry_policy``; or a function whose annotations are context types. It may be
+            ``get_retry_policy``; or a function whose annotations are its contract. It may be
             given as ``cls=`` too.
-        **options: For functions only: ``name``, ``description``, ``examples`` and what
+        **options: For functions only: ``name``, ``description``, ``examples``, ``max_attempts``,
+            ``delay_seconds``, ``classify_error``, ``parameters_from`` and what
             :class:`~framework.base.spec.Declarations` lists.
 
     Raises:
@@ -74,14 +77,7 @@ def capability_node(target: Any = None, /, **options: Any) -> Any:
                 setattr(target, name, value)
     spec = target.spec() if issubclass(target, BaseCapability) else CapabilitySpec.of(target)
 
-    async def langgraph_node(state: Any, **kwargs: Any) -> dict[str, Any]:
-        # Deferred: the contract must not depend on the engine that runs it.
-        from framework.pipeline.nodes import run_capability_node
-
-        return await run_capability_node(spec, state, **kwargs)
-
-    _attach(target, langgraph_node, spec.name, spec.description)
-    langgraph_node.capability_name = spec.name  # type: ignore[attr-defined]
+    target.langgraph_node = NodeOf(GraphNode(spec))  # type: ignore[attr-defined]
     target.capability_spec = spec  # type: ignore[attr-defined]
     return target
 
@@ -128,13 +124,7 @@ def _make_node(cls: Any, quiet: bool, before: str | None, after: str | None) -> 
         )
     spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, cls)
 
-    async def langgraph_node(state: Any, **kwargs: Any) -> Any:
-        # Deferred for the same reason as above.
-        from framework.pipeline.nodes import run_infrastructure_node
-
-        return await run_infrastructure_node(spec, state, **kwargs)
-
-    _attach(cls, langgraph_node, spec.name, spec.description)
+    cls.langgraph_node = NodeOf(GraphNode(spec))
     cls.infrastructure_spec = spec
     return cls
 
@@ -154,12 +144,25 @@ def _check_class(cls: Any, kind: str) -> None:
                 f"The {kind} {cls.__name__} ({cls.name!r}) has no method {method!r}."
                 f" Fix: define {method}, or inherit it from the base class."
             )
-    if not inspect.iscoroutinefunction(inspect.unwrap(cls.execute)):
+        if method != "execute":
+            _check_called_on_the_class(cls, kind, method)
+    # A capability may be synchronous and then runs in a thread; a node of the graph may not.
+    if kind != "capability" and is_sync(cls.execute):
         raise ValueError(
             f"The {kind} {cls.__name__} ({cls.name!r}) has an 'execute' that is not a coroutine."
             " Fix: write it with 'async def'."
         )
     _check_form(cls, kind)
+
+
+def _check_called_on_the_class(cls: Any, kind: str, method: str) -> None:
+    """Find a method that would only fail when something else has failed already."""
+    function = inspect.getattr_static(cls, method)
+    label = f"The {method!r} of the {kind} {cls.__name__} ({cls.name!r})"
+    if inspect.iscoroutinefunction(getattr(cls, method)):
+        raise ValueError(f"{label} is a coroutine. Fix: write it with 'def'.")
+    if inspect.isfunction(function) and "self" in list(inspect.signature(function).parameters)[:1]:
+        raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
 
 
 def _check_form(cls: Any, kind: str) -> None:
@@ -185,31 +188,4 @@ def _check_form(cls: Any, kind: str) -> None:
         raise ValueError(
             f"{label} needs {needed}, which nobody gives."
             " Fix: take only self; read self.inputs and self.parameters."
-        )
-
-
-def _attach(cls: Any, node: Any, name: str, description: str) -> None:
-    node.__name__ = "langgraph_node"
-    node.__qualname__ = f"{cls.__qualname__}.langgraph_node"
-    node.__module__ = cls.__module__
-    node.__doc__ = f"Graph node of {name!r}: {description}"
-    node.name = name
-    node.description = description
-    node.error_classifier = cls.classify_error
-    node.original_class = cls
-    cls.langgraph_node = _NodeOf(cls, node)
-
-
-class _NodeOf:
-    """A class's own node: a subclass that is not decorated would run its parent's steps."""
-
-    def __init__(self, owner: type, node: Any) -> None:
-        self.owner, self.node = owner, node
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if owner is self.owner:
-            return self.node
-        raise AttributeError(
-            f"{owner.__name__} is not decorated, and the node of {self.owner.__name__} would run"
-            f" {self.owner.__name__}. Fix: put the decorator above {owner.__name__} too."
         )

@@ -3,13 +3,16 @@
     CapgraphError
     ├── ValidationError        data that a capability received is missing or wrong
     ├── CapabilityError        a capability could not do its work
+    │   └── AskAgain           it could, with other parameters; the planner is asked for them
     ├── InfrastructureError    a node of the framework itself could not do its work
     ├── RegistryError          what was registered does not fit together
     ├── ConfigurationError     settings that cannot be used
     ├── PlanError              a plan that cannot be run or built
     ├── ModelError             a chat model that failed or answered nonsense
     ├── PersistenceError       a saver or store that cannot be used
+    │   └── ThreadBusyError    another run has the thread
     ├── LimitError             a bound of the settings was reached
+    ├── PolicyError            a policy refuses a plan or a step
     ├── MissingExtraError      an optional dependency that is not installed
     └── FatalExecutionError    a FATAL failure: the run was stopped at once
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = [
+    "AskAgain",
     "CapabilityError",
     "CapgraphError",
     "ConfigurationError",
@@ -44,10 +48,11 @@ __all__ = [
     "ModelError",
     "PersistenceError",
     "PlanError",
+    "PolicyError",
     "RegistryError",
+    "ThreadBusyError",
     "ValidationError",
     "require_extra",
-    "to_plain",
 ]
 
 
@@ -82,6 +87,19 @@ class CapabilityError(CapgraphError):
     code = "CG-CAPABILITY"
 
 
+class AskAgain(CapabilityError):
+    """A capability was given parameters that it cannot use, and says which ones it could.
+
+    Raised in a capability, it goes back to the planner, whose next plan is told the text.
+
+    >>> str(AskAgain("There is no channel 'T7'.", fix="Ask for one of T1 to T6."))
+    "There is no channel 'T7'. Fix: Ask for one of T1 to T6."
+    """
+
+    code = "CG-ASK-AGAIN"
+    severity = ErrorSeverity.REPLANNING
+
+
 class InfrastructureError(CapgraphError):
     """A node of the framework itself could not do its work."""
 
@@ -107,15 +125,33 @@ class ModelError(CapgraphError):
 
 
 class PersistenceError(CapgraphError):
-    """A saver or store that cannot be used."""
+    """A saver or store that cannot be used.
+
+    Attributes:
+        ends_the_run: Whether it is the run's own records that cannot be kept; then the run stops,
+            for nothing that it does could be reported.
+    """
 
     code = "CG-PERSISTENCE"
+    ends_the_run: bool = False
+
+
+class ThreadBusyError(PersistenceError):
+    """Another run has the thread; nothing was changed."""
+
+    code = "CG-BUSY"
 
 
 class LimitError(CapgraphError):
     """A bound of the settings was reached."""
 
     code = "CG-LIMIT"
+
+
+class PolicyError(CapgraphError):
+    """A policy of the operator's refuses a plan or a step."""
+
+    code = "CG-POLICY"
 
 
 class MissingExtraError(CapgraphError, ImportError):
@@ -204,10 +240,13 @@ class ErrorClassification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, the only form that enters the graph's state."""
+        # Deferred: plain values are refused with an error of this module.
+        from framework.base.values import to_plain
+
         return {
             "severity": self.severity.value,
             "user_message": self.user_message,
-            "metadata": to_plain(self.metadata or {}),
+            "metadata": to_plain(self.metadata or {}, lenient=True),
         }
 
     @classmethod
@@ -235,24 +274,3 @@ class ExecutionError:
     capability_name: str | None = None
     metadata: dict[str, Any] | None = None
     suggestions: list[str] | None = None
-
-
-def to_plain(value: Any) -> Any:
-    """Turn any value into JSON-able data; what has no JSON form becomes its text.
-
-    >>> to_plain({"severity": ErrorSeverity.FATAL, 1: {2.5}})
-    {'severity': 'fatal', '1': [2.5]}
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Enum):
-        return to_plain(value.value)
-    if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [to_plain(item) for item in value]
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return str(value)

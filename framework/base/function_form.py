@@ -1,22 +1,46 @@
-"""Capabilities written as one annotated coroutine function."""
+"""Capabilities written as one annotated function."""
 
 from __future__ import annotations
 
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import create_model
+from pydantic import BaseModel, create_model
+from pydantic.errors import PydanticUserError
 
 from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
+from framework.base.errors import ErrorClassification, ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
+from framework.base.injected import Getter, injected
 from framework.base.spec import DECLARED
+from framework.base.threads import in_thread, is_sync
+from framework.base.value_context import ValueContext, value_context
 
 _OPTIONS = ("name", *DECLARED)
+_OWN = (
+    "description",
+    "examples",
+    "max_attempts",
+    "delay_seconds",
+    "classify_error",
+    "parameters_from",
+)
+
+ClassifyError = Callable[[Exception, dict[str, Any]], ErrorClassification | None]
+
+
+@dataclass(slots=True)
+class _Arguments:
+    """What fills the arguments of a function: each name stands in one of the three."""
+
+    inputs: dict[str, tuple[type[CapabilityContext], str]] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    injected: dict[str, Getter] = field(default_factory=dict)
 
 
 def capability_from_function(
@@ -24,66 +48,58 @@ def capability_from_function(
     *,
     description: str | None = None,
     examples: Sequence[str] = (),
+    max_attempts: int | None = None,
+    delay_seconds: float | None = None,
+    classify_error: ClassifyError | None = None,
+    parameters_from: Callable[[str], Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> type[BaseCapability]:
     """Build the capability class of an annotated function.
 
-    A parameter annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None`` optional); any other annotated parameter is a step parameter. The return
-    annotation names the output: a context type, or a tuple of them.
+    An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
+    ``X | None`` optional); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
+    LangGraph's ``Runtime`` is filled in by the framework; any other is a step parameter. The
+    return annotation names the output: a context type, a tuple of them, or any plain type, for
+    which a context type named after the capability is made.
 
     Args:
-        function: A coroutine function with annotations.
+        function: A function with annotations; a synchronous one runs in a thread.
         description: What it does; the docstring's first line when not given.
         examples: Requests that need it, for the classifier.
+        max_attempts: Total tries of a step; 3 when not given.
+        delay_seconds: Wait before the second try; 0.5 when not given.
+        classify_error: Says what a failure means, as the method of a class does.
+        parameters_from: Reads parameters from a task when no model plans.
         **options: Class attributes to set, such as ``effect``.
 
     Raises:
         ValidationError: The function cannot be read as a capability.
     """
     label = getattr(function, "__name__", repr(function))
-    if not inspect.iscoroutinefunction(function):
-        raise ValidationError(
-            f"{label!r} is not a coroutine function.", fix="Write it with 'async def'."
-        )
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise ValidationError(
-            f"capability_node does not know the options {unknown} (function {label!r}).",
-            fix=f"Use: description, examples, {', '.join(_OPTIONS)}.",
-        )
+    _check_function(function, label, options)
     hints = _hints(function, label)
-    inputs: dict[str, tuple[type[CapabilityContext], str]] = {}
-    fields: dict[str, Any] = {}
+    arguments = _Arguments()
     for parameter in inspect.signature(function).parameters.values():
-        _read_parameter(parameter, hints, label, inputs, fields)
+        _read_argument(parameter, hints, label, arguments)
     text = (description or inspect.getdoc(function) or "").strip().split("\n")[0]
     if not text:
         raise ValidationError(
             f"The function {label!r} has no description.",
             fix="Give it a docstring, or pass description=.",
         )
-
-    async def execute(self: BaseCapability) -> Any:
-        given = {name: self.inputs[kind.CONTEXT_TYPE] for name, (kind, _) in inputs.items()}
-        if fields:
-            given.update({name: getattr(self.parameters, name) for name in fields})
-        return await function(**given)
-
-    def guide(_self: BaseCapability) -> TaskClassifierGuide | None:
-        known = [ClassifierExample(query, True, text) for query in examples]
-        return TaskClassifierGuide(instructions=text, examples=known) if known else None
-
     name = options.get("name") or function.__name__
+    outputs = _outputs(hints.get("return"), name, function.__module__, label)
     namespace = {
         **options,
         "name": name,
         "description": text,
-        "provides": _outputs(hints.get("return"), label),
-        "requires": list(inputs.values()),
-        "Parameters": create_model(f"{name}_parameters", **fields) if fields else None,
-        "execute": execute,
-        "_create_classifier_guide": guide,
+        "provides": outputs,
+        "requires": list(arguments.inputs.values()),
+        # Also without fields: a parameter that the function does not take is an error.
+        "Parameters": _parameters_model(name, arguments.parameters, label),
+        "execute": _execute_of(function, arguments, outputs),
+        "get_retry_policy": staticmethod(_retry_policy(label, max_attempts, delay_seconds)),
+        "_create_classifier_guide": _guide_of(text, examples),
         # A function has no place for planning advice, so there is nothing to warn of.
         "_create_orchestrator_guide": lambda _self: None,
         "__module__": function.__module__,
@@ -91,9 +107,95 @@ def capability_from_function(
         "__doc__": function.__doc__,
         "__wrapped__": staticmethod(function),
     }
+    if classify_error is not None:
+        namespace["classify_error"] = staticmethod(classify_error)
+    if parameters_from is not None:
+        namespace["parameters_from"] = staticmethod(parameters_from)
     return typing.cast(
         "type[BaseCapability]", type(function.__name__, (BaseCapability,), namespace)
     )
+
+
+def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise ValidationError(
+            f"{label!r} is a generator function, and a step gives one result.",
+            fix="Return the whole result; say how far it is with an argument of type Progress.",
+        )
+    if not inspect.isroutine(function):
+        raise ValidationError(f"{label!r} is no function.", fix="Write it with 'def'.")
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise ValidationError(
+            f"capability_node does not know the options {unknown} (function {label!r}).",
+            fix=f"Use: {', '.join((*_OWN, *_OPTIONS))}.",
+        )
+
+
+def _execute_of(
+    function: Any, arguments: _Arguments, outputs: list[type[CapabilityContext]]
+) -> Any:
+    wrap = outputs[0] if len(outputs) == 1 and issubclass(outputs[0], ValueContext) else None
+
+    async def execute(self: BaseCapability) -> Any:
+        step = self._step_context()
+        given = {
+            name: step.inputs[kind.CONTEXT_TYPE] for name, (kind, _) in arguments.inputs.items()
+        }
+        given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
+        given |= {name: get(step) for name, get in arguments.injected.items()}
+        result = await (in_thread if is_sync(function) else _awaited)(function, **given)
+        # As a dictionary, so that the output is checked against its type like any other.
+        return result if wrap is None else {wrap.CONTEXT_TYPE: {"value": result}}
+
+    return execute
+
+
+async def _awaited(function: Any, **given: Any) -> Any:
+    return await function(**given)
+
+
+def _guide_of(text: str, examples: Sequence[str]) -> Any:
+    def guide(_self: BaseCapability) -> TaskClassifierGuide | None:
+        known = [ClassifierExample(query, True, text) for query in examples]
+        return TaskClassifierGuide(instructions=text, examples=known) if known else None
+
+    return guide
+
+
+def _retry_policy(
+    label: str, max_attempts: int | None, delay_seconds: float | None
+) -> Callable[[], dict[str, Any]]:
+    if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
+        raise ValidationError(
+            f"max_attempts of {label!r} is {max_attempts!r}.", fix="Give a whole number from 1 on."
+        )
+    if delay_seconds is not None and not 0 <= delay_seconds < float("inf"):
+        raise ValidationError(
+            f"delay_seconds of {label!r} is {delay_seconds!r}.", fix="Give seconds from 0 on."
+        )
+    given = {"max_attempts": max_attempts, "delay_seconds": delay_seconds}
+    policy = {name: value for name, value in given.items() if value is not None}
+    return lambda: {**BaseCapability.get_retry_policy(), **policy}
+
+
+def _parameters_model(name: str, fields: dict[str, Any], label: str) -> type[BaseModel]:
+    made: Any = create_model
+    try:
+        return typing.cast("type[BaseModel]", made(f"{name}_parameters", **fields))
+    except PydanticUserError:
+        for parameter, (annotation, default) in fields.items():
+            try:
+                made("one", **{parameter: (annotation, default)})
+            except PydanticUserError as exc:
+                raise ValidationError(
+                    f"The parameter {parameter!r} of {label!r} is of type {annotation!r}, which a"
+                    " plan cannot give and the framework does not know how to fill in.",
+                    fix="Use a plain type, a context type, Progress, StepSettings,"
+                    " IdempotencyKey, AttemptNumber, StepContext or LangGraph's Runtime; a client"
+                    " of yours comes with Runtime[Deps] and context=Deps(...).",
+                ) from exc
+        raise
 
 
 def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
@@ -113,35 +215,35 @@ def _hints(function: Callable[..., Any], label: str) -> dict[str, Any]:
         ) from exc
 
 
-def _read_parameter(
-    parameter: inspect.Parameter,
-    hints: dict[str, Any],
-    label: str,
-    inputs: dict[str, tuple[type[CapabilityContext], str]],
-    fields: dict[str, Any],
+def _read_argument(
+    parameter: inspect.Parameter, hints: dict[str, Any], label: str, arguments: _Arguments
 ) -> None:
-    if parameter.name not in hints or parameter.kind in (
+    name = parameter.name
+    if name not in hints or parameter.kind in (
         parameter.VAR_POSITIONAL,
         parameter.VAR_KEYWORD,
         parameter.POSITIONAL_ONLY,
     ):
         raise ValidationError(
-            f"The parameter {parameter.name!r} of {label!r} cannot be filled.",
+            f"The parameter {name!r} of {label!r} cannot be filled.",
             fix="Annotate each parameter with a context type or a plain type.",
         )
-    annotation = hints[parameter.name]
+    annotation = hints[name]
+    if (getter := injected(annotation)) is not None:
+        arguments.injected[name] = getter
+        return
     found = _as_input(annotation)
     if found is None:
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (annotation, default)
+        arguments.parameters[name] = (annotation, default)
         return
     kind = found[0].CONTEXT_TYPE
-    if any(kind == known.CONTEXT_TYPE for known, _ in inputs.values()):
+    if any(kind == known.CONTEXT_TYPE for known, _ in arguments.inputs.values()):
         raise ValidationError(
             f"{label!r} takes the context type {kind!r} twice.",
             fix=f"Take list[...] to get several {kind} at once.",
         )
-    inputs[parameter.name] = found
+    arguments.inputs[name] = found
 
 
 def _is_context(annotation: Any) -> bool:
@@ -167,15 +269,21 @@ def _bare(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def _outputs(annotation: Any, label: str) -> list[type[CapabilityContext]]:
-    annotation = _bare(annotation)
+def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[CapabilityContext]]:
+    annotation, given = _bare(annotation), annotation
     if annotation in (None, type(None)):
         return []
-    kinds = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
-    kinds = tuple(_bare(kind) for kind in kinds)
-    if not all(_is_context(kind) for kind in kinds):
+    parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
+    kinds = [_bare(kind) for kind in parts]
+    if all(_is_context(kind) for kind in kinds):
+        return kinds
+    partly = any(
+        _is_context(part) for kind in kinds for part in (kind, *map(_bare, get_args(kind)))
+    )
+    listed = get_origin(annotation) in (list, Sequence)
+    if partly and not listed:
         raise ValidationError(
-            f"{label!r} returns {annotation!r}, which is not a context type.",
-            fix="Annotate the return value with a CapabilityContext subclass.",
+            f"{label!r} returns {annotation!r}, which is only in part a context type.",
+            fix="Return a context type, a tuple of them, a list of one, or plain values.",
         )
-    return list(kinds)
+    return [value_context(name, given, module)]

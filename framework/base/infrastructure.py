@@ -40,7 +40,13 @@ class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract a
                 state: The graph's state.
                 **kwargs: What the signature asks for: ``logger``, ``streamer``, ``runtime``,
                     ``services``.
+
+            Raises:
+                ValidationError: State that is needed is missing or wrong.
+                InfrastructureError: The work could not be done.
+                NotImplementedError: It was called on the base class.
             """
+            raise NotImplementedError("execute is abstract. Fix: write it in the subclass.")
 
     @staticmethod
     def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:

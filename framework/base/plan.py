@@ -59,7 +59,7 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
         path: Target file; missing parent folders are made.
 
     Raises:
-        PlanError: The plan holds something that is not JSON.
+        PlanError: The plan is none, or holds something that is not JSON.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "plans" / "a.json"
@@ -68,16 +68,18 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
     {'steps': [{'context_key': 'a'}]}
     """
     target = Path(path)
+    _check_plan_object(plan, f"The plan for {str(target)!r}")
     document = {
         _METADATA_KEY: {
             "version": PLAN_FILE_VERSION,
             "serialization_type": "execution_plan",
             "created_at": datetime.now(UTC).isoformat(),
         },
-        **{key: value for key, value in plan.items() if key != "stamp"},
+        "steps": plan.get("steps", []),
     }
     try:
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        content = text.encode()
     except (TypeError, ValueError) as exc:
         raise PlanError(
             f"The plan for {str(target)!r} is not plain JSON: {exc}.",
@@ -86,8 +88,8 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text + "\n")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
@@ -121,22 +123,25 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
             f"The plan file {str(source)!r} is not valid JSON: {exc}.",
             fix="Write plans with save_execution_plan_to_file.",
         ) from exc
-    if not isinstance(document, dict) or not isinstance(document.get("steps"), list):
-        raise PlanError(
-            f"The plan file {str(source)!r} holds no list of steps.",
-            fix='A plan is an object {"steps": [...]}.',
-        )
-    metadata = document.pop(_METADATA_KEY, None)
+    metadata = document.pop(_METADATA_KEY, None) if isinstance(document, dict) else None
     if metadata is not None:
         _check_metadata(metadata, source)
-    document.pop("stamp", None)
-    unknown = sorted(set(document) - {"steps"})
+        document.setdefault("steps", [])
+    _check_plan_object(document, f"The plan file {str(source)!r}", needs_steps=True)
+    return ExecutionPlan(steps=document["steps"])
+
+
+def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
+    """Refuse what is no plan, in the same way before it is written and after it is read."""
+    missing: Any = None if needs_steps else []
+    if not isinstance(plan, dict) or not isinstance(plan.get("steps", missing), list):
+        raise PlanError(f"{label} holds no list of steps.", fix='A plan is {"steps": [...]}.')
+    unknown = sorted(str(key) for key in set(plan) - {"steps", "stamp"})
     if unknown:
         raise PlanError(
-            f"The plan file {str(source)!r} has unknown fields {unknown}.",
+            f"{label} has unknown fields {unknown}.",
             fix="Remove them; a plan holds only 'steps'.",
         )
-    return ExecutionPlan(steps=document["steps"])
 
 
 def _check_metadata(metadata: object, source: Path) -> None:

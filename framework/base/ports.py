@@ -48,7 +48,7 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One request for one step, or for one call of a model.
+    """One request for one step, or for one call of a chat model.
 
     Attributes:
         capability: Name of the capability; of a model call, the model's role.
@@ -58,7 +58,8 @@ class Attempt:
         total: How many steps the plan has.
         number: Which try this is, from 1.
         objective: What it is for.
-        inputs: Context type to validated input; filled by ``screen``.
+        inputs: Context type to validated input, filled by ``screen``; of a model call, ``model``
+            and ``messages``.
         parameters: Validated parameters (a model, else a dictionary); filled by ``screen``.
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
@@ -129,6 +130,11 @@ class Failure:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def user_message(self) -> str:
+        """What a person is told, under the name that it has in the state."""
+        return self.message
+
+    @property
     def classification(self) -> ErrorClassification:
         """What the failure means."""
         return ErrorClassification(self.severity, self.message, dict(self.metadata))
@@ -152,6 +158,29 @@ class Failure:
             "final": self.final,
             **self.more,
         }
+
+    @classmethod
+    def from_state(cls, info: Mapping[str, Any]) -> Failure:
+        """Read what :meth:`to_state` wrote; what is missing or nonsense is CRITICAL."""
+        classification = info.get("classification") or {}
+        try:
+            severity = ErrorSeverity(classification.get("severity"))
+        except ValueError:
+            severity = ErrorSeverity.CRITICAL
+        return cls(
+            severity=severity,
+            message=str(info.get("user_message") or info.get("original_error") or ""),
+            original_error=str(info.get("original_error") or ""),
+            metadata=classification.get("metadata") or {},
+            capability=info.get("capability_name"),
+            node=info.get("node_name"),
+            key=info.get("context_key"),
+            retry_policy=info.get("retry_policy") or {},
+            execution_time=float(info.get("execution_time") or 0.0),
+            timestamp=str(info.get("timestamp") or ""),
+            attempts=int(info.get("attempts") or 1),
+            final=bool(info.get("final", True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +261,7 @@ class Question:
         capability: The capability.
         reason: Why it is asked.
         digest: Names what was shown; an agreement holds for nothing else.
+        shown: What a person is shown besides, whole: parameters and the values of inputs.
         run: Which run of an effect the question is about.
         effect: Name of the effect in the ledger.
         idempotency_key: Key under which the outside system knows the effect.
@@ -241,6 +271,7 @@ class Question:
     capability: str
     reason: str = ""
     digest: str = ""
+    shown: Mapping[str, Any] = field(default_factory=dict)
     run: int = 0
     effect: str = ""
     idempotency_key: str = ""
@@ -271,9 +302,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.decision not in ("allow", "deny", "ask"):
-            raise ValueError(
-                f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'."
-            )
+            raise ValueError(f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class Declarations:
         effect_key: Names of the parameters that make two effects the same one; ``None`` for all
             parameters and inputs.
         repeatable: Whether a new plan of the same turn may let it act again without asking.
+        behaviors: What stands around each of its attempts: objects with ``stage`` and
+            ``async around(attempt, call_next)``.
     """
 
     effect: Effect = "none"
@@ -94,6 +96,7 @@ class Declarations:
     always_active: bool = False
     effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
     repeatable: bool = False
+    behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
 
 
 DECLARED: dict[str, Any] = {entry.name: entry.default for entry in fields(Declarations)}

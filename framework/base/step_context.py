@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,21 @@ from typing import Any
 from configs.logger import ComponentLogger, get_logger
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
+
+
+async def _simply(_key: str, call: Callable[[], Any]) -> Any:
+    found = call()
+    return await found if inspect.isawaitable(found) else found
+
+
+class StepInputs(dict[str, Any]):
+    """The inputs by type, as the static form gets them in ``context``.
+
+    Attributes:
+        once: Runs an effect inside the step at most once: ``await context.once("key", call)``.
+    """
+
+    once: Callable[[str, Callable[[], Any]], Awaitable[Any]]
 
 
 @dataclass(slots=True)
@@ -29,6 +45,7 @@ class StepContext:
         config: Settings section of this capability.
         runtime: LangGraph's ``Runtime`` inside a run, else ``None``.
         model: Returns the chat model of a role, or ``None`` when none is configured.
+        once: Runs an effect inside the step at most once: ``await once("key", call)``.
         stored: Outputs handed over with ``store``.
     """
 
@@ -46,6 +63,7 @@ class StepContext:
     runtime: Any = None
     model: Callable[[str], Any] = lambda _role: None
     notify: Callable[[str, float | None], None] = lambda _message, _fraction: None
+    once: Callable[[str, Callable[[], Any]], Awaitable[Any]] = _simply
     stored: list[CapabilityContext] = field(default_factory=list)
 
     @property

@@ -26,7 +26,6 @@ PACKAGED_CONFIG = "data_agent.yml"
 MEMORY = "memory"
 """``--db memory``: threads end with the process."""
 
-_DATA_TYPE = "DATA_SOURCE"
 _LONGEST_THREAD_ID = 200
 
 
@@ -40,7 +39,7 @@ class Agent:
         graph: The compiled graph.
         saver: Where its threads are.
         store: Where what outlives a thread is.
-        url: Address of the database, as it was given.
+        data: Context data that ``--data`` stands for.
     """
 
     settings: Settings
@@ -48,7 +47,7 @@ class Agent:
     graph: CompiledStateGraph[Any, Any, Any, Any]
     saver: BaseCheckpointSaver[Any]
     store: BaseStore
-    url: str
+    data: Mapping[str, Any]
 
 
 def config_files(config: Path | None) -> list[Path]:
@@ -73,12 +72,14 @@ def packaged_config(name: str) -> Path:
     return Path(configs.__file__).parent / name
 
 
-def read_settings(config: Path | None, data: Sequence[str] = ()) -> Settings:
+def read_settings(config: Path | None) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
+
+    Where the configuration names no ``data_folders``, the working folder may be read; the files
+    of ``--data`` always.
 
     Args:
         config: The file of ``--config``, if any.
-        data: Files of ``--data``; they take the place of the ones that the configuration names.
     """
     from configs.settings import load_settings
 
@@ -87,9 +88,17 @@ def read_settings(config: Path | None, data: Sequence[str] = ()) -> Settings:
     for file in [*files, *([Path(named)] if named else [])]:
         _make_importable(file.resolve().parent)
     settings = load_settings(*files)
-    if data:
-        settings.context.pop(_DATA_TYPE, None)
+    settings.data_folders = settings.data_folders or [str(Path.cwd())]
     return settings
+
+
+def _is_scheme(file: str) -> bool:
+    """Say whether a file is named as ``scheme:name``, for a capability to find."""
+    return not Path(file).expanduser().exists() and ":" in file and "/" not in file.split(":", 1)[0]
+
+
+def _named_files(data: Sequence[str]) -> list[str]:
+    return [str(Path(file).expanduser()) for file in data if not _is_scheme(file)]
 
 
 def without_models(settings: Settings) -> Settings:
@@ -106,6 +115,8 @@ def _make_importable(folder: Path) -> None:
 def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
     """Return the context data that ``--data`` stands for.
 
+    They go to the context types that the caller gives and that have a field ``files``.
+
     Args:
         files: Paths, or ``scheme:name`` for what a capability finds by itself.
         registry: What the agent is made of.
@@ -113,10 +124,17 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
     Raises:
         ConfigurationError: A file is missing, or nothing here reads data files.
     """
-    if _DATA_TYPE not in registry.context_types:
+    if not files:
+        return {}
+    types = registry.context_types
+    kinds = [
+        kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
+    ]
+    if not kinds:
         raise ConfigurationError(
-            "--data is given, but the agent has no context type DATA_SOURCE.",
-            fix="Add capabilities.contexts and capabilities.data_retrieval to 'modules'.",
+            "--data is given, but no context type of the agent takes files.",
+            fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
+            " capabilities.contexts and capabilities.query_data to 'modules'.",
         )
     found = []
     for file in files:
@@ -124,13 +142,13 @@ def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
         if path.exists():
             # The thread may be resumed from another folder.
             found.append(str(path.resolve()))
-        elif ":" in file and "/" not in file.split(":", 1)[0]:
+        elif _is_scheme(file):
             found.append(file)
         else:
             raise ConfigurationError(
                 f"The data file {file!r} does not exist.", fix="Check the path of --data."
             )
-    return {_DATA_TYPE: {"data": {"files": found}}}
+    return {kind: {"data": {"files": found}} for kind in kinds}
 
 
 def data_folder() -> Path:
@@ -197,7 +215,11 @@ async def open_database(
 
 @contextlib.asynccontextmanager
 async def open_agent(
-    settings: Settings, *, model: str | None = None, db: str | None = None
+    settings: Settings,
+    *,
+    model: str | None = None,
+    db: str | None = None,
+    data: Sequence[str] = (),
 ) -> AsyncIterator[Agent]:
     """Build the agent that the settings describe, over its database.
 
@@ -205,18 +227,31 @@ async def open_agent(
         settings: All settings.
         model: ``"provider:name"`` that takes the place of the settings' models.
         db: What ``--db`` says.
+        data: Files of ``--data``; they take the place of the ones that the settings name.
     """
+    from configs.logger import SecretMasker, use_masker
     from framework.graph import build_graph
     from framework.registry import Registry
 
     # Modules are imported and models made here, which reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)
+    given = await asyncio.to_thread(data_context, data, registry)
+    kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
+    named = await asyncio.to_thread(_named_files, data)
+    folders = [*settings.data_folders, *named]
+    settings = settings.model_copy(update={"context": kept, "data_folders": folders})
     url = await asyncio.to_thread(database_url, db, settings)
-    async with open_database(url, settings) as (saver, store):
-        graph = await asyncio.to_thread(
-            build_graph, registry, model=model, checkpointer=saver, store=store, settings=settings
-        )
-        yield Agent(settings, registry, graph, saver, store, url)
+    with use_masker(SecretMasker.of(settings)):
+        async with open_database(url, settings) as (saver, store):
+            graph = await asyncio.to_thread(
+                build_graph,
+                registry,
+                model=model,
+                checkpointer=saver,
+                store=store,
+                settings=settings,
+            )
+            yield Agent(settings, registry, graph, saver, store, given)
 
 
 async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
@@ -230,8 +265,9 @@ async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
     found = await agent.saver.aget_tuple(config)
     results = dict(values.get("execution_step_results") or {})
     for _, _, value in (found.pending_writes if found else None) or []:
-        if isinstance(value, Mapping) and isinstance(value.get("execution_step_results"), Mapping):
-            results |= value["execution_step_results"]
+        update = value.get("update") if isinstance(value, Mapping) else None
+        if isinstance(update, Mapping):
+            results |= update.get("execution_step_results") or {}
     return {**values, "execution_step_results": results}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 from configs.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from langgraph.types import StateSnapshot
+
     from framework.cli.agent import Agent
     from framework.cli.progress import Progress, Span
     from framework.cli.turn import TurnEnd
     from framework.cli.views import View
     from framework.telemetry import Event
+
+
+AskPerson = Callable[[dict[str, Any]], dict[str, Any]]
+"""Asks a person the open questions; returns what to resume with."""
 
 
 @dataclass(slots=True)
@@ -54,213 +60,213 @@ class AskOptions:
     plain: bool = False
     quiet: bool = False
 
-    def resume_command(self, thread_id: str) -> str:
-        """Return the command that goes on with a thread of this command."""
-        words = ["capgraph", "ask", "--thread", thread_id]
+
+@dataclass(slots=True)
+class Session:
+    """An open agent, and the thread in which turns follow each other.
+
+    Attributes:
+        options: What the command line says.
+        runner: Runs the turns; questions are asked between them, outside of the event loop.
+        agent: The agent.
+        thread_id: The thread.
+        command: The command that goes on with the thread: ``ask`` or ``chat``.
+    """
+
+    options: AskOptions
+    runner: asyncio.Runner
+    agent: Agent
+    thread_id: str
+    command: str
+
+    @property
+    def config(self) -> Any:
+        """What names the thread to the graph."""
+        return {"configurable": {"thread_id": self.thread_id}}
+
+    @property
+    def gateway(self) -> Any:
+        """The module that reads what a person types."""
+        from framework.cli.gateway import gateway_of
+
+        return gateway_of(self.agent.settings)
+
+    def state(self) -> StateSnapshot:
+        """Return the thread as it stands."""
+        return self.runner.run(self.agent.graph.aget_state(self.config))
+
+    def prepare(self, text: str) -> Any:
+        """Read what a person typed."""
+        return self.runner.run(self.gateway.prepare(self.agent.graph, text, self.config))
+
+    def with_data(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the input of a turn with the files of ``--data``."""
+        data = dict(self.agent.data)
+        return {**given, "capability_context_data": data} if data else given
+
+    def resume_command(self) -> str:
+        """Return the command that goes on with the thread."""
+        options = self.options
+        words = ["capgraph", self.command, "--thread", self.thread_id]
         for option, value in (
-            ("--db", self.db),
-            ("--config", self.config),
-            ("--model", self.model),
+            ("--db", options.db),
+            ("--config", options.config),
+            ("--model", options.model),
         ):
             words += [option, str(value)] if value else []
         return shlex.join(words)
 
+    def turn(
+        self, given: Any, question: str | None, view: View, ask_person: AskPerson | None
+    ) -> tuple[TurnEnd, list[Span]]:
+        """Run a turn, and on through its questions as long as somebody answers them.
 
-@dataclass(slots=True)
-class Asking:
-    """One run of the command: turns follow each other while a person is asked.
+        Args:
+            given: What the graph begins with.
+            question: What the person asked, for the view.
+            view: Shows the turn.
+            ask_person: ``None`` when there is nobody.
 
-    Attributes:
-        options: What the command line says.
-        view: How it is shown.
-        ask_person: Asks a person; ``None`` when there is nobody.
-        resume_command: Names the command that goes on with a thread; ``ask`` by default.
-    """
+        Returns:
+            The end of the turn and what took time.
+        """
+        from langgraph.types import Command
 
-    options: AskOptions
-    view: View
-    ask_person: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    resume_command: Callable[[str], str] | None = None
+        spans: list[Span] = []
+        while True:
+            end, progress = self.runner.run(self._show(given, question, view))
+            spans += progress.spans
+            view.close()
+            answers = self._answers(end, ask_person) if end.status == "waiting" else None
+            if answers is None:
+                if end.status in {"waiting", "cancelled", "drained"}:
+                    end.resume_command = self.resume_command()
+                view.end(end, progress)
+                return end, spans
+            given, question = Command(resume=answers), None
 
-    def run(self) -> TurnEnd:
-        """Run to the end of the turn, or to a question that nobody here answers."""
-        from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
-
-        options = self.options
-        thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config, options.data)
-        with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db)
-            agent = runner.run(opened.__aenter__())
-            stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
-            stack.callback(self.view.close)
-            given = runner.run(self._first_input(agent, thread_id))
-            end, spans = converse(runner, agent, given, thread_id, options.question, self)
-        if options.timeline is not None:
-            from framework.cli.timeline import write_timeline
-
-            write_timeline(spans, options.timeline, title=options.question or thread_id)
-        return end
-
-    def answers(self, end: TurnEnd) -> dict[str, Any] | None:
-        """Return the answers to open questions, or ``None`` when nobody here gives them."""
+    def _answers(self, end: TurnEnd, ask_person: AskPerson | None) -> dict[str, Any] | None:
         from framework.cli.questions import answer_all
 
         if self.options.answer is not None:
             stuck = any(q.get("problems") for q in end.questions.values() if isinstance(q, dict))
             return None if stuck else answer_all(end.questions, approve=self.options.answer)
-        if self.ask_person is None:
+        if ask_person is None:
             return None
         try:
-            return self.ask_person(end.questions)
+            return ask_person(end.questions)
         except EOFError:
             return None
         except KeyboardInterrupt:
             end.status = "cancelled"
             return None
 
-    async def _first_input(self, agent: Agent, thread_id: str) -> Any:
-        """Return what the graph begins with.
-
-        Raises:
-            ConfigurationError: There is nothing to do, or a turn is unfinished.
-        """
-        options = self.options
-        pending, questions = await unfinished(agent, thread_id)
-        new = options.question is not None or options.plan is not None
-        if questions and not options.abandon:
-            return await self._answer_of_question(agent, thread_id, questions)
-        if pending and not new:
-            return None
-        if pending and not options.abandon:
-            raise ConfigurationError(
-                f"The thread {thread_id!r} has an unfinished turn.",
-                fix=f"Finish it with '{options.resume_command(thread_id)}',"
-                " or add --abandon to ask something new.",
-            )
-        if not new:
-            raise ConfigurationError(
-                f"There is no question, and the thread {thread_id!r} has nothing unfinished.",
-                fix="Write the question: capgraph ask 'What …?'.",
-            )
-        return await new_input(agent, thread_id, options)
-
-    async def _answer_of_question(
-        self, agent: Agent, thread_id: str, questions: dict[str, Any]
-    ) -> Any:
+    async def _show(self, given: Any, question: str | None, view: View) -> tuple[TurnEnd, Progress]:
         from langgraph.types import Command
 
-        if self.options.question is not None:
-            from framework.cli.gateway import gateway_of
+        from framework.cli.agent import thread_values
+        from framework.cli.progress import Progress
+        from framework.cli.turn import run_turn
 
-            config: Any = {"configurable": {"thread_id": thread_id}}
-            text = self.options.question
-            prepared = await gateway_of(agent.settings).prepare(agent.graph, text, config)
-            return prepared.input
-        if self.options.answer is not None:
-            from framework.cli.questions import answer_all
+        progress = Progress()
+        if given is None or isinstance(given, Command):
+            progress = Progress.of_state(await thread_values(self.agent, self.thread_id))
+        view.begin(question, self.thread_id, progress)
 
-            answers = answer_all(questions, approve=self.options.answer)
-            if answers is not None:
-                return Command(resume=answers)
-        # Without an answer the graph asks again, and the question reaches the view.
-        return None
+        def on_event(event: Event) -> None:
+            progress.apply(event)
+            view.event(event, progress)
 
-
-async def unfinished(agent: Agent, thread_id: str) -> tuple[bool, dict[str, Any]]:
-    """Return whether a thread has an unfinished turn, and its open questions."""
-    config: Any = {"configurable": {"thread_id": thread_id}}
-    snapshot = await agent.graph.aget_state(config)
-    return bool(snapshot.tasks), {item.id: item.value for item in snapshot.interrupts}
+        end = await run_turn(self.agent, given, self.thread_id, on_event)
+        progress.settle(end.status)
+        return end, progress
 
 
-async def new_input(agent: Agent, thread_id: str, options: AskOptions) -> dict[str, Any]:
-    """Return the input of a new turn."""
-    from framework.base import load_execution_plan_from_file
-    from framework.cli.agent import data_context
-    from framework.cli.gateway import gateway_of
+@contextlib.contextmanager
+def opened(options: AskOptions, command: str) -> Iterator[Session]:
+    """Open the agent of a command line."""
+    from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
 
-    given: dict[str, Any] = {}
-    if options.question is not None:
-        config: Any = {"configurable": {"thread_id": thread_id}}
-        gateway = gateway_of(agent.settings)
-        if options.question.lstrip().startswith("/"):
-            prepared = await gateway.prepare(agent.graph, options.question, config)
-            if not isinstance(prepared.input, dict):
-                raise ConfigurationError(
-                    f"{options.question!r} is a command without a question.",
-                    fix="Use it in 'capgraph chat', or write a question after it.",
-                )
-            given = dict(prepared.input)
-        else:
-            given["messages"] = [("user", options.question)]
-    if options.plan is not None:
-        given["planning_execution_plan"] = await asyncio.to_thread(
-            load_execution_plan_from_file, options.plan
-        )
-    if options.data:
-        given["capability_context_data"] = await asyncio.to_thread(
-            data_context, options.data, agent.registry
-        )
-    return given
+    thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
+    settings = read_settings(options.config)
+    with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
+        opening = open_agent(settings, model=options.model, db=options.db, data=options.data)
+        agent = runner.run(opening.__aenter__())
+        stack.callback(lambda: runner.run(opening.__aexit__(None, None, None)))
+        yield Session(options, runner, agent, thread_id, command)
 
 
-def converse(
-    runner: asyncio.Runner,
-    agent: Agent,
-    given: Any,
-    thread_id: str,
-    question: str | None,
-    asking: Asking,
-) -> tuple[TurnEnd, list[Span]]:
-    """Run a turn, and on through its questions as long as somebody answers them.
+def ask_once(options: AskOptions, view: View, ask_person: AskPerson | None) -> TurnEnd:
+    """Run to the end of the turn, or to a question that nobody here answers.
 
     Args:
-        runner: Runs the turns; questions are asked between them, outside of the event loop.
-        agent: The agent.
-        given: What the graph begins with.
-        thread_id: The thread.
-        question: What the person asked, for the view.
-        asking: Shows the turn and answers its questions.
+        options: What the command line says.
+        view: How it is shown.
+        ask_person: ``None`` when there is nobody.
 
-    Returns:
-        The end of the turn and what took time.
+    Raises:
+        ConfigurationError: There is nothing to do, or a turn is unfinished.
     """
+    with opened(options, "ask") as session, contextlib.closing(view):
+        end, spans = session.turn(_first_input(session), options.question, view, ask_person)
+    if options.timeline is not None:
+        from framework.cli.timeline import write_timeline
+
+        write_timeline(spans, options.timeline, title=options.question or session.thread_id)
+    return end
+
+
+def _first_input(session: Session) -> Any:
+    """Return what the graph begins with."""
+    options, state = session.options, session.state()
+    new = options.question is not None or options.plan is not None
+    if state.interrupts and not options.abandon:
+        return _answer(session, {item.id: item.value for item in state.interrupts})
+    if state.tasks and not new:
+        return None
+    if state.tasks and not options.abandon:
+        raise ConfigurationError(
+            f"The thread {session.thread_id!r} has an unfinished turn.",
+            fix=f"Finish it with '{session.resume_command()}',"
+            " or add --abandon to ask something new.",
+        )
+    if not new:
+        raise ConfigurationError(
+            f"There is no question, and the thread {session.thread_id!r} has nothing unfinished.",
+            fix="Write the question: capgraph ask 'What …?'.",
+        )
+    return _new_input(session)
+
+
+def _answer(session: Session, questions: dict[str, Any]) -> Any:
     from langgraph.types import Command
 
-    spans: list[Span] = []
-    while True:
-        end, progress = runner.run(_show_turn(agent, given, thread_id, question, asking.view))
-        spans += progress.spans
-        asking.view.close()
-        answers = asking.answers(end) if end.status == "waiting" else None
-        if answers is None:
-            if end.status in {"waiting", "cancelled", "drained"}:
-                name = asking.resume_command or asking.options.resume_command
-                end.resume_command = name(thread_id)
-            asking.view.end(end, progress)
-            return end, spans
-        given, question = Command(resume=answers), None
+    from framework.cli.questions import answer_all
+
+    if session.options.question is not None:
+        return session.prepare(session.options.question).input
+    answers = None
+    if session.options.answer is not None:
+        answers = answer_all(questions, approve=session.options.answer)
+    # Without an answer the graph asks again, and the question reaches the view.
+    return None if answers is None else Command(resume=answers)
 
 
-async def _show_turn(
-    agent: Agent, given: Any, thread_id: str, question: str | None, view: View
-) -> tuple[TurnEnd, Progress]:
-    from langgraph.types import Command
+def _new_input(session: Session) -> dict[str, Any]:
+    from framework.base import load_execution_plan_from_file
 
-    from framework.cli.agent import thread_values
-    from framework.cli.progress import Progress
-    from framework.cli.turn import run_turn
-
-    progress = Progress()
-    if given is None or isinstance(given, Command):
-        progress = Progress.of_state(await thread_values(agent, thread_id))
-    view.begin(question, thread_id, progress)
-
-    def on_event(event: Event) -> None:
-        progress.apply(event)
-        view.event(event, progress)
-
-    end = await run_turn(agent, given, thread_id, on_event)
-    progress.settle(end.status)
-    return end, progress
+    options = session.options
+    given: dict[str, Any] = {}
+    if options.question is not None and options.question.lstrip().startswith("/"):
+        prepared = session.prepare(options.question)
+        if not isinstance(prepared.input, dict):
+            raise ConfigurationError(
+                f"{options.question!r} is a command without a question.",
+                fix="Use it in 'capgraph chat', or write a question after it.",
+            )
+        given = dict(prepared.input)
+    elif options.question is not None:
+        given["messages"] = [("user", options.question)]
+    if options.plan is not None:
+        given["planning_execution_plan"] = load_execution_plan_from_file(options.plan)
+    return session.with_data(given)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import CapgraphError
-from framework.cli.ask import Asking, AskOptions, converse, unfinished
+from framework.cli.ask import AskOptions, Session, opened
 from framework.cli.exit_codes import ExitCode
 from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from framework.cli.agent import Agent
 
 _HISTORY_SHOWN = 6
 _HISTORY_KEPT = 1000
@@ -33,38 +28,26 @@ class Chat:
     def __init__(self, options: AskOptions) -> None:
         self._options = options
         self._console = make_console()
-        self._thread_id = ""
 
     def run(self) -> int:
         """Talk until the person leaves; returns the exit code."""
-        from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
-
-        options = self._options
-        self._thread_id = check_thread_id(options.thread) if options.thread else new_thread_id()
-        settings = read_settings(options.config, options.data)
         code: int = ExitCode.ANSWERED
-        with asyncio.Runner() as runner, contextlib.ExitStack() as stack:
-            opened = open_agent(settings, model=options.model, db=options.db)
-            agent = runner.run(opened.__aenter__())
-            stack.callback(lambda: runner.run(opened.__aexit__(None, None, None)))
-            stack.enter_context(_line_editing())
+        with opened(self._options, "chat") as session, _line_editing():
             try:
-                self._welcome(runner, agent)
-                self._go_on(runner, agent)
-                while self._one_line(runner, agent):
+                self._welcome(session)
+                self._go_on(session)
+                while self._one_line(session):
                     pass
             except KeyboardInterrupt:
                 self._console.print()
                 code = ExitCode.INTERRUPTED
-            self._goodbye(runner, agent)
+            self._goodbye(session)
         return code
 
     # --- one line -------------------------------------------------------------------------
 
-    def _one_line(self, runner: asyncio.Runner, agent: Agent) -> bool:
+    def _one_line(self, session: Session) -> bool:
         """Read a line and do what it says; returns whether to go on."""
-        from framework.cli.gateway import gateway_of
-
         try:
             line = input(_PROMPT).strip()
         except EOFError:
@@ -72,10 +55,8 @@ class Chat:
             return False
         if not line:
             return True
-        config: Any = {"configurable": {"thread_id": self._thread_id}}
-        gateway = gateway_of(agent.settings)
         try:
-            prepared = runner.run(gateway.prepare(agent.graph, line, config))
+            prepared = session.prepare(line)
         except CapgraphError as exc:
             print_error(exc)
             return True
@@ -84,84 +65,70 @@ class Chat:
         for command in prepared.commands:
             if command == "exit":
                 return False
-            self._command(command, runner, agent, gateway.HELP)
-        if prepared.input is not None:
-            self._turn(runner, agent, self._with_data(prepared.input, agent), None)
+            self._command(command, session)
+        given = prepared.input
+        if given is not None:
+            self._turn(session, session.with_data(given) if isinstance(given, dict) else given)
         return True
 
-    def _turn(self, runner: asyncio.Runner, agent: Agent, given: Any, question: str | None) -> None:
+    def _turn(self, session: Session, given: Any) -> None:
         from framework.cli.questions import ask_all
         from framework.cli.views import make_view
 
-        options = self._options
-        options.thread = self._thread_id
+        view = make_view(plain=self._options.plain, heading=False)
         asks = (lambda asked: ask_all(asked, self._console)) if is_interactive() else None
-        asking = Asking(
-            options, make_view(plain=options.plain, heading=False), asks, self._resume_command
-        )
-        end, _ = converse(runner, agent, given, self._thread_id, question, asking)
+        end, _ = session.turn(given, None, view, asks)
         if end.status == "cancelled" and end.questions:
             raise KeyboardInterrupt
         if end.status == "cancelled":
-            self._go_on(runner, agent)
-
-    def _with_data(self, given: Any, agent: Agent) -> Any:
-        from framework.cli.agent import data_context
-
-        if isinstance(given, dict) and self._options.data:
-            return {
-                **given,
-                "capability_context_data": data_context(self._options.data, agent.registry),
-            }
-        return given
+            self._go_on(session)
 
     # --- what a thread holds -----------------------------------------------------------------
 
-    def _welcome(self, runner: asyncio.Runner, agent: Agent) -> None:
+    def _welcome(self, session: Session) -> None:
         print_ = self._console.print
-        print_(f"{one_line(agent.settings.name)}, thread {one_line(self._thread_id)}", style="bold")
+        name = one_line(session.agent.settings.name)
+        print_(f"{name}, thread {one_line(session.thread_id)}", style="bold")
         print_("Write a question; '/help' shows the commands, '/exit' leaves.", style="dim")
-        messages = runner.run(self._values(agent)).get("messages") or []
+        messages = session.state().values.get("messages") or []
         for message in messages[-_HISTORY_SHOWN:]:
             who = "you" if message.type == "human" else "agent"
             print_(f"{who}> {safe(message.text)}", style="dim", soft_wrap=True)
 
-    def _go_on(self, runner: asyncio.Runner, agent: Agent) -> None:
+    def _go_on(self, session: Session) -> None:
         """Go on with an unfinished turn, if the person wants to."""
-        pending, questions = runner.run(unfinished(agent, self._thread_id))
-        if questions:
-            self._turn(runner, agent, None, None)
-        elif pending:
+        state = session.state()
+        if state.interrupts:
+            self._turn(session, None)
+        elif state.tasks:
             self._console.print("The last turn of this thread is unfinished.", style="yellow")
             try:
                 answer = input("Go on with it? [Y/n] ").strip().lower()
             except EOFError:
                 return
             if answer in {"", "y", "yes"}:
-                self._turn(runner, agent, None, None)
+                self._turn(session, None)
 
-    def _command(
-        self, command: str, runner: asyncio.Runner, agent: Agent, known: Mapping[str, str]
-    ) -> None:
+    def _command(self, command: str, session: Session) -> None:
         if command == "help":
-            for name, meaning in known.items():
+            for name, meaning in session.gateway.HELP.items():
                 self._console.print(f"  {name:<15} {meaning}")
         elif command == "clear":
             from framework.cli.agent import new_thread_id
 
-            self._goodbye(runner, agent)
-            self._thread_id = new_thread_id()
-            self._console.print(f"thread {self._thread_id}", style="bold")
+            self._goodbye(session)
+            session.thread_id = new_thread_id()
+            self._console.print(f"thread {session.thread_id}", style="bold")
         elif command == "capabilities":
-            self._console.print(safe(agent.registry.describe()), soft_wrap=True)
+            self._console.print(safe(session.agent.registry.describe()), soft_wrap=True)
         elif command == "status":
-            self._status(runner, agent)
+            self._status(session)
 
-    def _status(self, runner: asyncio.Runner, agent: Agent) -> None:
-        values = runner.run(self._values(agent))
+    def _status(self, session: Session) -> None:
+        values = session.state().values
         control = values.get("agent_control") or {}
         turns = (values.get("runtime_info") or {}).get("turn", 0)
-        self._console.print(f"  thread    {one_line(self._thread_id)}, {turns} turn(s)")
+        self._console.print(f"  thread    {one_line(session.thread_id)}, {turns} turn(s)")
         for name, value in sorted(control.items()):
             self._console.print(one_line(f"  switch    {name} = {str(value).lower()}"))
         for kind, entries in sorted((values.get("capability_context_data") or {}).items()):
@@ -170,19 +137,10 @@ class Chat:
         if outcome:
             self._console.print(one_line(f"  last turn {outcome.get('status')}"))
 
-    async def _values(self, agent: Agent) -> Mapping[str, Any]:
-        config: Any = {"configurable": {"thread_id": self._thread_id}}
-        values: Mapping[str, Any] = (await agent.graph.aget_state(config)).values
-        return values
-
-    def _goodbye(self, runner: asyncio.Runner, agent: Agent) -> None:
-        if runner.run(self._values(agent)):
-            command = self._resume_command(self._thread_id)
-            self._console.print(f"resume with: {one_line(command, 4000)}", soft_wrap=True)
-
-    def _resume_command(self, thread_id: str) -> str:
-        words = shlex.split(self._options.resume_command(thread_id))
-        return shlex.join(["capgraph", "chat", *words[2:]])
+    def _goodbye(self, session: Session) -> None:
+        if session.state().values:
+            command = one_line(session.resume_command(), 4000)
+            self._console.print(f"resume with: {command}", soft_wrap=True)
 
 
 @contextlib.contextmanager

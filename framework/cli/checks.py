@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 MODEL_SECONDS = 20.0
 """How long a model has to answer."""
 
-DISTRIBUTION = "capgraph"
-_NEEDED_BY_URL = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -72,6 +69,7 @@ def check_registry(settings: Settings) -> tuple[Registry | None, list[Finding]]:
         findings.append(Finding("registry", "error", text, fix))
     for name in registry.capabilities:
         findings += _guides(registry, name)
+    findings += _uncounted(registry)
     if not registry.capabilities:
         findings.append(
             Finding(
@@ -105,6 +103,35 @@ def _guides(registry: Registry, name: str) -> Iterator[Finding]:
         )
 
 
+def _uncounted(registry: Registry) -> Iterator[Finding]:
+    from framework.models.uncounted import uncounted_calls
+
+    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
+        for line in uncounted_calls(module):
+            yield Finding(
+                "registry",
+                "warning",
+                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
+                " run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run.",
+            )
+
+
+def check_promises(
+    registry: Registry, settings: Settings, model: str | None, url: str
+) -> list[Finding]:
+    """Find what works, but not as one may think: effects without a saver, parameters offline."""
+    from framework.cli.agent import MEMORY
+    from framework.graph.validate import warnings_of
+
+    offline = not (model or settings.model or settings.models)
+    found = []
+    for text in warnings_of(registry, offline=offline, saved=url not in ("", MEMORY)):
+        told, _, fix = text.partition(" Fix: ")
+        found.append(Finding("registry", "warning", told, fix))
+    return found
+
+
 def check_settings(settings: Settings, registry: Registry) -> list[Finding]:
     """Find sections that name nothing, and context data that does not fit."""
     from framework.base import ValidationError
@@ -133,59 +160,22 @@ def check_settings(settings: Settings, registry: Registry) -> list[Finding]:
     return findings
 
 
-def check_extras(settings: Settings, url: str) -> list[Finding]:
-    """Find optional packages that the configuration needs and that are not installed."""
-    from importlib.metadata import PackageNotFoundError, requires, version
+def check_extras(settings: Settings) -> list[Finding]:
+    """Find the optional packages that a run loads late; loading tells of all others."""
+    from framework.base.errors import MissingExtraError, require_extra
 
-    from packaging.requirements import Requirement
-
-    try:
-        listed = [Requirement(text) for text in requires(DISTRIBUTION) or []]
-    except PackageNotFoundError:
-        fix = "Install it: pip install --editable . in its folder."
-        text = "capgraph runs from source and is not installed, so extras cannot be looked up."
-        return [Finding("extras", "warning", text, fix)]
-    needed = needed_extras(settings, url)
     findings = []
-    for extra, reason in needed.items():
-        missing = []
-        for requirement in listed:
-            marker = requirement.marker
-            if marker is None or marker.evaluate({"extra": ""}):
-                continue
-            if not marker.evaluate({"extra": extra}) or requirement.name == DISTRIBUTION:
-                continue
-            try:
-                installed = version(requirement.name)
-            except PackageNotFoundError:
-                missing.append(str(requirement.name))
-                continue
-            if not requirement.specifier.contains(installed, prereleases=True):
-                missing.append(f"{requirement.name}{requirement.specifier} (not {installed})")
-        if missing:
-            text = f"The extra {extra!r} lacks {', '.join(missing)}; needed for {reason}."
-            fix = f"pip install 'capgraph[{extra}]'"
-            findings.append(Finding("extras", "error", text, fix))
-        else:
-            findings.append(Finding("extras", "ok", f"{extra}: installed, for {reason}"))
-    return findings
-
-
-def needed_extras(settings: Settings, url: str) -> dict[str, str]:
-    """Return the extras that a configuration needs: name to what for."""
-    needed: dict[str, str] = {}
-    if settings.model or settings.models:
-        needed["models"] = "the configured chat models"
-    else:
-        needed["offline"] = "choosing capabilities without a model"
+    wanted = {} if settings.model or settings.models else {"offline": "numpy"}
     if any(module.split(".")[0] == "capabilities" for module in settings.modules):
-        needed["data"] = "the packaged data capabilities"
-    extra = _NEEDED_BY_URL.get(url.split("://", 1)[0])
-    if extra:
-        needed[extra] = f"threads in {extra}"
-    if settings.persistence.encryption_key:
-        needed["encryption"] = "persistence.encryption_key"
-    return needed
+        wanted["data"] = "duckdb"
+    for extra, module in wanted.items():
+        try:
+            require_extra(module, extra)
+        except MissingExtraError as exc:
+            findings.append(Finding.of_error("extras", exc))
+        else:
+            findings.append(Finding("extras", "ok", f"{extra}: installed"))
+    return findings
 
 
 async def check_database(url: str, settings: Settings) -> Finding:
@@ -216,6 +206,7 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
     if not configured:
         return [Finding("models", "ok", "none configured; the agent runs without one")]
     from framework.models import chat_models
+    from framework.models.roles import model_name
 
     try:
         made = await asyncio.to_thread(chat_models, configured)
@@ -228,7 +219,7 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
     names = {number: ", ".join(found) for number, found in roles.items()}
     if not ask:
         return [
-            Finding("models", "ok", f"{_model_name(models[n])} for {text}: made, not asked")
+            Finding("models", "ok", f"{model_name(models[n])} for {text}: made, not asked")
             for n, text in names.items()
         ]
     return list(await asyncio.gather(*(_ask(models[n], text) for n, text in names.items())))
@@ -236,8 +227,9 @@ async def check_models(settings: Settings, model: str | None, *, ask: bool) -> l
 
 async def _ask(model: Any, roles: str) -> Finding:
     from configs.logger import mask_secrets
+    from framework.models.roles import model_name
 
-    name = f"{_model_name(model)} for {roles}"
+    name = f"{model_name(model)} for {roles}"
     try:
         async with asyncio.timeout(MODEL_SECONDS):
             await model.ainvoke("Answer with the one word: ready")
@@ -248,14 +240,6 @@ async def _ask(model: Any, roles: str) -> Finding:
         text = f"{name}: {type(exc).__name__}: {mask_secrets(str(exc))}"
         return Finding("models", "error", text, "Check the model's name, its key and base_url.")
     return Finding("models", "ok", f"{name}: answered")
-
-
-def _model_name(model: Any) -> str:
-    for attribute in ("model_name", "model", "model_id"):
-        value = getattr(model, attribute, None)
-        if isinstance(value, str) and value:
-            return value
-    return type(model).__name__
 
 
 def named_files(files: list[Path]) -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,13 +17,6 @@ from framework.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
-
-_SHARES = frozenset({"passed", "precision", "recall", "node_f1", "edge_f1"})
-_LEAST = "Least value, 0 to 1 (default: the set's own)."
-
-
-def _least(name: str) -> Any:
-    return typer.Option(f"--min-{name}", min=0.0, max=1.0, help=_LEAST, show_default=False)
 
 
 def evaluate(
@@ -41,30 +34,16 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
     ] = None,
-    min_passed: Annotated[float | None, _least("passed")] = None,
-    min_precision: Annotated[float | None, _least("precision")] = None,
-    min_recall: Annotated[float | None, _least("recall")] = None,
-    min_node_f1: Annotated[float | None, _least("node-f1")] = None,
-    min_edge_f1: Annotated[float | None, _least("edge-f1")] = None,
 ) -> None:
     """Run a set of requests and compare choice, plan and answer with what is expected.
 
-    The exit code is 0 when every least value is reached (without any: when every case passes), 1
-    when not, 2 when the set or the configuration cannot be used. It is about --config alone.
+    The exit code is 0 when every least value of the set is reached (without any: when every case
+    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
     """
     from framework.evaluation import load_dataset
 
-    given = {
-        "passed": min_passed,
-        "precision": min_precision,
-        "recall": min_recall,
-        "node_f1": min_node_f1,
-        "edge_f1": min_edge_f1,
-    }
     loaded = _picked(load_dataset(dataset), case or [])
-    thresholds = loaded.thresholds.model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
+    thresholds = loaded.thresholds
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
     to_stdout = json_file is not None and str(json_file) == "-"
@@ -148,7 +127,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> None:
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import make_console, show_rows
 
     console = make_console()
     for report in reports:
@@ -157,11 +136,9 @@ def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) 
             for line in _failure_lines(result, heading):
                 console.print(line, soft_wrap=True)
             console.print()
-    if console.is_terminal:
-        console.print(_table(dataset, reports, thresholds))
-    else:
-        for row in _rows(reports, thresholds):
-            typer.echo("\t".join(one_line(cell) for cell in row))
+    rows = list(_rows(reports, thresholds))
+    # In a pipe the headings tell the reports apart.
+    show_rows(rows[0], rows[1:] if console.is_terminal else rows, title=dataset.name)
     for shortfall in reports[0].below(thresholds):
         console.print(f"Below: {shortfall}", style="red" if console.is_terminal else None)
 
@@ -184,34 +161,12 @@ def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[s
 
     yield ("figure", *(report.label for report in reports), "at least")
     figures = [report.figures for report in reports]
-    for name, label in METRICS.items():
+    for name, metric in METRICS.items():
         least = getattr(thresholds, name, None)
         cells = [
-            _cell(name, found[name], report) for found, report in zip(figures, reports, strict=True)
+            "not judged" if (value := found[name]) is None else f"{value:{metric.form}}"
+            for found in figures
         ]
-        yield (label, *cells, "" if least is None else f"{least:g}")
-
-
-def _cell(name: str, value: float | None, report: Report) -> str:
-    if value is None:
-        return "not judged"
-    if name == "passed":
-        return f"{len(report.results) - len(report.failures)} of {len(report.results)}"
-    if name in _SHARES:
-        return f"{value:.3f}"
-    return f"{value:.2f}" if name == "seconds" else f"{value:,.0f}"
-
-
-def _table(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    from framework.cli.terminal import one_line
-
-    heading, *rows = _rows(reports, thresholds)
-    table = Table(title=Text(one_line(dataset.name)))
-    for number, name in enumerate(heading):
-        table.add_column(Text(one_line(name)), justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell)) for cell in row))
-    return table
+        if name == "passed":
+            cells = [f"{len(r.results) - len(r.failures)} of {len(r.results)}" for r in reports]
+        yield (metric.label, *cells, "" if least is None else f"{least:g}")

@@ -24,18 +24,9 @@ class ExitCode(IntEnum):
     @classmethod
     def of_status(cls, status: str) -> ExitCode:
         """Return the code of a turn's outcome; an unknown status counts as failed."""
-        return _OF_STATUS.get(status, cls.FAILED)
+        named = {"completed": cls.ANSWERED, "cancelled": cls.INTERRUPTED}
+        return named[status] if status in named else cls.__members__.get(status.upper(), cls.FAILED)
 
-
-_OF_STATUS = {
-    "completed": ExitCode.ANSWERED,
-    "partial": ExitCode.PARTIAL,
-    "failed": ExitCode.FAILED,
-    "stopped": ExitCode.STOPPED,
-    "waiting": ExitCode.WAITING,
-    "cancelled": ExitCode.INTERRUPTED,
-    "drained": ExitCode.DRAINED,
-}
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 answered, 1 failed, 2 usage or configuration, 3 partial answer,"

@@ -7,24 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from framework import telemetry as told
 from framework.planning import CLOSING
-from framework.telemetry import (
-    AnswerToken,
-    ApprovalAsked,
-    CapabilitiesSelected,
-    Event,
-    PlanMade,
-    Reclassify,
-    Replan,
-    Retry,
-    Status,
-    StepFailed,
-    StepFinished,
-    StepProgress,
-    StepStarted,
-    TurnFinished,
-    Usage,
-)
 
 State = Literal["pending", "running", "retrying", "done", "failed", "skipped", "waiting"]
 
@@ -80,7 +64,6 @@ class Progress:
     Attributes:
         phase: What the framework is doing at the moment.
         selected: The chosen capabilities.
-        reason: Why they were chosen.
         version: Version of the plan in force; 0 before there is one.
         steps: The steps of the plan in force, in its order.
         answer: The answer so far.
@@ -91,7 +74,6 @@ class Progress:
 
     phase: str = ""
     selected: list[str] = field(default_factory=list)
-    reason: str = ""
     version: int = 0
     steps: list[Step] = field(default_factory=list)
     answer: str = ""
@@ -119,42 +101,42 @@ class Progress:
                 step.state = "waiting"
         return progress
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: told.Event) -> None:
         """Take in the next event."""
         at = _seconds(event.timestamp)
         match event:
-            case Status():
+            case told.Status():
                 self._phase(event, at)
-            case StepStarted() | StepProgress() | StepFinished() | StepFailed():
+            case told.StepStarted() | told.StepProgress() | told.StepFinished() | told.StepFailed():
                 self._step(event, at)
-            case Retry() | ApprovalAsked():
+            case told.Retry() | told.ApprovalAsked():
                 self._pause(event, at)
-            case AnswerToken():
+            case told.AnswerToken():
                 self.answer += event.text
-            case Usage():
+            case told.Usage():
                 calls, sent, received = self.tokens
                 sent, received = sent + event.input_tokens, received + event.output_tokens
                 self.tokens = (calls + 1, sent, received)
-            case TurnFinished():
+            case told.TurnFinished():
                 self._close_framework(at)
                 self.outcome = event.outcome
             case _:
                 self._decision(event)
 
-    def _decision(self, event: Event) -> None:
+    def _decision(self, event: told.Event) -> None:
         match event:
-            case CapabilitiesSelected():
-                self.selected, self.reason = list(event.capabilities), event.reason
-            case PlanMade():
+            case told.CapabilitiesSelected():
+                self.selected = list(event.capabilities)
+            case told.PlanMade():
                 self._plan(event)
-            case Replan() | Reclassify():
+            case told.Replan() | told.Reclassify():
                 self.phase = "Planning again"
             case _:
                 pass
 
-    def _pause(self, event: Retry | ApprovalAsked, at: float) -> None:
+    def _pause(self, event: told.Retry | told.ApprovalAsked, at: float) -> None:
         self._close_framework(at)
-        if isinstance(event, Retry):
+        if isinstance(event, told.Retry):
             step = self.step(event.context_key)
             if step is not None:
                 step.state, step.note = "retrying", retry_text(event)
@@ -175,7 +157,7 @@ class Progress:
         """Return the step of the plan in force that has a key."""
         return next((step for step in self.steps if step.key == key), None)
 
-    def _phase(self, event: Status, at: float) -> None:
+    def _phase(self, event: told.Status, at: float) -> None:
         if getattr(event, "source", None) != "framework" or not event.message:
             return
         self._close_framework(at)
@@ -187,7 +169,7 @@ class Progress:
             if span.end is None and span.kind == "framework":
                 span.end = at
 
-    def _plan(self, event: PlanMade) -> None:
+    def _plan(self, event: told.PlanMade) -> None:
         before = {step.key: step for step in self.steps}
         self.version = event.version
         self.steps = steps_of_plan(event.plan)
@@ -197,7 +179,9 @@ class Progress:
                 step.state, step.seconds, step.note = "done", earlier.seconds, "kept"
 
     def _step(
-        self, event: StepStarted | StepProgress | StepFinished | StepFailed, at: float
+        self,
+        event: told.StepStarted | told.StepProgress | told.StepFinished | told.StepFailed,
+        at: float,
     ) -> None:
         self._close_framework(at)
         step = self.step(event.context_key)
@@ -206,13 +190,13 @@ class Progress:
             self.steps.append(step)
         step.attempt = event.attempt
         match event:
-            case StepStarted():
+            case told.StepStarted():
                 step.state, step.started, step.seconds, step.note = "running", at, None, ""
                 self.spans.append(Span(step.key, at, None, "running", step.capability))
-            case StepProgress():
+            case told.StepProgress():
                 percent = "" if event.progress is None else f" ({event.progress:.0%})"
                 step.note = f"{event.message}{percent}"
-            case StepFinished():
+            case told.StepFinished():
                 self._close(step, "done", at, event.duration)
             case _:
                 self._close(step, "failed", at, event.duration)
@@ -243,7 +227,7 @@ def steps_of_plan(plan: Mapping[str, Any]) -> list[Step]:
     ]
 
 
-def retry_text(event: Retry) -> str:
+def retry_text(event: told.Retry) -> str:
     """Say when something is tried again, and why."""
     text = f"attempt {event.attempt} of {event.max_attempts} in {event.delay:.1f} s"
     return f"{text}: {event.message}" if event.message else text

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from configs.errors import CapgraphError
 from framework.cli.terminal import one_line, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+T = TypeVar("T")
 _PLAN = "plan"
+_RULES = ("when", "for_each", "look_again")
 _WORDS = {
     "a": "approve",
     "y": "approve",
@@ -85,45 +88,48 @@ def question_lines(question: Any) -> list[str]:
     """Say in lines what a person is asked."""
     if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
         return [safe(question)]
-    lines = [f"problem: {one_line(problem, 1000)}" for problem in question.get("problems") or []]
+    lines = [f"problem: {one_line(problem, None)}" for problem in question.get("problems") or []]
     for step in question["steps"]:
         lines += step_lines(step)
     return lines
 
 
 def step_lines(step: Mapping[str, Any]) -> list[str]:
-    """Say in lines what one step would do."""
+    """Say in lines what one step, or each step of a plan, would do; nothing is left out."""
+    about = step.get("description") or ""
     name = f"{step.get('context_key')} ({step.get('capability')})"
-    lines = [one_line(f"May step {name} run? {step.get('description') or ''}", 1000)]
     if step.get("kind") == _PLAN:
-        return _plan_lines(step)
-    if step.get("kind") not in {None, "step"}:
-        lines = [one_line(f"Step {name}: {step.get('reason') or 'it needs a decision.'}", 1000)]
+        steps = (step.get("parameters") or {}).get("steps") or []
+        lines = [one_line(f"May this plan run? {about}", None), *_details(step, shown=())]
+        for number, planned in enumerate(steps, start=1):
+            keys = [key for entry in planned.get("inputs") or [] for key in entry.values()]
+            source = f" from {', '.join(keys)}" if keys else ""
+            text = f"{number}. {planned.get('context_key')} = {planned.get('capability')}{source}"
+            lines.append("  " + one_line(text, None))
+            lines += [f"  {line}" for line in _details(planned, shown=("parameters", *_RULES))]
+        return lines
+    if step.get("kind") in {None, "step"}:
+        head = f"May step {name} run? {about}"
+    else:
+        head = f"Step {name}: {step.get('reason') or 'it needs a decision.'}"
+    return [one_line(head, None), *_details(step, shown=("inputs", "parameters"))]
+
+
+def _details(step: Mapping[str, Any], shown: tuple[str, ...]) -> list[str]:
+    lines = []
     if step.get("task_objective"):
-        lines.append("  " + one_line(f"objective: {step['task_objective']}", 1000))
+        lines.append("  " + one_line(f"objective: {step['task_objective']}", None))
     if step.get("effect") not in {None, "none"}:
         lines.append("  " + one_line(f"effect: {step['effect']}"))
-    if step.get("inputs"):
+    if "inputs" in shown and step.get("inputs"):
         sources = [f"{kind} from {key}" for entry in step["inputs"] for kind, key in entry.items()]
-        lines.append("  " + one_line(f"inputs: {', '.join(sources)}", 1000))
+        lines.append("  " + one_line(f"inputs: {', '.join(sources)}", None))
     for name, summary in (step.get("input_summaries") or {}).items():
         lines += [f"  {one_line(name)}:", *(f"    {safe(line)}" for line in summary.split("\n"))]
-    if step.get("parameters"):
-        shown = json.dumps(step["parameters"], indent=2, ensure_ascii=False, default=str)
-        lines += ["  parameters:", *(f"    {safe(line)}" for line in shown.split("\n"))]
-    return lines
-
-
-def _plan_lines(entry: Mapping[str, Any]) -> list[str]:
-    steps = (entry.get("parameters") or {}).get("steps") or []
-    lines = [one_line(f"May this plan run? {entry.get('description') or ''}", 1000)]
-    for number, step in enumerate(steps, start=1):
-        inputs = [key for item in step.get("inputs") or [] for key in item.values()]
-        source = f" from {', '.join(inputs)}" if inputs else ""
-        text = f"{number}. {step.get('context_key')} = {step.get('capability')}{source}"
-        if step.get("parameters"):
-            text += f" {json.dumps(step['parameters'], ensure_ascii=False, default=str)}"
-        lines.append("  " + one_line(text, 1000))
+    for name in shown:
+        if name != "inputs" and step.get(name):
+            text = json.dumps(step[name], indent=2, ensure_ascii=False, default=str)
+            lines += [f"  {name}:", *(f"    {safe(line)}" for line in text.split("\n"))]
     return lines
 
 
@@ -132,7 +138,7 @@ def _ask_one(question: Any, console: Console) -> Any:
         console.print(safe(question))
         return _read("answer> ")
     for problem in question.get("problems") or []:
-        console.print(f"problem: {one_line(problem, 1000)}", style="red")
+        console.print(f"problem: {one_line(problem, None)}", style="red")
     return {step["context_key"]: _ask_step(step, console) for step in question["steps"]}
 
 
@@ -163,61 +169,53 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
         if word == "reject":
             return {"decision": word, "reason": _read("reason> ").strip()}
         if word == "respond":
-            return {"decision": word, "message": _ask_text(console, "message> ")}
+            return {"decision": word, "message": _until(_some_text, "message> ", console)}
         return {"decision": word}
 
 
+def _until(read: Callable[[str], T], prompt: str, console: Console) -> T:
+    """Ask until what is typed can be read."""
+    while True:
+        try:
+            return read(_read(prompt).strip())
+        except (CapgraphError, ValueError, RecursionError) as exc:
+            console.print(one_line(exc, 1000), style="red")
+
+
 def _ask_plan(console: Console) -> list[Any]:
-    from framework.base import PlanError, load_execution_plan_from_file
+    from framework.base import load_execution_plan_from_file
 
     console.print("  The new plan is read from a file; it is checked before anything runs.")
-    while True:
-        path = _read("plan file> ").strip()
-        try:
-            return list(load_execution_plan_from_file(path)["steps"])
-        except PlanError as exc:
-            console.print(safe(exc), style="red")
+    return list(_until(load_execution_plan_from_file, "plan file> ", console)["steps"])
 
 
 def _ask_outputs(console: Console) -> dict[str, Any]:
     console.print("  What it gave, as JSON by context type; Enter for nothing.")
-    while True:
-        text = _read("outputs> ").strip()
-        given = _json_object(text, console) if text else {}
-        if given is not None:
-            return given
+    return _until(lambda text: _json_object(text) if text else {}, "outputs> ", console)
 
 
 def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    current = step.get("parameters") or {}
     console.print(
         "  New values as JSON; what you leave out stays as it is, null takes a value away."
     )
-    while True:
-        given = _json_object(_read("parameters> "), console)
-        if given is not None:
-            merged = {**current, **given}
-            return {key: value for key, value in merged.items() if value is not None}
+    merged = {**(step.get("parameters") or {}), **_until(_json_object, "parameters> ", console)}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-def _json_object(text: str, console: Console) -> dict[str, Any] | None:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        console.print(f"This is not JSON: {one_line(exc)}.", style="red")
-        return None
+        raise ValueError(f"This is not JSON: {exc}.") from exc
     if not isinstance(given, dict):
-        console.print('Write an object, such as {"amount": 3}.', style="red")
-        return None
+        raise ValueError('Write an object, such as {"amount": 3}.')
     return given
 
 
-def _ask_text(console: Console, prompt: str) -> str:
-    while True:
-        text = _read(prompt).strip()
-        if text:
-            return text
-        console.print("Write at least one word.", style="red")
+def _some_text(text: str) -> str:
+    if not text:
+        raise ValueError("Write at least one word.")
+    return text
 
 
 def _read(prompt: str) -> str:

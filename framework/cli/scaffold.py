@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from configs.errors import ConfigurationError
 
 _SUFFIX = ".tmpl"
+_TEMPLATES = Path(__file__).with_name("templates")
 _TAKEN = {"framework", "capabilities", "infrastructure", "configs", "tests"}
 
 
@@ -123,12 +123,7 @@ def new_node(name: str, role: str, project: Project) -> list[Path]:
         "package": project.package,
     }
     config = project.folder / "capgraph.yml"
-    text = config.read_text(encoding="utf-8")
-    if re.search(r"^infrastructure:", text, re.MULTILINE):
-        raise ConfigurationError(
-            f"{str(config)!r} already says what 'infrastructure' is.",
-            fix=f"Put {project.package}.nodes.{module} there in the place of {role!r} by hand.",
-        )
+    text = _with_node(config, f"{project.package}.nodes.{module}")
     folder = project.folder / project.package / "nodes"
     written = _write_each(
         {
@@ -139,11 +134,23 @@ def new_node(name: str, role: str, project: Project) -> list[Path]:
     )
     if not (folder / "__init__.py").exists():
         (folder / "__init__.py").write_text('"""Nodes of this agent."""\n', encoding="utf-8")
-    modules = [spec.cls.__module__ for other, spec in known.items() if other != role]
-    lines = [f"  - {item}" for item in [*modules, f"{project.package}.nodes.{module}"]]
-    block = "\n".join(["infrastructure:", *lines])
-    config.write_text(f"{text.rstrip()}\n{block}\n", encoding="utf-8")
+    config.write_text(text, encoding="utf-8")
     return [*written, config]
+
+
+def _with_node(config: Path, module: str) -> str:
+    """Return the configuration with one more module of nodes; a later one replaces an earlier."""
+    text = config.read_text(encoding="utf-8").rstrip() + "\n"
+    if not re.search(r"^infrastructure:", text, re.MULTILINE):
+        return f"{text}infrastructure:\n  - infrastructure\n  - {module}\n"
+    found = re.search(r"^infrastructure:[ ]*(#.*)?\n((?:[ ]*-[ ].*\n)+)", text, re.MULTILINE)
+    if found is None:
+        raise ConfigurationError(
+            f"What {str(config)!r} says under 'infrastructure' is not one module a line.",
+            fix=f"Add {module} at its end by hand.",
+        )
+    indent = found[2][: found[2].index("-")]
+    return f"{text[: found.end()]}{indent}- {module}\n{text[found.end() :]}"
 
 
 def find_project(folder: Path) -> Project:
@@ -152,7 +159,7 @@ def find_project(folder: Path) -> Project:
     Raises:
         ConfigurationError: There is none, or none of its modules is a package of it.
     """
-    from configs.settings import read_yaml
+    from configs.yaml_files import read_yaml
 
     config = folder / "capgraph.yml"
     if not config.is_file():
@@ -174,19 +181,12 @@ def find_project(folder: Path) -> Project:
 def _write_all(
     template: str, folder: Path, values: Mapping[str, str], names: Mapping[str, str]
 ) -> list[Path]:
+    root = _TEMPLATES / template
     files: dict[Path, str] = {}
-    root = resources.files("framework.cli").joinpath("templates", template)
-
-    def walk(place: Any, path: tuple[str, ...]) -> None:
-        for item in sorted(place.iterdir(), key=lambda entry: str(entry.name)):
-            if item.is_dir():
-                walk(item, (*path, item.name))
-            elif item.name.endswith(_SUFFIX):
-                parts = [names.get(part, part) for part in (*path, item.name.removesuffix(_SUFFIX))]
-                source = "/".join([template, *path, item.name.removesuffix(_SUFFIX)])
-                files[folder.joinpath(*parts)] = source
-
-    walk(root, ())
+    for file in sorted(root.rglob(f"*{_SUFFIX}")):
+        source = file.relative_to(root).as_posix().removesuffix(_SUFFIX)
+        target = folder.joinpath(*(names.get(part, part) for part in source.split("/")))
+        files[target] = f"{template}/{source}"
     return _write_each(files, values)
 
 
@@ -197,13 +197,10 @@ def _write_each(files: Mapping[Path, str], values: Mapping[str, str]) -> list[Pa
                 f"{str(target)!r} exists already.", fix="Choose another name, or remove the file."
             )
     for target, source in files.items():
-        path = resources.files("framework.cli").joinpath(
-            "templates", *f"{source}{_SUFFIX}".split("/")
-        )
-        text = Template(path.read_text(encoding="utf-8")).substitute(values)
+        text = (_TEMPLATES / f"{source}{_SUFFIX}").read_text(encoding="utf-8")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            target.write_text(Template(text).substitute(values), encoding="utf-8")
         except OSError as exc:
             raise ConfigurationError(
                 f"{str(target)!r} cannot be written: {exc.strerror or exc}.",

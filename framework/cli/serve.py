@@ -8,7 +8,7 @@ from typing import Any
 def demo() -> Any:
     """Return the graph of the demonstration: weather of Seattle, no model.
 
-    >>> "statistics" in demo().get_graph().nodes
+    >>> "query_data" in demo().get_graph().nodes
     True
     """
     from framework.cli.agent import packaged_config

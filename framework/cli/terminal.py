@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from configs.logger import clean_text, mask_secrets
@@ -23,19 +23,56 @@ def safe(text: object) -> str:
     'one\ntwo\\x1b[2J'
     """
     lines = str(text).replace("\r\n", "\n").split("\n")
-    # A lone surrogate cannot be encoded, so it would end the program at print.
-    cleaned = "\n".join(clean_text(line) for line in lines)
-    return cleaned.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "\n".join(clean_text(line) for line in lines)
 
 
-def one_line(text: object, limit: int = 200) -> str:
-    r"""Return text as one safe line, shortened with an ellipsis.
+def one_line(text: object, limit: int | None = 200) -> str:
+    r"""Return text as one safe line, shortened with an ellipsis where there is a limit.
 
     >>> one_line("a\nb   c", limit=4)
     'a b…'
     """
     flat = " ".join(str(text).split())
-    return safe(flat if len(flat) <= limit else f"{flat[: limit - 1].rstrip()}…")
+    if limit is not None and len(flat) > limit:
+        flat = f"{flat[: limit - 1].rstrip()}…"
+    return safe(flat)
+
+
+def say(text: object) -> None:
+    """Print text to standard output as it is, but safe."""
+    import typer
+
+    typer.echo(safe(text))
+
+
+def show_rows(
+    headings: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "", none: str = ""
+) -> None:
+    """Print rows: as a table on a terminal, else tab-separated without headings.
+
+    Args:
+        headings: What the columns are.
+        rows: Cells of any origin.
+        title: Stands above the table.
+        none: What a terminal says when there is no row.
+    """
+    console = make_console()
+    lines = [[one_line(cell, 1000) for cell in row] for row in rows]
+    if not console.is_terminal:
+        for line in lines:
+            say("\t".join(line))
+    elif none and not lines:
+        console.print(none)
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(one_line(title)) if title else None)
+        for heading in headings:
+            table.add_column(Text(one_line(heading)), overflow="fold")
+        for line in lines:
+            table.add_row(*map(Text, line))
+        console.print(table)
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -56,11 +93,6 @@ def make_console(file: TextIO | None = None) -> Console:
 def is_interactive() -> bool:
     """Whether a person sits at both ends."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def shows_live(console: Console) -> bool:
-    """Whether output may be redrawn in place."""
-    return console.is_terminal and os.environ.get("TERM") != "dumb"
 
 
 def print_error(error: BaseException) -> None:

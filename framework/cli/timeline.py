@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -22,12 +20,6 @@ _COLOURS = {
     "done": "#4c9f70",
     "failed": "#c8553d",
     "running": "#d9a441",
-}
-_MEANINGS = {
-    "framework": "choosing, planning, answering",
-    "done": "step finished",
-    "failed": "attempt failed",
-    "running": "did not end",
 }
 _FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
 
@@ -51,7 +43,7 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
     total = max(end - start, 1e-3)
     rows = list(dict.fromkeys((span.kind == "framework", span.label) for span in ordered))
     place = {row: index for index, row in enumerate(rows)}
-    height = _TOP + _ROW * len(rows) + 56
+    height = _TOP + _ROW * len(rows) + 16
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{_LEFT + _WIDTH + _RIGHT}'"
         f" height='{height}' role='img' {_FONT} font-size='12'>",
@@ -70,22 +62,18 @@ def timeline_svg(spans: Sequence[Span], title: str) -> str:
         _bar(span, start, total, place[span.kind == "framework", span.label], end)
         for span in ordered
     ]
-    parts += _legend({span.kind for span in ordered}, height - 18)
     return "\n".join([*parts, "</svg>", ""])
 
 
 def write_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
-    """Write the picture of a run; the file is replaced in one step or not at all.
+    """Write the picture of a run.
 
     Raises:
         ConfigurationError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(timeline_svg(spans, title))
-        os.replace(temporary, path)
+        path.write_text(timeline_svg(spans, title), encoding="utf-8")
     except OSError as exc:
         raise ConfigurationError(
             f"The timeline {str(path)!r} cannot be written: {exc.strerror or exc}.",
@@ -125,18 +113,6 @@ def _bar(span: Span, start: float, total: float, row: int, end: float) -> str:
         f" fill='{_COLOURS.get(span.kind, '#b9c2cf')}'/>"
         f"<text x='{x + width + 5:.1f}' y='{y + 13}' fill='#5b6470' font-size='11'>{took}</text></g>"
     )
-
-
-def _legend(kinds: set[str], y: int) -> list[str]:
-    parts, x = [], _LEFT
-    for kind, meaning in _MEANINGS.items():
-        if kind in kinds:
-            parts.append(
-                f"<rect x='{x}' y='{y - 10}' width='12' height='12' rx='2' fill='{_COLOURS[kind]}'/>"
-                f"<text x='{x + 18}' y='{y}' fill='#5b6470'>{meaning}</text>"
-            )
-            x += 30 + 7 * len(meaning)
-    return parts
 
 
 def _text(value: str, limit: int = 200) -> str:

@@ -54,25 +54,14 @@ class TurnEnd:
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data: what programs read as the last line."""
-        data: dict[str, Any] = {
-            "thread_id": self.thread_id,
-            "status": self.status,
-            "outcome": dict(self.outcome),
-            "answer": self.answer,
-            "files": self.files,
-            "seconds": round(self.seconds, 3),
-        }
-        if self.questions:
-            data["questions"] = self.questions
+        always = ("thread_id", "status", "outcome", "answer", "files")
+        data = {name: getattr(self, name) for name in always}
+        data["seconds"] = round(self.seconds, 3)
         if self.error is not None:
-            data["error"] = {
-                "code": self.error.code,
-                "message": self.error.message,
-                "fix": self.error.fix,
-            }
-        if self.resume_command:
-            data["resume_command"] = self.resume_command
-        return data
+            told = {name: getattr(self.error, name) for name in ("code", "message", "fix")}
+            data["error"] = told
+        sometimes = {"questions": self.questions, "resume_command": self.resume_command}
+        return data | {name: value for name, value in sometimes.items() if value}
 
 
 async def run_turn(
@@ -85,8 +74,8 @@ async def run_turn(
 ) -> TurnEnd:
     """Run a turn to its end, to a question, or to a signal.
 
-    Every finished step is durable when the next begins, so that after SIGINT (running steps are
-    cancelled) and SIGTERM (running steps may end) the thread can be resumed.
+    After SIGINT (running steps are cancelled) and SIGTERM (running steps may end) the thread can be
+    resumed: what had finished is saved.
 
     Args:
         agent: An agent whose graph has a checkpointer.

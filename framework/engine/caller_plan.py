@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from framework.base.errors import CapgraphError, PlanError
+from framework.base.errors import PlanError
 from framework.base.plan import ExecutionPlan
 
 
@@ -19,58 +18,33 @@ def plan_digest(plan: Mapping[str, Any] | None) -> str:
     False
     """
     text = json.dumps((plan or {}).get("steps"), sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def is_left_over(plan: Any, info: Mapping[str, Any]) -> bool:
-    """Tell the plan that the last turn left in the state from one that the caller brought.
-
-    The last turn's plan bears the stamp that the thread remembers, and says what it said when
-    that turn ended; a caller who changed it means the changed one.
+def brought_id(plan: Any, last: Mapping[str, Any]) -> str | None:
+    """Return what names a plan that the caller brought; ``None`` for one that was left over.
 
     Args:
         plan: What the state holds.
-        info: ``runtime_info`` of the state.
+        last: ``control_turn`` of the last turn.
     """
     stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
-    if not isinstance(stamp, Mapping) or stamp.get("id") is None:
-        return False
-    digest = info.get("plan_digest")
-    return stamp["id"] == info.get("plan_stamp") and digest in (None, plan_digest(plan))
+    if not isinstance(stamp, Mapping) or "brought" not in stamp:
+        return None
+    name = str(stamp.get("id"))
+    return None if name == last.get("plan") else name
 
 
-def taken_over(plan: Any) -> ExecutionPlan:
-    """Return a brought plan with a stamp of its own, so that the next turn knows it as old.
+def check_form(plan: Any) -> ExecutionPlan:
+    """Return a brought plan that has at least the form of one.
 
     Raises:
         PlanError: It is not even a list of steps.
     """
-    steps = plan.get("steps") if isinstance(plan, Mapping) else plan
+    steps = plan.get("steps") if isinstance(plan, Mapping) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise PlanError(
-            f"The plan that was brought is not a list of steps: {plan!r:.100}.",
+            f"The plan that was brought is not a list of steps: {steps!r:.100}.",
             fix='Bring {"steps": [{"context_key": "a", "capability": "..."}, ...]}.',
         )
-    return ExecutionPlan(steps=steps, stamp={"id": uuid.uuid4().hex, "version": 0})
-
-
-def refusal(node: str, problem: CapgraphError) -> dict[str, Any]:
-    """Return the state update with which a node ends a turn for a reason of the caller's.
-
-    Args:
-        node: Name of the node.
-        problem: What is wrong.
-    """
-    return {
-        "control_has_error": True,
-        "control_error_info": {
-            "node_name": node,
-            "classification": {
-                "severity": "critical",
-                "user_message": str(problem),
-                "metadata": {"code": problem.code},
-            },
-            "user_message": str(problem),
-            "original_error": problem.message,
-        },
-    }
+    return ExecutionPlan(steps=steps, stamp=plan["stamp"])

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.messages import AnyMessage
 
-from framework.base.errors import ErrorSeverity, PlanError, ValidationError
+from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
 from framework.planning import chain_plan
-from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
+from framework.planning.strategies import (
+    AnswerRequest,
+    ExtractedTask,
+    PlanRequest,
+    last_request,
+)
 from framework.telemetry import AnswerToken, emit
 
 
@@ -20,23 +25,6 @@ class LastMessageExtractor:
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the text of the person's last message."""
         return ExtractedTask(last_request(messages))
-
-
-def last_request(messages: Sequence[AnyMessage]) -> str:
-    """Return the text of the last message that a person wrote.
-
-    Raises:
-        ValidationError: There is none, or it is empty.
-    """
-    for message in reversed(messages):
-        if isinstance(message, HumanMessage):
-            text = str(message.text).strip()
-            if text:
-                return text
-            break
-    raise ValidationError(
-        "The message is empty, so there is nothing to do.", fix="Write what you want to know."
-    )
 
 
 class ChainPlanner:

@@ -2,8 +2,9 @@
 
 Each step is one LangGraph task that bears its capability's name: it streams, is traced and is
 saved by itself the moment it finishes, without waiting for the superstep. Task identities follow
-the order of the calls, so the calls are made in the plan's order and each waits for its inputs
-inside; calls in the order of completion would be matched to the wrong results after a restart.
+the order of the calls, so the calls are made in the plan's order: when a step can run, it is
+called together with all before it, which wait for their inputs inside. What stands further on is
+not called yet, so a long plan costs no more per step than a short one.
 """
 
 from __future__ import annotations
@@ -15,91 +16,132 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
-from langgraph.types import Overwrite
 
-from framework.base.errors import CapabilityError, InfrastructureError
+from framework.base.budget import TurnBudget
+from framework.base.errors import InfrastructureError
 from framework.base.plan import PlannedStep
-from framework.engine.routing import decisive
+from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.engine.services import Services
-from framework.pipeline.effects import EffectGuard, Unknown
-from framework.pipeline.retry import RetryPolicy, wait_seconds
-from framework.pipeline.step import (
-    Attempt,
-    StepOutcome,
-    attempt_step,
-    current_runtime,
-    failed_outcome,
-    run_limit_reached,
-)
+from framework.pipeline.failures import clear_failure, raise_failure
+from framework.pipeline.job import Door
+from framework.pipeline.run_config import current_runtime
+from framework.pipeline.state_update import Writes, applied, combined, last_result, to_state
 from framework.planning import CLOSING, dependencies
-from framework.state import REDUCED_KEYS, merge_context
-from framework.telemetry import Retry, emit
+from framework.state import TurnView, merge_context
+from framework.telemetry.metered import counting
 
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
+_QUESTION = "question"
+_FAILURE = "failure"
 
 
 @dataclass(slots=True)
-class RunResult:
-    """What running the ready part of a plan left behind.
+class Pass:
+    """What a pass over a plan changed.
 
     Attributes:
-        updates: State updates of the steps, in the plan's order.
-        failures: Error entries of the steps that failed for good.
-        unknown: Steps whose effect may or may not have happened, with what is known.
+        writes: Channel writes, in order.
+        view: The state as it is after them.
+        draining: Whether the process is to stop, so that the next pass belongs to another.
+        proposed: The plans that capabilities proposed, each with the name of its author.
     """
 
-    updates: list[dict[str, Any]] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    unknown: dict[str, dict[str, Any]] = field(default_factory=dict)
+    writes: Writes = field(default_factory=list)
+    view: dict[str, Any] = field(default_factory=dict)
+    draining: bool = False
+    proposed: list[tuple[Any, str]] = field(default_factory=list)
+
+
+async def run_ready_steps(view: TurnView, services: Services) -> Pass:
+    """Run every step that can run now and return the state's changes.
+
+    Raises:
+        FatalExecutionError: A step failed with severity FATAL.
+        GraphBubbleUp: A step interrupted itself; all that did not need it has run.
+    """
+    run = PlanRun(view, services)
+    with counting(run.budget, services.limits.max_model_calls):
+        found = await run.run()
+    schema = services.runner.schema
+    writes = combined([update for update, _, _ in found], schema)
+    state = applied(view.state, writes, schema)
+    questions = {key: entry["question"] for _, key, entry in found if entry.get("question")}
+    failures = [entry["failure"] for _, _, entry in found if entry.get("failure")]
+    more: dict[str, Any] = {
+        "planning_current_step_index": _current_index(state),
+        "runtime_info": {
+            **(view.state.get("runtime_info") or {}),
+            "seconds_used": run.seconds_used,
+        },
+        "control_budget": run.budget.to_plain(),
+    }
+    for update, key, entry in found:
+        if record := (update.get("execution_step_results") or {}).get(key):
+            more["execution_last_result"] = last_result(record, entry.get("failure"))
+    if questions:
+        more["execution_pending_approvals"] = {**view.pending, **questions}
+    if failures:
+        more |= raise_failure(failures)
+    elif view.failure:
+        more |= clear_failure()
+    proposals = [(entry["plan"], entry["by"]) for _, _, entry in found if entry.get("plan")]
+    writes += list(more.items())
+    return Pass(writes, {**state, **more}, run.drain_requested(), proposals)
 
 
 class PlanRun:
     """One pass over a plan: all that can run without another decision of the router.
 
     Args:
-        state: The state when the router was entered.
+        view: The turn when the router was entered.
         services: Shared dependencies.
-        guard: Keeps effects from happening twice.
     """
 
-    def __init__(self, state: Mapping[str, Any], services: Services, guard: EffectGuard) -> None:
+    def __init__(self, view: TurnView, services: Services) -> None:
         self._services = services
-        self._guard = guard
-        self._plan = state["planning_execution_plan"]
-        self._steps: list[PlannedStep] = self._plan.get("steps") or []
+        self._plan_id = view.plan_id
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
-        self._view = {
-            **state,
-            "capability_context_data": merge_context(state.get("capability_context_data"), {}),
+        self._state = {
+            **view.state,
+            "capability_context_data": merge_context(view.state.get("capability_context_data"), {}),
+            "execution_step_results": dict(view.results),
         }
-        self._attempts: Mapping[str, int] = state.get("control_attempts") or {}
-        results = state.get("execution_step_results") or {}
-        self._done = {key for key, record in results.items() if record.get("success")}
-        self._skipped = {key for key, record in results.items() if record.get("skipped")}
-        self._needs = dependencies(self._plan)
-        self._settled: dict[str, asyncio.Event] = {}
-        self._succeeded: set[str] = set(self._done)
+        self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
+        self._ledger = services.ledger(self._view)
+        self._failures = dict(view.attempts)
+        self._succeeded = set(view.done)
+        self._needs = dependencies(view.plan)
+        self._pending = self._runnable(view)
+        self._readers: dict[str, list[str]] = {}
+        self._missing: dict[str, int] = {}
+        for step in self._pending:
+            key = step[1]["context_key"]
+            missing = [name for name in self._needs[key] if name not in self._succeeded]
+            self._missing[key] = len(missing)
+            for name in missing:
+                self._readers.setdefault(name, []).append(key)
+        self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
+        self._settled = {key: asyncio.Event() for key in self._places}
+        self._called = 0
+        self._found: list[tuple[dict[str, Any], str, dict[str, Any]] | None] = []
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
+        self._error: BaseException | None = None
         self._stopping = False
         self._control = getattr(current_runtime(), "control", None)
         self._signals: list[GraphBubbleUp] = []
         self._running: set[asyncio.Task[Any]] = set()
-        self._slots = asyncio.Semaphore(services.limits.max_parallel)
-        self._own_slots = {
-            name: asyncio.Semaphore(spec.max_parallel)
-            for name, spec in services.registry.capabilities.items()
-            if spec.max_parallel
-        }
-        self._decisions: Mapping[str, Any] = state.get("approval_decisions") or {}
         self._began = services.clock.monotonic()
-        self._used = float((state.get("runtime_info") or {}).get("seconds_used") or 0.0)
+        self._used = view.seconds_used
+        self.budget = TurnBudget.from_plain(view.budget)
 
-    def pending(self, waiting: Mapping[str, Any]) -> list[tuple[int, PlannedStep]]:
+    def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can run in this pass: not done, nothing undecided before them."""
-        blocked = set(waiting) | self._skipped
+        blocked = set(view.pending) | view.skipped
         chosen = []
-        for index, step in enumerate(self._steps):
+        for index, step in enumerate(view.steps):
             key = step["context_key"]
-            if step["capability"] in CLOSING or key in self._done:
+            if step["capability"] in CLOSING or key in self._succeeded:
                 continue
             if key in blocked or self._needs[key] & blocked:
                 blocked.add(key)
@@ -107,90 +149,106 @@ class PlanRun:
             chosen.append((index, step))
         return chosen
 
-    async def run(self, waiting: Mapping[str, Any]) -> RunResult:
+    async def run(self) -> list[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Run the steps and return when none can start any more.
+
+        Returns:
+            For every step that ran, in the plan's order: its state update, its key, and what the
+            router has to know besides.
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
             GraphBubbleUp: A step interrupted itself; all that did not need it has run.
         """
-        pending = self.pending(waiting)
-        self._settled = {step["context_key"]: asyncio.Event() for _, step in pending}
         token = _RUN.set(self)
         try:
-            calls = [
-                self._services.step_tasks[step["capability"]](_payload(index, step))
-                for index, step in pending
-            ]
-            found = await asyncio.gather(
-                *(
-                    self._watched(step["context_key"], call)
-                    for (_, step), call in zip(pending, calls, strict=True)
-                )
-            )
+            ready = [place for key, place in self._places.items() if not self._missing[key]]
+            self._call_up_to(max(ready, default=-1))
+            if self._watchers:
+                await self._over.wait()
         finally:
             _RUN.reset(token)
+            for watcher in self._watchers:
+                watcher.cancel()
+        if self._error is not None:
+            raise self._error
         if self._signals:
-            raise _combined(self._signals)
-        result = RunResult()
-        for envelope in found:
-            if not envelope:
-                continue
-            update = {k: v for k, v in envelope.items() if k not in _OWN_KEYS}
-            result.updates.append(update)
-            if envelope.get("control_error_info"):
-                result.failures.append(envelope["control_error_info"])
-            result.unknown.update(envelope.get("execution_pending_approvals") or {})
-        return result
+            raise _one_signal(self._signals)
+        return [entry for entry in self._found if entry is not None]
 
-    async def _collect(self, key: str, call: Any) -> dict[str, Any] | None:
+    def _call_up_to(self, place: int) -> None:
+        """Call every step up to a place of the plan that is not called yet."""
+        while self._called <= place:
+            index, step = self._pending[self._called]
+            call = self._services.step_tasks[step["capability"]](_payload(index, step))
+            self._found.append(None)
+            watcher = asyncio.create_task(self._watch(self._called, step["context_key"], call))
+            self._watchers.add(watcher)
+            self._called += 1
+
+    async def _watch(self, place: int, key: str, call: Any) -> None:
+        try:
+            self._found[place] = self._collect(key, await call)
+        except GraphBubbleUp as signal:
+            # Steps that do not need this one go on; the signal is raised when they are through.
+            self._signals.append(signal)
+        except BaseException as exc:
+            # The run is over: what runs is stopped and nothing else starts.
+            self._stopping = True
+            self._error = self._error or exc
+            for running in self._running:
+                running.cancel()
+        finally:
+            # Whatever happened, nobody may wait for this step for ever.
+            self._settled[key].set()
+            self._watchers.discard(asyncio.current_task())
+            if not self._watchers:
+                self._over.set()
+
+    def _collect(
+        self, key: str, envelope: dict[str, Any] | None
+    ) -> tuple[dict[str, Any], str, dict[str, Any]] | None:
         # A step that finished before a restart comes back here without its body having run, so
         # this is the place where others learn that it is done.
-        envelope: dict[str, Any] | None = await call
-        if envelope and not _is_of(envelope, key):
+        if not envelope:
+            return None
+        if envelope.get("key") != key:
             raise InfrastructureError(
                 f"The saved result of another step came back for {key!r}.",
                 fix="Start a new thread; this one was saved by a graph with other steps.",
             )
-        if envelope and not envelope.get("control_error_info"):
-            record = (envelope.get("execution_step_results") or {}).get(key)
-            if record and record.get("success"):
-                self._succeeded.add(key)
-                self._merge(envelope)
-        if envelope and envelope.get("control_error_info"):
+        update = envelope["update"]
+        failure = _read_failure(envelope)
+        if failure is not None:
             self._stopping = True
-        return envelope
+        elif (update.get("execution_step_results") or {}).get(key, {}).get("success"):
+            self._merge(update)
+            self._done(key)
+        return update, key, {**envelope, "failure": failure}
 
-    async def _watched(self, key: str, call: Any) -> dict[str, Any] | None:
-        try:
-            return await self._collect(key, call)
-        except GraphBubbleUp as signal:
-            # Steps that do not need this one go on; the signal is raised when they are through.
-            self._signals.append(signal)
-            return None
-        except BaseException:
-            # The run is over: what runs is stopped and nothing else starts.
-            self._stopping = True
-            for running in self._running:
-                running.cancel()
-            raise
-        finally:
-            # Whatever happened, nobody may wait for this step for ever.
-            self._settled[key].set()
+    def _done(self, key: str) -> None:
+        self._succeeded.add(key)
+        ready = -1
+        for reader in self._readers.get(key, ()):
+            self._missing[reader] -= 1
+            if not self._missing[reader]:
+                ready = max(ready, self._places[reader])
+        self._call_up_to(ready)
 
-    def _merge(self, envelope: Mapping[str, Any]) -> None:
-        for name, value in envelope.items():
+    def _merge(self, update: Mapping[str, Any]) -> None:
+        for name, value in update.items():
             if name == "capability_context_data":
                 for kind, entries in value.items():
-                    self._view[name].setdefault(kind, {}).update(entries)
+                    self._state[name].setdefault(kind, {}).update(entries)
             elif name == "execution_step_results":
-                self._view[name] = _LazyMerge.extend(self._view.get(name), value)
-            elif name not in REDUCED_KEYS:
-                self._view[name] = value
+                self._state[name].update(value)
+            elif name not in self._services.runner.schema.reduced:
+                self._state[name] = value
 
     async def step(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Wait for the inputs of a step, then try it until it succeeds or fails for good."""
-        step = self._steps[payload["step_index"]]
+        """Wait for the inputs of a step, then have it run; what comes back can be saved."""
+        index = payload["step_index"]
+        step = self._view.steps[index]
         key = step["context_key"]
         for needed in self._needs[key]:
             if needed in self._settled:
@@ -201,70 +259,43 @@ class PlanRun:
         assert task is not None
         self._running.add(task)
         try:
-            return await self._in_slot(payload["step_index"], step)
+            return await self._run_step(index, step)
         finally:
             self._running.discard(task)
 
-    async def _in_slot(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
-        own = self._own_slots.get(step["capability"])
-        if own is None:
-            async with self._slots:
-                return await self._tries(index, step)
-        async with own, self._slots:
-            return await self._tries(index, step)
+    async def _run_step(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
+        key = step["context_key"]
+        attempt = Attempt(
+            capability=step["capability"],
+            step=step,
+            key=key,
+            index=index,
+            total=len(self._view.steps),
+            objective=objective_of(step, self._view),
+        )
+        door = Door(
+            view=self._view,
+            ledger=self._ledger,
+            plan_keys=self._needs,
+            failures=self._failures.get(key, 0),
+            seconds_left=self._seconds_left,
+            stopping=self._is_stopping,
+            draining=self.drain_requested,
+            budget=self.budget,
+        )
+        result = await self._services.runner.run(attempt, door)
+        if result is None:
+            return None
+        if isinstance(result, Question):
+            return {"key": key, "update": {}, _QUESTION: result.to_state()}
+        return _envelope(result, self._plan_id)
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
 
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
         return bool(self._control is not None and self._control.drain_requested)
-
-    async def _tries(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
-        if self._stopping or self.drain_requested():
-            return None
-        key = step["context_key"]
-        spec = self._services.registry.capabilities[step["capability"]]
-        attempt = Attempt(
-            spec,
-            step,
-            index,
-            len(self._steps),
-            key,
-            idempotency_key=self._guard.key(step, self._plan),
-            turn_task=self._view.get("task_current_task") or "",
-        )
-        failures, wait = await self._guard.earlier_failures(key, self._services.clock.now())
-        failures = max(failures, self._attempts.get(key, 0))
-        while True:
-            if wait is not None:
-                await self._services.clock.sleep(wait)
-            attempt.number = failures + 1
-            attempt.run_seconds_left = self._seconds_left()
-            outcome = await self._guarded(attempt)
-            if outcome.error is None:
-                return outcome.update
-            failures += 1
-            wait = await self._next_try(attempt, outcome.error, failures)
-            if wait is not None and self.drain_requested():
-                return None  # the journal holds the attempt and the wait
-            if wait is None or self._stopping:
-                outcome.error["attempts"] = failures
-                # Cut short by another failure, it may have tries left; that one has not.
-                outcome.error["final"] = wait is None
-                outcome.update["control_attempts"] = {key: failures}
-                return outcome.update
-
-    async def _guarded(self, attempt: Attempt) -> StepOutcome:
-        if attempt.run_seconds_left is not None and attempt.run_seconds_left <= 0:
-            return failed_outcome(attempt, run_limit_reached(attempt), 0.0, self._view)
-        decision = self._decisions.get(attempt.key)
-        try:
-            found = await self._guard.before(attempt, self._plan, decision)
-        except CapabilityError as exc:
-            return failed_outcome(attempt, exc, 0.0, self._view)
-        if found is not None:
-            return _settled(attempt, found)
-        outcome = await attempt_step(attempt, self._view, self._services)
-        instead = await self._guard.after(attempt, self._plan, outcome)
-        return outcome if instead is None else _settled(attempt, instead)
 
     @property
     def seconds_used(self) -> float:
@@ -275,67 +306,34 @@ class PlanRun:
         limit = self._services.limits.run_timeout_seconds
         return None if limit is None else limit - self.seconds_used
 
-    async def _next_try(
-        self, attempt: Attempt, error: Mapping[str, Any], failures: int
-    ) -> float | None:
-        classification = error["classification"]
-        if classification["severity"] != "retriable":
-            return None
-        limits = self._services.limits
-        policy = RetryPolicy.from_dict(error.get("retry_policy"), limits)
-        if failures >= policy.max_attempts:
-            return None
-        asked = (classification.get("metadata") or {}).get("retry_after_seconds")
-        delay = wait_seconds(policy, failures, limits, retry_after=asked)
-        left = self._seconds_left()
-        if left is not None and delay >= left:
-            return None
-        await self._guard.failed(attempt.key, failures, delay, self._services.clock.now())
-        emit(
-            Retry(
-                name=attempt.spec.name,
-                context_key=attempt.key,
-                attempt=failures + 1,
-                max_attempts=policy.max_attempts,
-                delay=delay,
-                message=error.get("user_message") or "",
-            )
-        )
-        return delay
+
+def objective_of(step: PlannedStep, view: TurnView) -> str:
+    """Return what a step is for."""
+    return step.get("task_objective") or view.task or f"Execute {step['capability']}"
 
 
-def _combined(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
+def _envelope(record: StepRecord, plan: str) -> dict[str, Any]:
+    """Return a record in the form that LangGraph saves with the step's task."""
+    found: dict[str, Any] = {"key": record.key, "update": to_state(record, plan)}
+    if record.error is not None:
+        found[_FAILURE] = record.error.to_state()
+    if record.plan is not None:
+        found |= {"plan": record.plan, "by": record.capability}
+    return found
+
+
+def _read_failure(envelope: Mapping[str, Any]) -> Failure | None:
+    info = envelope.get(_FAILURE)
+    return Failure.from_state(info) if info else None
+
+
+def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
     """Return one signal for those of several steps: all their questions at once."""
     interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
     others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
     if others:
         return others[0]
     return GraphInterrupt(tuple(item for signal in interrupts for item in signal.args[0]))
-
-
-class _LazyMerge(dict[str, Any]):
-    """The results as steps see them: extended in place, never copied step by step."""
-
-    @classmethod
-    def extend(cls, current: Any, entries: Mapping[str, Any]) -> _LazyMerge:
-        grown = current if isinstance(current, cls) else cls(current or {})
-        grown.update(entries)
-        return grown
-
-
-_OWN_KEYS = frozenset({"control_has_error", "control_error_info", "execution_pending_approvals"})
-
-
-def _settled(attempt: Attempt, found: dict[str, Any] | Unknown) -> StepOutcome:
-    if isinstance(found, Unknown):
-        return StepOutcome({"execution_pending_approvals": {attempt.key: found.question}})
-    return StepOutcome(found)
-
-
-def _is_of(envelope: Mapping[str, Any], key: str) -> bool:
-    """Tell whether a result belongs to a step; after a restart it comes from the saver."""
-    names = ("execution_step_results", "execution_pending_approvals")
-    return any(key in (envelope.get(name) or {}) for name in names)
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
@@ -357,42 +355,12 @@ async def run_step_task(payload: dict[str, Any]) -> dict[str, Any] | None:
     return await run.step(payload)
 
 
-def merge_updates(updates: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Bring the updates of several steps into the one update of a node.
-
-    Keys with a reducer keep every write, in the plan's order; of any other key the last counts.
-    """
-    single: dict[str, Any] = {}
-    many: list[tuple[str, Any]] = []
-    combined: dict[str, dict[str, Any]] = {}
-    contexts: dict[str, dict[str, Any]] = {}
-    for update in updates:
-        for name, value in update.items():
-            if name == "capability_context_data":
-                for kind, entries in value.items():
-                    contexts.setdefault(kind, {}).update(entries)
-            elif name in {"execution_step_results", "control_attempts"}:
-                combined.setdefault(name, {}).update(value)
-            elif name in REDUCED_KEYS and not isinstance(value, Overwrite):
-                many.append((name, value))
-            else:
-                single[name] = value
-    if contexts:
-        many.append(("capability_context_data", contexts))
-    return [*many, *combined.items(), *single.items()]
-
-
-def failure_update(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state update that reports failed steps; the gravest one decides."""
-    if not failures:
-        return {}
-    info = {**decisive(failures)}
-    others = [entry for entry in failures if entry["context_key"] != info["context_key"]]
-    if others:
-        info["other_failures"] = others
-    return {
-        "control_has_error": True,
-        "control_error_info": info,
-        "control_retry_count": info.get("attempts", 1),
-        "control_current_step_retry_count": info.get("attempts", 1),
-    }
+def _current_index(state: Mapping[str, Any]) -> int:
+    results = state.get("execution_step_results") or {}
+    steps = state["planning_execution_plan"].get("steps") or []
+    for index, step in enumerate(steps):
+        if step["capability"] in CLOSING or not (results.get(step["context_key"]) or {}).get(
+            "success"
+        ):
+            return index
+    return len(steps)

@@ -11,11 +11,13 @@ from typing import Any
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
-from framework.pipeline.retry import RetryPolicy
+from framework.engine.caller_plan import plan_digest
+from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
 
 RUN = "capabilities"
 FATAL = "fatal"
+ACCEPT = "accept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Route:
     """Where the run goes next.
 
     Attributes:
-        target: A node's name, ``"capabilities"`` (run what is ready) or ``"fatal"`` (raise).
+        target: A node's name, ``"capabilities"`` (run what is ready), ``"accept"`` (check the
+            plan first) or ``"fatal"`` (raise).
         reason: Why, in words.
         failures: Failures so far of what is tried again; sets the wait. 0 for no retry.
         steps: Context keys that are ready, for ``capabilities`` and ``approval``.
@@ -54,6 +57,8 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
         if state.get("planning_active_capabilities") is None:
             return Route("classifier", "No capabilities are chosen yet.")
         return Route("orchestrator", "There is no plan yet.")
+    if state.get("planning_accepted") != plan_digest(state["planning_execution_plan"]):
+        return Route(ACCEPT, "The plan has not been checked.")
     return _next_steps(state, registry)
 
 
@@ -65,16 +70,23 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
         return Route("error", f"Unknown severity {classification.get('severity')!r}.")
     message = info.get("user_message") or info.get("original_error") or "Something failed."
     attempts = state.get("control_attempts") or {}
+    budget = state.get("control_budget") or {}
     if severity is ErrorSeverity.FATAL:
         return Route(FATAL, message)
     if severity is ErrorSeverity.RETRIABLE:
         node = info.get("node_name")
+        if info.get("context_key") and info.get("final") is True:
+            return Route("error", message)  # a step's tries are counted where it runs
         failures = attempts.get(info.get("context_key") or node, 1)
         if failures >= RetryPolicy.from_dict(info.get("retry_policy"), limits).max_attempts:
             return Route("error", message)
         return Route(node or RUN, message, failures=failures, steps=_key_of(info))
     if severity is ErrorSeverity.REPLANNING:
-        made = state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0)
+        # What the turn has used up counts, whatever a node of one's own writes or leaves out.
+        made = max(
+            state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0),
+            budget.get("plans", 0),
+        )
         # Without a choice of capabilities (it failed, or the caller brought the plan) there is
         # nothing to plan from.
         possible = state.get("planning_active_capabilities") is not None
@@ -83,8 +95,15 @@ def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Li
         again = possible and (rejected or made < limits.max_planning_attempts)
         return Route("orchestrator" if again else "error", message)
     if severity is ErrorSeverity.RECLASSIFICATION:
-        chosen = state.get("control_reclassification_count", 0) + attempts.get("classifier", 0)
-        again = bool(state.get("task_current_task")) and chosen < limits.max_reclassifications
+        chosen = max(
+            state.get("control_reclassification_count", 0) + attempts.get("classifier", 0),
+            budget.get("classifications", 0) - 1,
+        )
+        again = (
+            bool(state.get("task_current_task"))
+            and chosen < limits.max_reclassifications
+            and budget.get("plans", 0) < limits.max_planning_attempts
+        )
         return Route("classifier" if again else "error", message)
     return Route("error", message)
 
@@ -95,7 +114,7 @@ def _key_of(info: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if state.get("task_custom_message"):
-        return Route("respond", "A person gave the answer.")
+        return Route("respond", "The answer is there already.")
     plan = state["planning_execution_plan"]
     steps = plan.get("steps") or []
     results = state.get("execution_step_results") or {}
@@ -132,28 +151,4 @@ def _gone(todo: list[Mapping[str, Any]], registry: Catalog, settled: set[str]) -
         for step in todo
         if step.get("capability") not in registry.capabilities
         and step["context_key"] not in settled
-    )
-
-
-_RANK = (
-    ErrorSeverity.FATAL,
-    ErrorSeverity.CRITICAL,
-    ErrorSeverity.RECLASSIFICATION,
-    ErrorSeverity.REPLANNING,
-    ErrorSeverity.RETRIABLE,
-)
-
-
-def decisive(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the failure that decides when several steps failed: the gravest, then the first.
-
-    Among equals one that has no tries left comes before one that was cut short by it.
-    """
-    order = [severity.value for severity in _RANK]
-    return min(
-        failures,
-        key=lambda info: (
-            order.index(info["classification"]["severity"]),
-            not info.get("final", True),
-        ),
     )

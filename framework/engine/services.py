@@ -1,54 +1,139 @@
-"""What a graph's nodes share: made once by ``build_graph``, handed to every node."""
+"""What a graph's nodes share: decided by an operator, made once, handed to every node."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from configs.limits import Limits
-from framework.base.clock import Clock, SystemClock
+from configs.logger import SecretMasker
+from framework.base.clock import Clock
+from framework.base.ports import PlanPolicy
+from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
+from framework.pipeline.run_config import configurable, current_caller
+from framework.pipeline.runner import StepRunner
 from framework.planning.strategies import Answerer, Planner, TaskExtractor
+from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
+from framework.state import TurnView
+from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
     from configs.settings import Settings
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Services:
     """Dependencies of the nodes. Holds nothing that belongs to one run.
 
     Attributes:
-        registry: Capabilities, nodes and context types.
-        settings: All settings.
+        runner: The one way into a capability.
         selector: Chooses capabilities.
         extractor: Finds the task.
         planner: Writes plans.
         answerer: Writes the final message.
-        chat_model: Role to chat model, or ``None``.
-        clock: Time.
-        journal: Durable records of attempts and effects of a thread.
+        journal: Makes the durable records of the running thread.
+        plan_policies: Asked before a plan is accepted.
+        events: Stamps the events of runs and hands them to the sinks.
+        masker: Knows the secrets of the settings.
+        prompts: What ``get_framework_prompts()`` gives in the runs.
         step_tasks: Capability name to the LangGraph task that runs its steps.
     """
 
-    registry: Registry
-    settings: Settings
+    runner: StepRunner
     selector: Selector
     extractor: TaskExtractor
     planner: Planner
     answerer: Answerer
-    chat_model: Callable[[str], Any] = lambda _role: None
-    clock: Clock = field(default_factory=SystemClock)
     journal: Callable[[], Journal] = Journal
-    step_tasks: Mapping[str, Callable[[dict[str, Any]], asyncio.Future[dict[str, Any] | None]]] = (
-        field(default_factory=dict)
+    plan_policies: Sequence[PlanPolicy] = ()
+    events: EventDispatcher = field(default_factory=EventDispatcher)
+    masker: SecretMasker = field(default_factory=SecretMasker)
+    prompts: PromptProvider | None = None
+    step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+    _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
     )
+    _guard: Any = field(default_factory=threading.Lock)
+
+    @property
+    def registry(self) -> Registry:
+        """Capabilities, nodes and context types."""
+        return self.runner.registry
+
+    @property
+    def settings(self) -> Settings:
+        """All settings."""
+        return self.runner.settings
 
     @property
     def limits(self) -> Limits:
         """Bounds of a run."""
-        return self.settings.limits
+        return self.runner.limits
+
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+        return self.runner.clock
+
+    @property
+    def chat_model(self) -> Callable[[str], Any]:
+        """Role to chat model, or ``None``."""
+        return self.runner.chat_model
+
+    def view(self, state: Any) -> TurnView:
+        """Return the typed reading of a state in the run that calls this."""
+        thread = configurable().get("thread_id")
+        return TurnView(
+            state, thread_id=None if thread is None else str(thread), caller=current_caller()
+        )
+
+    def ledger(self, view: TurnView) -> EffectLedger:
+        """Return the effects, waits and agreements of the running turn."""
+        return EffectLedger(*self.records(view))
+
+    def records(self, view: TurnView) -> tuple[Journal, TurnView, asyncio.Lock]:
+        """Return what a ledger of the running turn is made of."""
+        journal = self.journal()
+        # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
+        place = (journal.thread_id, id(asyncio.get_running_loop()))
+        with self._guard:
+            lock = self._locks.get(place)
+            if lock is None:
+                lock = self._locks[place] = asyncio.Lock()
+        return journal, view, lock
+
+    def node(self, capability: type[Any]) -> Any:
+        """Return the node of a capability for a graph of one's own.
+
+        Args:
+            capability: A decorated capability that was given to ``bind``.
+
+        Raises:
+            RegistryError: It is none of these.
+
+        >>> from framework import BaseCapability, bind, capability_node
+        >>> @capability_node
+        ... class Hello(BaseCapability):
+        ...     name = "hello"
+        ...     description = "Says hello"
+        ...     async def execute(self):
+        ...         return {}
+        >>> bind([Hello]).node(Hello).name
+        'hello'
+        """
+        from framework.base.errors import RegistryError
+
+        spec = getattr(capability, "capability_spec", None)
+        if spec is None or self.registry.capabilities.get(spec.name) is not spec:
+            raise RegistryError(
+                f"{capability!r} is none of the capabilities that were bound.",
+                fix="Give it to bind([...]), decorated with @capability_node.",
+            )
+        return capability.langgraph_node.bound(self)

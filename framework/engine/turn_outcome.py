@@ -35,7 +35,12 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
             status = "failed"
         else:
             status = "partial" if missing else "completed"
+            if not wanted and state.get("control_reclassification_count"):
+                # What was to be done was refused, and nothing else could do it.
+                status = "failed"
     outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
+    if status == "failed" and not info and state.get("control_reclassification_reason"):
+        outcome["reason"] = state["control_reclassification_reason"]
     if info:
         metadata = (info.get("classification") or {}).get("metadata") or {}
         if metadata.get("code") == "CG-LIMIT":

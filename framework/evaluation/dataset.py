@@ -175,7 +175,7 @@ class Dataset(_Part):
         version: Version of this form; 1.
         name: Name of the set.
         config: Configuration file of the agent, beside the set's file.
-        thresholds: Least values; the command's options win over them.
+        thresholds: Least values.
         cases: The requests.
 
     >>> Dataset(version=1, name="tiny", cases=[{"name": "a", "request": "Hi"}]).cases[0].outcome

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 from framework.evaluation.dataset import Case, Thresholds
 from framework.evaluation.metrics import Counts, count_edges, count_items
@@ -130,18 +130,26 @@ class ShortFall:
         return f"{self.metric} is {self.value:.3f}, below {self.least:g}"
 
 
-METRICS: Mapping[str, str] = {
-    "passed": "cases without a problem",
-    "precision": "precision of the choice",
-    "recall": "recall of the choice",
-    "node_f1": "node F1 of the plans",
-    "edge_f1": "edge F1 of the plans",
-    "model_calls": "model calls",
-    "input_tokens": "prompt tokens",
-    "output_tokens": "answer tokens",
-    "seconds": "seconds",
+class Metric(NamedTuple):
+    """What a figure of a report is, and how it is written."""
+
+    label: str
+    form: str = ",.0f"
+
+
+METRICS: Mapping[str, Metric] = {
+    "passed": Metric("cases without a problem", ".3f"),
+    "precision": Metric("precision of the choice", ".3f"),
+    "recall": Metric("recall of the choice", ".3f"),
+    "node_f1": Metric("node F1 of the plans", ".3f"),
+    "edge_f1": Metric("edge F1 of the plans", ".3f"),
+    "model_calls": Metric("model calls"),
+    "input_tokens": Metric("prompt tokens"),
+    "output_tokens": Metric("answer tokens"),
+    "seconds": Metric("seconds", ".2f"),
 }
-"""Figures of a report in their order, with what they are; the first five are shares."""
+"""Figures of a report in their order; the first five are shares."""
+_SUMS = ("model_calls", "input_tokens", "output_tokens", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +177,7 @@ class Report:
             "recall": choice.recall if choice else None,
             "node_f1": nodes.f1 if nodes else None,
             "edge_f1": edges.f1 if edges else None,
-            "model_calls": sum(result.model_calls for result in self.results),
-            "input_tokens": sum(result.input_tokens for result in self.results),
-            "output_tokens": sum(result.output_tokens for result in self.results),
-            "seconds": sum(result.seconds for result in self.results),
+            **{name: sum(getattr(result, name) for result in self.results) for name in _SUMS},
         }
 
     @property

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -23,25 +23,6 @@ from framework.registry import Registry
 
 if TYPE_CHECKING:
     from configs.settings import Settings
-
-
-class _Meter(AsyncCallbackHandler):
-    """Counts the model calls of a run, those of capabilities included."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.input_tokens = 0
-        self.output_tokens = 0
-
-    async def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
-        self.calls += 1
-
-    async def on_llm_end(self, response: Any, **kwargs: Any) -> None:
-        for generations in response.generations:
-            for generation in generations:
-                usage = getattr(getattr(generation, "message", None), "usage_metadata", None) or {}
-                self.input_tokens += usage.get("input_tokens", 0)
-                self.output_tokens += usage.get("output_tokens", 0)
 
 
 async def evaluate(
@@ -102,7 +83,7 @@ async def evaluate(
 
 async def _run_case(case: Case, graph: Any) -> CaseResult:
     thread = uuid.uuid4().hex
-    meter = _Meter()
+    meter = UsageMetadataCallbackHandler()
     values: dict[str, Any] = {}
     given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
     configurable = {"thread_id": thread}
@@ -124,6 +105,7 @@ async def _run_case(case: Case, graph: Any) -> CaseResult:
         outcome, reason = "raised", f"{type(exc).__name__}: {exc}"
     seconds = time.perf_counter() - started
     plan = values.get("planning_execution_plan")
+    used = list(meter.usage_metadata.values())
     return CaseResult(
         case,
         chosen=tuple(values.get("planning_active_capabilities") or ()),
@@ -132,9 +114,9 @@ async def _run_case(case: Case, graph: Any) -> CaseResult:
         answer=_answer(values),
         outcome=outcome,
         reason=reason,
-        model_calls=meter.calls,
-        input_tokens=meter.input_tokens,
-        output_tokens=meter.output_tokens,
+        model_calls=(values.get("control_budget") or {}).get("model_calls", 0),
+        input_tokens=sum(usage["input_tokens"] for usage in used),
+        output_tokens=sum(usage["output_tokens"] for usage in used),
         seconds=seconds,
     )
 

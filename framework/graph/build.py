@@ -1,26 +1,33 @@
-"""``build_graph``: from a registry to an ordinary compiled LangGraph graph."""
+"""``build_graph``: from capabilities to an ordinary compiled LangGraph graph."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.config import get_config
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.runtime import get_runtime
+from langgraph.types import Command
+from typing_extensions import TypedDict
 
+from configs.logger import get_logger
+from framework.base.errors import ConfigurationError, InfrastructureError
+from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.engine.bind import as_registry, bind
+from framework.engine.default_strategies import ChainPlanner
 from framework.engine.ready_queue import run_step_task
 from framework.engine.services import Services
-from framework.engine.thread_lease import OneRunPerThread
-from framework.graph.compiled import with_sync_calls
-from framework.graph.strategies import choose_strategies
-from framework.graph.validate import validate
-from framework.pipeline.journal import Journal
+from framework.graph.compiled import agent_graph
+from framework.graph.validate import validate, warnings_of
+from framework.langgraph_compat import STRICT_RESUME, prepare_task
+from framework.pipeline.capacity import Capacity
+from framework.pipeline.failures import raise_failure, refusal
+from framework.prompts.provider import use_prompts
 from framework.registry import Registry
-from framework.state import AgentState
+from framework.state import AgentState, StateSchema
 from framework.telemetry.metered import METER
 
 if TYPE_CHECKING:
@@ -31,40 +38,49 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.base.clock import Clock
 
-# A resume that names an interrupt which is not open is refused instead of being taken for new.
-_STRICT = {"__pregel_strict_resume": True}
-_NEXT = {
-    "begin_turn": "task_extraction",
-    "task_extraction": "classifier",
-    "classifier": "orchestrator",
-    "orchestrator": "router",
-}
+_CHAIN = ("task_extraction", "classifier", "orchestrator")
+_CLOSING = ("respond", "clarify", "error")
 
 
 def build_graph(
-    registry: Registry,
+    registry: Registry | Iterable[Any],
     model: str | BaseChatModel | Mapping[str, Any] | None = None,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
     settings: Settings | None = None,
     *,
+    state_schema: type[Any] = AgentState,
+    context_schema: type[Any] | None = None,
+    behaviors: Sequence[Middleware] = (),
+    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
+    sinks: Sequence[Sink] = (),
+    capacity: Capacity | None = None,
     embeddings: Any = None,
     clock: Clock | None = None,
     **strategies: Any,
-) -> CompiledStateGraph[AgentState, Any, AgentState, AgentState]:
+) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Build the graph of an agent.
 
     Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
     ``await asyncio.to_thread(build_graph, …)``.
 
     Args:
-        registry: What the agent is made of.
+        registry: What the agent is made of: capabilities themselves, or a registry, which is
+            closed by this.
         model: ``"provider:name"``, a chat model, or one of these for each role (``extraction``,
             ``selection``, ``planning``, ``answer``, ``capability``). ``None`` takes the settings';
             without any, the agent runs offline.
         checkpointer: Saver that keeps threads; without one nothing outlives a call.
         store: LangGraph store for what is kept across threads.
         settings: All other settings; the defaults when not given.
+        state_schema: ``AgentState``, or a subclass with keys of one's own.
+        context_schema: Type of what a caller hands over as ``context=``.
+        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
+            ``async around(attempt, call_next)``.
+        policies: What is asked before a plan is accepted (``review``) and before a step starts
+            (``decide``). No input of a caller can switch them off.
+        sinks: What takes up the events of runs: objects with ``emit(event)``.
+        capacity: Slots for steps; shared by all graphs of the process when not given.
         embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
         clock: Source of time.
         **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
@@ -74,72 +90,186 @@ def build_graph(
 
     Raises:
         RegistryError: The registry does not fit together; lists every problem.
-        ConfigurationError: A model cannot be made from its description.
+        ConfigurationError: A model, a behaviour or a policy cannot be used.
         MissingExtraError: A model's package is not installed.
 
     >>> import asyncio
-    >>> from framework import Registry, build_graph
-    >>> graph = build_graph(Registry())
+    >>> from framework import build_graph
+    >>> graph = build_graph([])
     >>> out = asyncio.run(graph.ainvoke({"messages": [("user", "Sing a song")]}))
     >>> out["messages"][-1].content.splitlines()[0]
     'Nothing here can do that: Sing a song'
     """
-    if settings is None:
-        from configs.settings import load_settings
-
-        settings = load_settings()
-    validate(registry)
-    runs = OneRunPerThread(checkpointer) if checkpointer is not None else None
-    services = Services(
-        registry=registry,
+    known = as_registry(registry)
+    services = bind(
+        known,
+        model=model,
         settings=settings,
-        step_tasks={name: _step_task(name) for name in registry.capabilities},
-        journal=lambda: _journal(checkpointer, runs),
-        **choose_strategies(registry, settings, model, embeddings, strategies),
+        behaviors=behaviors,
+        policies=policies,
+        sinks=sinks,
+        capacity=capacity,
+        clock=clock,
+        embeddings=embeddings,
+        checkpointer=checkpointer,
+        state_schema=state_schema,
+        **strategies,
     )
-    if clock is not None:
-        services.clock = clock
-    builder: StateGraph[AgentState, Any, AgentState, AgentState] = StateGraph(AgentState)
-    _add_infrastructure(builder, services)
+    with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
+        validate(known)
+    offline = isinstance(services.planner, ChainPlanner)
+    for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
+        get_logger("framework", "build_graph").warning("%s", text)
+    services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
+    schema = StateSchema.of(state_schema)
+    if not schema.names >= StateSchema.of(AgentState).names:
+        raise ConfigurationError(
+            f"The state {state_schema.__name__} lacks keys of AgentState.",
+            fix=f"Write class {state_schema.__name__}(AgentState, total=False).",
+        )
+    builder: Any = StateGraph(
+        state_schema, context_schema=context_schema, input_schema=_input_of(state_schema, schema)
+    )
+    layout = _Layout(known)
+    _add_infrastructure(builder, services, layout)
     _add_capabilities(builder, services)
-    _add_edges(builder)
-    graph = with_sync_calls(
-        builder.compile(checkpointer=checkpointer, store=store, name=settings.name)
-    )
+    layout.add_edges(builder)
+    name = services.settings.name
+    compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
+    graph = agent_graph(compiled, services)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
-        "recursion_limit": 1000,
-        "configurable": _STRICT,
-        "callbacks": [METER] if runs is None else [METER, runs],
+        "recursion_limit": 1_000_000,
+        "configurable": STRICT_RESUME,
+        "callbacks": [METER],
     }
     return graph.with_config(config)
 
 
-def _add_infrastructure(builder: Any, services: Services) -> None:
+def _input_of(cls: type[Any], schema: StateSchema) -> Any:
+    """Return the keys that a caller may send as a schema; an outer graph's others stay outside."""
+    hints = get_type_hints(cls, include_extras=True)
+    chosen = {name: hints[name] for name in sorted(schema.from_caller)}
+    return TypedDict(f"{cls.__name__}Input", chosen, total=False)  # type: ignore[operator]
+
+
+class _Layout:
+    """Which node follows which: the straight line, with nodes of one's own where they belong."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.before: dict[str, list[str]] = {}
+        self.after: dict[str, list[str]] = {}
+        for name, spec in registry.infrastructure.items():
+            if spec.before:
+                self.before.setdefault(spec.before, []).append(name)
+            elif spec.after:
+                self.after.setdefault(spec.after, []).append(name)
+        self.chain = [name for role in _CHAIN for name in self._around(role)]
+        self.targets = [*registry.infrastructure, *registry.capabilities]
+
+    def _around(self, role: str) -> list[str]:
+        return [*self.before.get(role, []), role, *self.after.get(role, [])]
+
+    def door(self, target: str) -> str:
+        """Return the node that is entered on the way to another one."""
+        return self.before.get(target, [target])[0]
+
+    def add_edges(self, builder: Any) -> None:
+        """Draw the edges: straight ones, but for failures, which go to the router."""
+        builder.add_edge(START, "begin_turn")
+        first, planning = self.chain[0], self.door("orchestrator")
+
+        async def after_begin(state: Mapping[str, Any]) -> str:
+            if state.get("control_has_error"):
+                return "router"
+            return planning if state.get("planning_execution_plan") else first
+
+        ways = list(dict.fromkeys([first, planning, "router"]))
+        builder.add_conditional_edges("begin_turn", after_begin, ways)
+        following = [*self.chain[1:], "router"]
+        for name, then in zip(self.chain, following, strict=True):
+            self._edge(builder, name, then)
+        builder.add_edge("approval", "router")
+        for role in _CLOSING:
+            line = [role, *self.after.get(role, [])]
+            for name, then in zip(line, [*line[1:], END], strict=True):
+                self._edge(builder, name, then)
+
+    @staticmethod
+    def _edge(builder: Any, name: str, then: str) -> None:
+        if name == "error":
+            builder.add_edge(name, then)
+            return
+
+        async def decide(state: Mapping[str, Any]) -> str | list[str]:
+            if state.get("control_goto"):
+                return []  # the node said itself where it goes
+            info = state.get("control_error_info") or {}
+            failed = state.get("control_has_error") and info.get("node_name") == name
+            return "router" if failed else then
+
+        builder.add_conditional_edges(name, decide, list(dict.fromkeys([then, "router"])))
+
+
+def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
-        destinations: tuple[str, ...] | None = None
-        if name == "router":
-            destinations = (
-                "router",
-                "task_extraction",
-                "classifier",
-                "orchestrator",
-                "approval",
-                "respond",
-                "clarify",
-                "error",
-                *services.registry.capabilities,
-            )
+        node = _bound(spec.cls.langgraph_node, name, services)
+        node = _routed(node, layout) if name == "router" else _sent(node)
         builder.add_node(
             name,
-            _bound(spec.cls.langgraph_node, name, services),
-            metadata={
-                "kind": "infrastructure",
-                "description": spec.description,
-                "execute_in": "workflow",
-            },
-            destinations=destinations,
+            node,
+            metadata={"kind": "infrastructure", "description": spec.description},
+            destinations=tuple(layout.targets) if name == "router" else None,
         )
+
+
+def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """Let a node go where it says, and nowhere else: an edge would be followed besides."""
+
+    async def run(state: Any) -> Any:
+        result = await node(state)
+        goes = isinstance(result, Command) and result.goto not in (None, ())
+        if not goes:
+            if state.get("control_goto") and isinstance(result, Mapping):
+                return {**result, "control_goto": None}
+            return result
+        update = result.update
+        pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
+        # A turn ends with a message, whoever ends it.
+        silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
+        goto = "respond" if silent else result.goto
+        return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
+
+    run.__name__ = node.__name__
+    return run
+
+
+def _routed(
+    node: Callable[[Any], Awaitable[Any]], layout: _Layout
+) -> Callable[[Any], Awaitable[Any]]:
+    """Follow the router, also one of one's own that only writes ``control_next_node``."""
+
+    async def router(state: Any) -> Any:
+        result = await node(state)
+        if isinstance(result, Command):
+            retried = (state.get("control_error_info") or {}).get("node_name") == result.goto
+            if isinstance(result.goto, str) and not retried:
+                return Command(update=result.update, goto=layout.door(result.goto))
+            return result
+        target = result.get("control_next_node")
+        if target in (END, "END"):
+            target = "respond"  # a turn ends with a message
+        if target not in layout.targets:
+            told = InfrastructureError(
+                f"The router wrote control_next_node={target!r}, which is no node.",
+                fix=f"Use one of: {', '.join(layout.targets)}.",
+            )
+            failed = raise_failure([refusal("router", told)])
+            return Command(update={**result, **failed}, goto="error")
+        return Command(update=result, goto=layout.door(target))
+
+    router.__name__ = "router"
+    return router
 
 
 def _add_capabilities(builder: Any, services: Services) -> None:
@@ -153,58 +283,15 @@ def _add_capabilities(builder: Any, services: Services) -> None:
                 "effect": spec.effect,
                 "provides": list(spec.provides),
                 "requires": [need.type for need in spec.requires],
-                "execute_in": "activity",
             },
         )
         builder.add_edge(name, "router")
 
 
-def _add_edges(builder: Any) -> None:
-    builder.add_edge(START, "begin_turn")
-    builder.add_conditional_edges(
-        "begin_turn", _after_begin, ["task_extraction", "orchestrator", "router"]
-    )
-    for name in ("task_extraction", "classifier", "orchestrator"):
-        following = _NEXT[name]
-        if following == "router":
-            builder.add_edge(name, "router")
-        else:
-            builder.add_conditional_edges(name, _unless_failed(name), [following, "router"])
-    builder.add_edge("approval", "router")
-    for name in ("respond", "clarify"):
-        builder.add_conditional_edges(name, _end_unless_failed(name), [END, "router"])
-    builder.add_edge("error", END)
-
-
-def _after_begin(state: AgentState) -> str:
-    if state.get("control_has_error"):
-        return "router"
-    return "orchestrator" if state.get("planning_execution_plan") else "task_extraction"
-
-
-def _unless_failed(name: str) -> Callable[[AgentState], str]:
-    def decide(state: AgentState) -> str:
-        return "router" if _failed_in(state, name) else _NEXT[name]
-
-    return decide
-
-
-def _end_unless_failed(name: str) -> Callable[[AgentState], str]:
-    def decide(state: AgentState) -> str:
-        return "router" if _failed_in(state, name) else END
-
-    return decide
-
-
-def _failed_in(state: AgentState, name: str) -> bool:
-    info = state.get("control_error_info") or {}
-    return bool(state.get("control_has_error")) and info.get("node_name") == name
-
-
 def _bound(
     node: Callable[..., Awaitable[Any]], name: str, services: Services
-) -> Callable[[AgentState], Awaitable[Any]]:
-    async def run(state: AgentState) -> Any:
+) -> Callable[[Any], Awaitable[Any]]:
+    async def run(state: Any) -> Any:
         return await node(state, services=services)
 
     run.__name__ = name
@@ -212,31 +299,11 @@ def _bound(
     return run
 
 
-def _step_task(name: str) -> Any:
+def _step_task(name: str, services: Services) -> Any:
     async def run(payload: dict[str, Any]) -> dict[str, Any] | None:
         return await run_step_task(payload)
 
     run.__name__ = run.__qualname__ = name
+    prepare_task(run, services)
     decorate: Any = task(name=name)
     return decorate(run)
-
-
-def _journal(
-    checkpointer: BaseCheckpointSaver[Any] | None, runs: OneRunPerThread | None
-) -> Journal:
-    """Return the journal of the running thread; a server may have brought its own saver."""
-    try:
-        configurable = get_config().get("configurable") or {}
-    except RuntimeError:
-        return Journal()
-    saver = configurable.get("__pregel_checkpointer") or checkpointer
-    info = get_runtime().execution_info
-    found = None
-    if info is not None and configurable.get("__pregel_durability") != "exit":
-        found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
-    return Journal(
-        saver,
-        configurable.get("thread_id"),
-        checkpoint=found,
-        confirm=runs.confirm if runs is not None else None,
-    )

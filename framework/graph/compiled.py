@@ -3,24 +3,117 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, cast
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 
+from configs.streaming import is_heard
+from framework.engine.entry import admitted
+from framework.engine.run_scope import run_scope
+from framework.engine.services import Services
+from framework.engine.thread_lease import hold, run_alone
+from framework.langgraph_compat import is_task, merged_config, saver_of
+from framework.stores.leases import busy, leases_of
+
+_AHEAD = 64
+"""Parts that a run may be ahead of the one who reads them."""
+
 _END = object()
+_Make = Callable[[], AsyncIterator[Any]]
 
 
 class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
-    """A compiled LangGraph graph whose nodes are coroutines.
+    """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
 
-    ``ainvoke`` and ``astream`` are LangGraph's own. ``invoke`` and ``stream`` run the same path on
-    an event loop of their own, in a thread of their own, so that they also work where a loop is
-    running already (a notebook).
+    ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread. ``invoke`` and
+    ``stream`` run the same path on an event loop of their own, in a thread of their own, so that
+    they also work where a loop is running already (a notebook).
+
+    Args:
+        services: What the operator decided; without, every input may pass.
+        **attributes: What LangGraph's own class takes.
     """
+
+    def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.services = services
+
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
+
+        Raises:
+            ThreadBusyError: Another run has the thread.
+            ValidationError: The input holds what a caller may not send; it is named.
+        """
+        given, *others = args if args else (kwargs.pop("input", None),)
+        config = merged_config(self, others[0] if others else kwargs.get("config"))
+        saver = saver_of(self, config)
+        services, inputs = self.services, given
+        inside: AbstractContextManager[None] = contextlib.nullcontext()
+        if services is not None:
+            inputs = admitted(given, config, services, saved=saver is not None)
+            modes = kwargs.get("stream_mode") or self.stream_mode
+            listened = "custom" in modes or (is_task(config) and is_heard())
+            inside = run_scope(services, config, listened=listened)
+
+        def run() -> AsyncIterator[Any]:
+            return super(AgentGraph, self).astream(inputs, *others, **kwargs)
+
+        async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
+            while True:
+                with inside:
+                    chunk = await anext(stream, _END)
+                if chunk is _END:
+                    break
+                yield chunk
+        if services is not None and not is_task(config):
+            await services.events.settle()
+
+    @staticmethod
+    async def _alone(
+        saver: Any, config: RunnableConfig, inputs: Any, run: _Make
+    ) -> AsyncIterator[Any]:
+        if saver is None or "thread_id" not in config.get("configurable", {}):
+            stream = run()
+        else:
+            stream = run_alone(saver, config, inputs, run)
+        async with aclosing(stream):  # type: ignore[type-var]
+            async for chunk in stream:
+                yield chunk
+
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """Change the state of a thread by hand; told of runs of this process.
+
+        Raises:
+            ThreadBusyError: The thread is being run here.
+        """
+        merged = merged_config(self, config)
+        saver, thread = saver_of(self, merged), merged.get("configurable", {}).get("thread_id")
+        lease = leases_of(saver).held(str(thread)) if saver is not None else None
+        if lease is not None:
+            raise busy(lease.thread_id, lease.holder)
+        return super().bulk_update_state(config, supersteps)
+
+    async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """Change the state of a thread by hand, between its runs.
+
+        Raises:
+            ThreadBusyError: The thread is being run.
+        """
+        merged = merged_config(self, config)
+        saver = saver_of(self, merged)
+        if saver is None or "thread_id" not in merged.get("configurable", {}):
+            return await super().abulk_update_state(config, supersteps)
+        async with hold(saver, merged):
+            return await super().abulk_update_state(config, supersteps)
 
     def invoke(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
@@ -31,65 +124,76 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         return _iterate(lambda: self.astream(*args, **kwargs))
 
 
-def with_sync_calls(graph: CompiledStateGraph[Any, Any, Any, Any]) -> AgentGraph:
-    """Give a compiled graph the synchronous calls."""
-    # StateGraph.compile names its class itself; the subclass adds methods and no data.
-    graph.__class__ = AgentGraph
-    return graph  # type: ignore[return-value]
+def agent_graph(
+    graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
+) -> AgentGraph:
+    """Give a compiled graph its door, the lease and the synchronous calls."""
+    # StateGraph.compile names its class itself; this is how a graph copies itself.
+    attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
+    return AgentGraph(services=services, **attributes)
 
 
 def _in_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    found: list[Any] = []
-    failed: list[BaseException] = []
+    async def one() -> AsyncIterator[Any]:
+        yield await make()
 
-    def work() -> None:
-        try:
-            found.append(asyncio.run(make()))
-        except BaseException as exc:  # handed to the caller's thread, whatever it is
-            failed.append(exc)
-
-    thread = threading.Thread(
-        target=contextvars.copy_context().run, args=(work,), name="capgraph invoke", daemon=True
-    )
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]
+    [result] = _iterate(one)
+    return result
 
 
-def _iterate(make: Callable[[], AsyncIterator[Any]]) -> Iterator[Any]:
-    items: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
-    started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = queue.Queue()
-
-    async def pump() -> None:
-        started.put((asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[arg-type]
-        async for item in make():
-            items.put((item, None))
-
-    def work() -> None:
-        try:
-            asyncio.run(pump())
-        except BaseException as exc:  # handed to the caller's thread, whatever it is
-            items.put((_END, exc))
-        else:
-            items.put((_END, None))
-
-    thread = threading.Thread(
-        target=contextvars.copy_context().run, args=(work,), name="capgraph stream", daemon=True
-    )
-    thread.start()
-    loop, task = started.get()
+def _iterate(make: _Make) -> Iterator[Any]:
+    run = _Run(make)
     try:
-        while True:
-            item, error = items.get()
-            if error is not None:
-                raise error
-            if item is _END:
-                return
-            yield item
+        yield from run.parts()
     finally:
-        # A caller that stops reading stops the run; what is finished stays saved.
-        if thread.is_alive() and not loop.is_closed():
+        # Also when the caller stops reading, or presses Ctrl-C; what is finished stays saved.
+        run.stop()
+
+
+class _Run:
+    """An asynchronous iterator on an event loop of its own, in a thread of its own."""
+
+    def __init__(self, make: _Make) -> None:
+        self._make = make
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+        self._ended: Future[None] = Future()
+        self._room = asyncio.Semaphore(_AHEAD)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._work,), name="capgraph run", daemon=True
+        )
+        self._thread.start()
+
+    def parts(self) -> Iterator[Any]:
+        """Yield what the run gives, then raise what it raised."""
+        loop, _ = self._started.result()
+        while (part := self._items.get()) is not self._ended:
+            yield part
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(self._room.release)
+        self._ended.result()
+
+    def stop(self) -> None:
+        """Cancel the run if it goes on, and wait for its end."""
+        loop, task = self._started.result()
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._pump())
+        except BaseException as exc:  # handed to the caller's thread, whatever it is
+            self._ended.set_exception(exc)
+        else:
+            self._ended.set_result(None)
+        self._items.put(self._ended)
+
+    async def _pump(self) -> None:
+        task: Any = asyncio.current_task()
+        self._started.set_result((asyncio.get_running_loop(), task))
+        async with contextlib.aclosing(cast("Any", self._make())) as parts:
+            async for part in parts:
+                await self._room.acquire()
+                self._items.put(part)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from framework.base.capability import BaseCapability
 from framework.base.errors import RegistryError
+from framework.planning.parameters import required_parameters
 from framework.registry import Registry
 
 ROLES = (
@@ -51,6 +53,33 @@ def problems_of(registry: Registry) -> list[str]:
             and need.type not in registry.given
         ]
     return problems
+
+
+def warnings_of(registry: Registry, *, offline: bool, saved: bool) -> list[str]:
+    """Return what works, but not as one may think; each with its fix.
+
+    Args:
+        registry: The capabilities.
+        offline: Whether no model plans.
+        saved: Whether there is a saver.
+    """
+    told = []
+    for name, spec in registry.capabilities.items():
+        missing = required_parameters(spec.parameters)
+        reads = getattr(spec.cls, "parameters_from", BaseCapability.parameters_from)
+        if offline and missing and reads is BaseCapability.parameters_from:
+            told.append(
+                f"The capability {name!r} needs the parameters {', '.join(missing)}, which planning"
+                " without a model cannot fill. Fix: give them defaults, write parameters_from(task),"
+                " or configure a chat model."
+            )
+        if spec.effect == "once" and not saved:
+            told.append(
+                f"The capability {name!r} has effect='once' and there is no saver, so nothing is"
+                " remembered of it when the process ends. Fix: give a checkpointer, or set"
+                " persistence.url; a server that brings its own saver is as good."
+            )
+    return told
 
 
 def validate(registry: Registry) -> None:

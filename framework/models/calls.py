@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.exceptions import OutputParserException
@@ -19,7 +20,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import clean_text, mask_secrets
 from framework.base import CapgraphError, ErrorSeverity, ModelError
 from framework.base.classify import diagnose
-from framework.models.around import ModelAttempt, chained
+from framework.base.ports import STAGES, Attempt, Middleware
 from framework.models.roles import RoleModel
 from framework.telemetry import AnswerToken, emit
 from framework.telemetry.metered import role_tag
@@ -53,7 +54,7 @@ class Malformed(ModelError):
 async def call_model(
     role: RoleModel,
     messages: Sequence[BaseMessage],
-    send: Callable[[ModelAttempt], Awaitable[ResultT]],
+    send: Callable[[Attempt], Awaitable[ResultT]],
 ) -> ResultT:
     """Make one call, through what stands around the role's calls.
 
@@ -62,19 +63,42 @@ async def call_model(
     Args:
         role: The model.
         messages: The prompt.
-        send: Sends the attempt, which may have been given another model or fewer messages.
+        send: Sends the attempt, whose inputs are ``model`` and ``messages``.
 
     Raises:
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
 
-    async def bounded(attempt: ModelAttempt) -> ResultT:
+    async def bounded(attempt: Attempt) -> ResultT:
         async with _errors(role):
-            return await chained(role.around, ("call",), send)(attempt)
+            return await _within(role.around, ("call",), send)(attempt)
 
-    call = chained(role.around, ("reserve", "bound"), bounded)
-    return await call(ModelAttempt(role.role, role.model, tuple(messages)))
+    given = {"model": role.model, "messages": list(messages)}
+    attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
+    return await _within(role.around, STAGES[:-1], bounded)(attempt)
+
+
+def _within(
+    around: Sequence[Middleware],
+    stages: Sequence[str],
+    inner: Callable[[Attempt], Awaitable[ResultT]],
+) -> Callable[[Attempt], Awaitable[ResultT]]:
+    """Return ``inner`` with those of some stages around it, the first one outermost."""
+    call = inner
+    for middleware in reversed([m for stage in stages for m in around if m.stage == stage]):
+        call = partial(_through, middleware, call)
+    return call
+
+
+async def _through(
+    middleware: Middleware, inner: Callable[[Attempt], Awaitable[ResultT]], attempt: Attempt
+) -> ResultT:
+    async def call_next(changed: Attempt = attempt) -> ResultT:
+        return await inner(changed)
+
+    result: ResultT = await middleware.around(attempt, call_next)
+    return result
 
 
 async def structured(
@@ -103,13 +127,14 @@ async def structured(
     # Half an answer in JSON is nothing to show, so it stays out of the ``messages`` stream.
     config: Any = {"tags": [TAG_NOSTREAM, role_tag(role.role)], "run_name": role.role}
 
-    async def send(attempt: ModelAttempt) -> Any:
+    async def send(attempt: Attempt) -> Any:
+        model = attempt.inputs["model"]
         # Models differ in which of these they know; the form is checked here, so none is needed.
-        known = inspect.signature(attempt.model.with_structured_output).parameters
+        known = inspect.signature(model.with_structured_output).parameters
         wished = {"method": method, "strict": isinstance(schema, type) or None}
         options: Any = {name: value for name, value in wished.items() if value and name in known}
-        runnable = attempt.model.with_structured_output(form, include_raw=True, **options)
-        return await runnable.ainvoke(list(attempt.messages), config)
+        runnable = model.with_structured_output(form, include_raw=True, **options)
+        return await runnable.ainvoke(attempt.inputs["messages"], config)
 
     result = await call_model(role, messages, send)
     raw = result["raw"]
@@ -136,9 +161,9 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
     """
     config: Any = {"tags": [role_tag(role.role)], "run_name": role.role}
 
-    async def send(attempt: ModelAttempt) -> AIMessageChunk | None:
+    async def send(attempt: Attempt) -> AIMessageChunk | None:
         whole: AIMessageChunk | None = None
-        async for chunk in attempt.model.astream(list(attempt.messages), config):
+        async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
             if chunk.text:
                 emit(AnswerToken(text=str(chunk.text)))
             whole = chunk if whole is None else whole + chunk

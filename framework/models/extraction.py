@@ -8,11 +8,10 @@ from typing import Any
 from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field
 
-from framework.engine.default_strategies import last_request
 from framework.models.calls import structured
 from framework.models.history import split_last, transcript
 from framework.models.roles import RoleModel
-from framework.planning.strategies import ExtractedTask
+from framework.planning.strategies import ExtractedTask, last_request
 from framework.prompts import PromptBuilder
 
 

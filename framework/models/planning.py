@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
+from framework.base.value_context import ValueContext, value_fields
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
+from framework.models.selection import when_needed
 from framework.planning.strategies import PlanRequest
 from framework.prompts import PromptBuilder
+from framework.registry import Candidate, Registry
+from framework.selection import Selection, Selector
+from framework.selection.protocols import NOTHING_EXCLUDED
 
 _TEXT = {"type": "string"}
 PLAN_SCHEMA: dict[str, Any] = {
     "title": "ExecutionPlan",
-    "description": "A plan: the steps that answer the request, in order.",
+    "description": "The plan.",
     "type": "object",
     "properties": {
         "steps": {
@@ -24,33 +31,86 @@ PLAN_SCHEMA: dict[str, Any] = {
             "items": {
                 "type": "object",
                 "properties": {
-                    "context_key": {**_TEXT, "description": "Unique name of the step's result."},
-                    "capability": {**_TEXT, "description": "Exact name of a listed capability."},
-                    "task_objective": {**_TEXT, "description": "What the step is for."},
-                    "success_criteria": {**_TEXT, "description": "How to tell that it worked."},
-                    "expected_output": {
-                        "type": ["string", "null"],
-                        "description": "Context type of the result.",
-                    },
-                    "parameters": {
-                        "type": "object",
-                        "description": "Parameters of the capability.",
-                        "additionalProperties": True,
-                    },
-                    "inputs": {
-                        "type": "array",
-                        "description": "One {TYPE: context_key} for each input.",
-                        "items": {"type": "object", "additionalProperties": _TEXT},
-                    },
+                    "capability": _TEXT,
+                    "parameters": {"type": "object", "additionalProperties": True},
+                    "inputs": {"type": "array", "items": _TEXT},
+                    "task_objective": _TEXT,
+                    "expected_output": _TEXT,
+                    "context_key": _TEXT,
                 },
-                "required": ["context_key", "capability", "task_objective"],
+                "required": ["capability"],
             },
-        }
+        },
+        "answer": _TEXT,
     },
     "required": ["steps"],
 }
 """``ExecutionPlan`` as the model is shown it. It is the same for every request, since providers
-put it before the prompt; whether names and types are right is checked afterwards."""
+put it before the prompt; whether names and types are right is checked afterwards. What has one
+right answer (keys, inputs, outputs, the closing step) the model leaves out, and the check fills in."""
+
+_SHOWN_EXAMPLES = 2
+_REFERENCES = (
+    'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
+    " of the earlier step whose context_key is key."
+)
+
+
+class Catalogue:
+    """All capabilities as a planner that chooses among them is shown them.
+
+    Args:
+        registry: The capabilities; read when it is first needed, and complete by then.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @cached_property
+    def text(self) -> str:
+        """What each one does, needs and gives, and when it is wanted, in alphabetical order."""
+        hints = {c.name: when_needed(c, _SHOWN_EXAMPLES) for c in self._registry.candidates()}
+        specs = self._registry.capabilities
+        return _listing([specs[name] for name in sorted(specs)], hints)
+
+    @cached_property
+    def guides(self) -> str:
+        """The planning advice of all."""
+        return self._registry.planning_guides(self._registry.capabilities)
+
+    @cached_property
+    def tokens(self) -> int:
+        """About how many tokens it takes in a prompt."""
+        return (len(self.text) + len(self.guides)) // 4
+
+
+class DeferringSelector:
+    """Leaves the choice to the planner while that can be shown every capability.
+
+    Args:
+        catalogue: All capabilities.
+        budget: Up to how many tokens of them the planner is shown.
+        apart: Chooses past that.
+    """
+
+    def __init__(self, catalogue: Catalogue, budget: int, apart: Selector) -> None:
+        self._catalogue = catalogue
+        self._budget = budget
+        self._apart = apart
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+    ) -> Selection:
+        """Return all that may be chosen, or what a call of its own chooses."""
+        names = tuple(c.name for c in candidates if c.name not in excluded)
+        if not names or limit is not None or self._catalogue.tokens > self._budget:
+            return await self._apart.select(task, candidates, limit=limit, excluded=excluded)
+        return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 
 class ModelPlanner:
@@ -58,9 +118,10 @@ class ModelPlanner:
 
     can_correct = True
 
-    def __init__(self, role: RoleModel, prompt: PromptBuilder) -> None:
+    def __init__(self, role: RoleModel, prompt: PromptBuilder, catalogue: Catalogue) -> None:
         self._role = role
         self._prompt = prompt
+        self._catalogue = catalogue
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
@@ -78,16 +139,27 @@ class ModelPlanner:
             )
         except Malformed as exc:
             return cast("ExecutionPlan", exc.text)
-        if isinstance(found, dict) and "steps" not in found:
+        if isinstance(found, dict) and not found.keys() & {"steps", "answer"}:
             return cast("ExecutionPlan", json.dumps(found, default=str))
+        if isinstance(found, dict) and isinstance(found.get("steps"), list):
+            for step in found["steps"]:
+                if isinstance(step, dict):
+                    # A step that says nothing of its own is for the whole request.
+                    step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
 
     def _messages(self, request: PlanRequest) -> list[BaseMessage]:
-        specs = request.catalog.capabilities
-        active = sorted(name for name in request.active if name in specs)
+        if request.chosen:
+            specs = request.catalog.capabilities
+            active = [specs[name] for name in sorted(request.active) if name in specs]
+            shown = _listing(active, {}), request.guides
+        else:
+            # All of them each time, what was excluded too: the beginning stays the same.
+            shown = self._catalogue.text, self._catalogue.guides
         context = {
-            "capabilities": "\n".join(describe_capability(specs[name]) for name in active),
-            "guides": request.guides,
+            "capabilities": shown[0],
+            "guides": shown[1],
+            "notes": request.notes,
             "task": request.task,
             "available": request.available,
             "finished": request.finished,
@@ -96,6 +168,7 @@ class ModelPlanner:
             "failed_capability": request.failed_capability,
             "problems": request.problems,
             "refused": request.refused,
+            "excluded": request.excluded,
         }
         return [
             SystemMessage(self._prompt.get_prefix(**context)),
@@ -103,28 +176,50 @@ class ModelPlanner:
         ]
 
 
+def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
+    lines = []
+    for spec in specs:
+        lines += [describe_capability(spec), *hints.get(spec.name, ())]
+    if any(issubclass(kind, ValueContext) for spec in specs for kind in spec.context_types):
+        lines.append(_REFERENCES)
+    return "\n".join(lines)
+
+
 def describe_capability(spec: CapabilitySpec) -> str:
     """Write down what a planner must know about a capability.
 
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
-    - fetch: Fetches it.
-      needs: nothing; gives: DATA
+    - fetch: Fetches it. Gives DATA.
     """
     needs = ", ".join(
         need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
         for need in spec.requires
     )
-    lines = [
-        f"- {spec.name}: {' '.join(spec.description.split())}",
-        f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}",
-    ]
+    line = f"- {spec.name}: {' '.join(spec.description.split())}"
+    if needs:
+        line += f" Needs {needs}."
+    if spec.provides:
+        line += f" Gives {', '.join(_gives(spec))}."
+    if len(spec.provides) > 1:
+        line += " Name the wanted one in expected_output."
     if spec.effect == "once":
-        lines.append("  acts on the world, and cannot be undone")
-    if spec.parameters is not None:
+        line += " Acts on the world, and cannot be undone."
+    if spec.parameters is not None and spec.parameters.model_fields:
         schema = _bare(spec.parameters.model_json_schema())
         schema.pop("description", None)  # the docstring says again what the fields say
-        lines.append(f"  parameters: {json.dumps(schema, ensure_ascii=False, default=str)}")
-    return "\n".join(lines)
+        schema.pop("type", None)
+        written = json.dumps(schema, ensure_ascii=False, default=str, separators=(",", ":"))
+        line += f"\n  parameters: {written}"
+    return line
+
+
+def _gives(spec: CapabilitySpec) -> list[str]:
+    """Name the outputs, and of a plain value its fields, which parameters may refer to."""
+    fields = {kind.CONTEXT_TYPE: value_fields(kind) for kind in spec.context_types}
+    return [
+        f"{kind} ({', '.join(fields[kind])})" if fields.get(kind) else kind
+        for kind in spec.provides
+    ]
 
 
 def _bare(schema: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import mask_secrets
 from configs.settings import ModelSettings
 from framework.base import ConfigurationError, MissingExtraError, require_extra
-from framework.models.around import Middleware
+from framework.base.ports import Middleware
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -32,7 +32,7 @@ class RoleModel:
         role: What it is for.
         model: The chat model.
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
-        around: What stands around each call; see :mod:`framework.models.around`.
+        around: What stands around each call.
     """
 
     role: str
@@ -137,6 +137,11 @@ def _settings(role: str, value: Any) -> ModelSettings:
 
 
 def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
+    if ":" not in settings.model and "model_provider" not in settings.options:
+        raise ConfigurationError(
+            f"The model {settings.model!r} of the role {role!r} names no provider.",
+            fix=f"Write 'provider:name', such as 'openai:{settings.model}'.",
+        )
     init_chat_model = require_extra("langchain.chat_models", _EXTRA).init_chat_model
     arguments: dict[str, Any] = {
         # The router owns retries; a client that retries as well would multiply them.

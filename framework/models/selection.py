@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -15,17 +14,22 @@ from framework.base import CapabilityMatch
 from framework.models.calls import Malformed, structured
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder
-from framework.selection import Candidate, Selection, Selector
+from framework.selection import Candidate, Selection, Selector, shortlist
 
 _SHOWN_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
 
 
 class _Choice(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    # Providers that hold a model to the form want every field required.
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=lambda form: form.update(required=list(form["properties"])),
+    )
 
     reason: str
     capabilities: list[str]
+    answer: str = ""
 
 
 def choice_schema(names: Sequence[str]) -> type[_Choice]:
@@ -47,6 +51,7 @@ def choice_schema(names: Sequence[str]) -> type[_Choice]:
         __doc__="Which capabilities a request needs.",
         reason=(str, Field(description="Why, in one sentence.")),
         capabilities=(list[str], listed),
+        answer=(str, Field("", description="If none fits: your reply, and what the agent can do.")),
     )
 
 
@@ -60,16 +65,27 @@ def describe_candidates(candidates: Sequence[Candidate]) -> str:
     lines = []
     for candidate in sorted(candidates, key=lambda item: item.name):
         lines.append(f"- {candidate.name}: {' '.join(candidate.description.split())}")
-        if candidate.instructions:
-            lines.append(f"  when: {' '.join(candidate.instructions.split())}")
-        for title, queries in (
-            ("needed for", candidate.positives),
-            ("not needed for", candidate.negatives),
-        ):
-            shown = [json.dumps(query, ensure_ascii=False) for query in queries[:_SHOWN_EXAMPLES]]
-            if shown:
-                lines.append(f"  {title}: {'; '.join(shown)}")
+        lines += when_needed(candidate, _SHOWN_EXAMPLES)
     return "\n".join(lines)
+
+
+def when_needed(candidate: Candidate, examples: int) -> list[str]:
+    """Write down when a capability is needed, and when not.
+
+    >>> when_needed(Candidate("rain", "Tells about rain.", positives=("Wet?", "Dry?")), 1)
+    ['  needed for: "Wet?"']
+    """
+    lines = []
+    if candidate.instructions:
+        lines.append(f"  when: {' '.join(candidate.instructions.split())}")
+    for title, queries in (
+        ("needed for", candidate.positives),
+        ("not needed for", candidate.negatives),
+    ):
+        shown = [json.dumps(query, ensure_ascii=False) for query in queries[:examples]]
+        if shown:
+            lines.append(f"  {title}: {'; '.join(shown)}")
+    return lines
 
 
 class ModelSelector:
@@ -78,17 +94,17 @@ class ModelSelector:
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``shortlist``.
-        shortlist: The most capabilities that the model sees.
+        offline: Finds the nearest capabilities when there are more than ``limit``.
+        limit: The most capabilities that the model sees.
     """
 
     def __init__(
-        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, shortlist: int
+        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, limit: int
     ) -> None:
         self._role = role
         self._prompt = prompt
         self._offline = offline
-        self._shortlist = shortlist
+        self._shortlist = limit
 
     async def select(
         self,
@@ -103,7 +119,9 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await self._nearest(task, [c for c in candidates if c.name not in excluded])
+        shown = await shortlist(
+            self._offline, task, candidates, limit=self._shortlist, excluded=excluded
+        )
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
@@ -132,7 +150,8 @@ class ModelSelector:
                 )
             get_logger("framework", "classifier").warning("%s", told)
             reason = f"{reason} {told}".strip()
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)
+        answer = "" if chosen else found.answer.strip()
+        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason, answer)
 
     def _messages(
         self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]
@@ -147,19 +166,6 @@ class ModelSelector:
             HumanMessage(self._prompt.get_dynamic_context(**context)),
         ]
 
-    async def _nearest(self, task: str, candidates: list[Candidate]) -> list[Candidate]:
-        if len(candidates) <= self._shortlist:
-            return candidates
-        score: Any = getattr(self._offline, "score", None)
-        if score is None:
-            found = await self._offline.select(task, candidates, limit=self._shortlist)
-            nearest = set(found.names)
-        else:
-            scores: dict[str, float] = await score(task, candidates)
-            ranked = sorted(scores, key=lambda name: -scores[name])
-            nearest = set(ranked[: self._shortlist])
-        return [candidate for candidate in candidates if candidate.name in nearest]
-
 
 class PerCapabilitySelector(ModelSelector):
     """Asks a model one yes/no question for each capability, a few at once.
@@ -167,8 +173,8 @@ class PerCapabilitySelector(ModelSelector):
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``shortlist``.
-        shortlist: The most capabilities that are asked about.
+        offline: Finds the nearest capabilities when there are more than ``limit``.
+        limit: The most capabilities that are asked about.
         max_concurrency: Questions under way at once.
     """
 
@@ -177,10 +183,10 @@ class PerCapabilitySelector(ModelSelector):
         role: RoleModel,
         prompt: PromptBuilder,
         offline: Selector,
-        shortlist: int,
+        limit: int,
         max_concurrency: int,
     ) -> None:
-        super().__init__(role, prompt, offline, shortlist)
+        super().__init__(role, prompt, offline, limit)
         self._max_concurrency = max_concurrency
 
     async def _choose(

@@ -8,10 +8,10 @@ from typing import Any
 
 from configs.settings import Settings
 from framework.base import require_extra
+from framework.base.ports import Middleware
 from framework.models.answering import ModelAnswerer
-from framework.models.around import Middleware
 from framework.models.extraction import ModelExtractor
-from framework.models.planning import ModelPlanner
+from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
 from framework.prompts import PromptProvider, get_framework_prompts
@@ -25,6 +25,8 @@ def model_strategies(
     settings: Settings,
     offline_selector: Selector,
     behaviors: Sequence[Middleware] = (),
+    *,
+    own_planner: bool = False,
 ) -> dict[str, Any]:
     """Return strategies for the roles that have a model.
 
@@ -36,6 +38,7 @@ def model_strategies(
         offline_selector: Narrows the choice where there are many capabilities.
         behaviors: What the operator puts around attempts; those of the stages ``reserve``,
             ``bound`` and ``call`` stand around model calls too.
+        own_planner: Whether the application plans itself, so that nothing is left to the planner.
 
     Returns:
         ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
@@ -60,13 +63,18 @@ def model_strategies(
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
-    if "selection" in roles and settings.selection.strategy != "lexical":
-        chosen["selector"] = _selector(
-            roles["selection"], prompts, registry, settings, offline_selector
-        )
+    catalogue = Catalogue(registry)
+    wanted = settings.selection
+    if "selection" in roles and wanted.strategy != "lexical":
+        selector = _selector(roles["selection"], prompts, registry, settings, offline_selector)
+        # Who gives the choice a model of its own wants it made by that.
+        one = models.get("planning") is models["selection"] and not own_planner
+        if one and wanted.strategy == "auto":
+            selector = DeferringSelector(catalogue, wanted.together_tokens, selector)
+        chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
-        chosen["planner"] = ModelPlanner(roles["planning"], builder)
+        chosen["planner"] = ModelPlanner(roles["planning"], builder, catalogue)
     if "answer" in roles:
         chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
     return chosen
@@ -78,11 +86,11 @@ def _selector(
     registry: Registry,
     settings: Settings,
     offline: Selector,
-) -> ModelSelector:
+) -> Selector:
     builder = prompts.get_classification_prompt_builder()
     wanted = settings.selection
-    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("sklearn"):
-        require_extra("sklearn", "offline")  # now, not at the first request
+    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("numpy"):
+        require_extra("numpy", "offline")  # now, not at the first request
     if wanted.strategy == "per_capability":
         return PerCapabilitySelector(
             role, builder, offline, wanted.shortlist, wanted.max_concurrency

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError as PydanticValidationError
-
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
@@ -70,26 +68,3 @@ def _load(
             severity=ErrorSeverity.REPLANNING,
         )
     return load_context(kind, key, stored[key], types)
-
-
-def resolve_parameters(spec: CapabilitySpec, step: PlannedStep) -> Any:
-    """Validate the step's parameters against the capability's model, when it has one.
-
-    Raises:
-        ValidationError: A parameter does not fit; the severity is REPLANNING.
-    """
-    given = step.get("parameters") or {}
-    if spec.parameters is None:
-        return dict(given)
-    try:
-        return spec.parameters.model_validate(given)
-    except PydanticValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in error['loc'])}: {error['msg']}"
-            for error in exc.errors(include_url=False)
-        )
-        raise ValidationError(
-            f"The parameters of {spec.name!r} do not fit: {problems}.",
-            fix="Correct the step's parameters.",
-            severity=ErrorSeverity.REPLANNING,
-        ) from exc

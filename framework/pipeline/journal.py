@@ -2,26 +2,26 @@
 
 LangGraph saves a superstep when it ends. What must be on disk earlier (an effect that is about
 to happen, a failed attempt and the moment of the next one) is written here, through the same
-saver, each step under a checkpoint namespace of its own. It therefore survives whatever the
-checkpoint of the running superstep does not, and goes when the thread is deleted.
+saver, each record under a checkpoint namespace of its own. It therefore survives whatever the
+checkpoint of the running superstep does not.
+
+A record is needed for as long as its turn can be run again: resumed, forked or replayed from one
+of its checkpoints. So it names the checkpoint that it builds on as its parent, goes with the
+history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) and with the thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, empty_checkpoint
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from framework.base.errors import PersistenceError
-from framework.stores.threads import JOURNAL
+from framework.stores.leases import leases_of
+from framework.stores.records import read_record, write_record
 
-_CHANNEL = "journal"
-# One row for each key: the order of records must not hang on the clock.
-_ROW = "00000000-0000-6000-8000-000000000001"
 _CHECKPOINT_SECONDS = 10.0
 
 
@@ -33,7 +33,6 @@ class Journal:
         thread_id: The thread.
         checkpoint: Namespace and id of the checkpoint on which the running superstep builds;
             ``None`` when the run saves nothing before its end.
-        confirm: Makes sure that this process still has the thread; called before an effect.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class Journal:
         thread_id: str | None = None,
         *,
         checkpoint: tuple[str, str] | None = None,
-        confirm: Callable[[str | None], Awaitable[None]] | None = None,
     ) -> None:
         self._saver = saver
         self._thread_id = thread_id
         self._checkpoint = checkpoint
-        self._confirm = confirm
         self._built_on_rock = checkpoint is None
 
     @property
@@ -79,15 +76,20 @@ class Journal:
         Raises:
             PersistenceError: The checkpoint is not saved, or another process has the thread.
         """
-        if not self.durable or self._saver is None:
+        if self._saver is None or self._thread_id is None:
             return
-        if confirm and self._confirm is not None:
-            await self._confirm(self._thread_id)
+        if confirm:
+            await leases_of(self._saver).confirm(self._thread_id)
         if self._built_on_rock or self._checkpoint is None:
             return
         namespace, checkpoint_id = self._checkpoint
-        config = self._at(namespace)
-        config["configurable"]["checkpoint_id"] = checkpoint_id
+        config: RunnableConfig = {
+            "configurable": {
+                "thread_id": self._thread_id,
+                "checkpoint_ns": namespace,
+                "checkpoint_id": checkpoint_id,
+            }
+        }
         loop = asyncio.get_running_loop()
         end, delay = loop.time() + _CHECKPOINT_SECONDS, 0.002
         while await self._saver.aget_tuple(config) is None:
@@ -105,25 +107,11 @@ class Journal:
         """Return the last record under a key; empty when there is none."""
         if self._saver is None or self._thread_id is None:
             return {}
-        found = await self._saver.aget_tuple(self._at(f"{JOURNAL}{key}"))
-        record: Any = found.checkpoint["channel_values"].get(_CHANNEL) if found else None
-        return record if isinstance(record, dict) else {}
+        return await read_record(self._saver, self._thread_id, key)
 
     async def write(self, key: str, record: dict[str, Any]) -> None:
         """Put a record under a key; it is durable when this returns."""
         if self._saver is None or self._thread_id is None:
             return
-        checkpoint: Checkpoint = empty_checkpoint()
-        version = uuid.uuid4().hex
-        checkpoint["id"] = _ROW
-        checkpoint["channel_values"] = {_CHANNEL: record}
-        checkpoint["channel_versions"] = {_CHANNEL: version}
-        await self._saver.aput(
-            self._at(f"{JOURNAL}{key}"),
-            checkpoint,
-            {"source": "update", "step": 0},
-            {_CHANNEL: version},
-        )
-
-    def _at(self, namespace: str) -> RunnableConfig:
-        return {"configurable": {"thread_id": self._thread_id, "checkpoint_ns": namespace}}
+        base = self._checkpoint[1] if self._checkpoint else None
+        await write_record(self._saver, self._thread_id, key, record, builds_on=base)

@@ -1,91 +1,76 @@
-"""Retry arithmetic: pure, one place, one owner."""
+"""Stage ``retry``: the one owner of tries. Each try passes the stages inside again."""
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from configs.limits import Limits
-from configs.logger import get_logger
-from framework.base.errors import to_plain
-
-JITTER = 0.1
+from framework.base.errors import ErrorSeverity
+from framework.base.ports import Attempt, Failure, StepRecord
+from framework.langgraph_compat import new_try
+from framework.pipeline.job import Inner, Job, Result
+from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.pipeline.settle import with_attempts
+from framework.telemetry import Retry, emit
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often and how long.
-
-    Attributes:
-        max_attempts: Total tries, the first included.
-        delay_seconds: Wait before the second try, in seconds.
-        backoff_factor: Each further wait is this many times the one before.
-
-    >>> RetryPolicy(3, 0.5, 2.0).delay(2)
-    1.0
-    """
-
-    max_attempts: int = 3
-    delay_seconds: float = 0.5
-    backoff_factor: float = 1.5
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any] | None, limits: Limits) -> RetryPolicy:
-        """Read what ``get_retry_policy`` returned; nonsense falls back to one try."""
-        given = values or {}
-        try:
-            attempts = int(given.get("max_attempts", 1))
-            delay = float(given.get("delay_seconds", 0.0))
-            factor = float(given.get("backoff_factor", 1.0))
-        except (TypeError, ValueError):
-            return cls(1, 0.0, 1.0)
-        return cls(max(1, min(attempts, limits.max_attempts)), max(0.0, delay), max(0.0, factor))
-
-    def delay(self, failures: int) -> float:
-        """Return the wait in seconds after this many failures, before cap and jitter."""
-        try:
-            return self.delay_seconds * self.backoff_factor ** max(0, failures - 1)
-        except OverflowError:
-            return math.inf
+async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
+    """Try until the step succeeds, fails for good, or has to wait for somebody."""
+    door = job.door
+    failures, wait = await door.ledger.earlier_failures(attempt.key, job.runner.clock.now())
+    failures = max(failures, door.failures)
+    while True:
+        if wait is not None:
+            await job.runner.clock.sleep(wait)
+        if door.stopping() or door.draining():
+            return None
+        if attempt.number != failures + 1:
+            attempt = replace(attempt, number=failures + 1)
+        result: Result = await inner(job, attempt)
+        if not isinstance(result, StepRecord) or result.error is None:
+            return result
+        failures += 1
+        wait = await _next_try(job, attempt, result.error, failures)
+        if wait is not None and door.draining():
+            return None  # the journal holds the attempt and the wait
+        if wait is None or door.stopping():
+            # Cut short by another failure, it may have tries left; that one has not.
+            return with_attempts(result, failures, final=wait is None)
+        new_try()
 
 
-def declared_policy(cls: type[Any]) -> dict[str, Any]:
-    """Return what a class says about its retries, as plain data; ``{}`` when it says nonsense.
-
-    The failure that is being reported must not be hidden by a second one, in the policy.
-    """
-    try:
-        policy = cls.get_retry_policy()
-    except Exception as exc:
-        get_logger("framework", "retry").error(
-            "get_retry_policy of %s raised %r; it is not tried again", cls.__name__, exc
+async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -> float | None:
+    """Return how long to wait before the next try; ``None`` when there is none."""
+    if error.severity is not ErrorSeverity.RETRIABLE:
+        return None
+    limits, door = job.runner.limits, job.door
+    declared = RetryPolicy.from_dict(error.retry_policy, limits)
+    policy = _allowed(declared, job)
+    if failures >= policy.max_attempts:
+        return None
+    asked = error.metadata.get("retry_after_seconds")
+    delay = wait_seconds(policy, failures, limits, retry_after=asked)
+    left = door.seconds_left()
+    if left is not None and delay >= left:
+        return None
+    if failures >= declared.max_attempts and limits.max_turn_attempts is None:
+        door.budget.allow(1)  # the budget was made of what the class says
+    await door.ledger.failed(attempt.key, failures, delay, job.runner.clock.now())
+    emit(
+        Retry(
+            name=attempt.capability,
+            context_key=attempt.key,
+            attempt=failures + 1,
+            max_attempts=policy.max_attempts,
+            delay=delay,
+            message=error.message,
         )
-        return {}
-    return {str(k): to_plain(v) for k, v in policy.items()} if isinstance(policy, Mapping) else {}
+    )
+    return delay
 
 
-def wait_seconds(
-    policy: RetryPolicy,
-    failures: int,
-    limits: Limits,
-    *,
-    retry_after: float | None = None,
-    rng: random.Random | None = None,
-) -> float:
-    """Return how long to wait before the next try.
-
-    What the other side asked for (``Retry-After``) is a lower bound; the setting
-    ``max_retry_delay_seconds`` is the upper one. Jitter spreads clients that failed together.
-
-    >>> wait_seconds(RetryPolicy(3, 100.0, 1.0), 1, Limits(max_retry_delay_seconds=2.0))
-    2.0
-    """
-    source = rng.random if rng is not None else random.random
-    spread = 1.0 + JITTER * source()
-    delay = policy.delay(failures) * spread
-    if retry_after is not None:
-        delay = max(delay, retry_after)
-    return min(delay, limits.max_retry_delay_seconds)
+def _allowed(declared: RetryPolicy, job: Job) -> RetryPolicy:
+    """Return how often the step is tried: what its class says, unless a node said otherwise."""
+    retries = job.view.state.get("control_max_retries")
+    if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
+        return replace(declared, max_attempts=min(retries + 1, job.runner.limits.max_attempts))
+    return declared

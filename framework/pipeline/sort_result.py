@@ -3,44 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from langchain_core.messages import BaseMessage
+from langgraph.types import Overwrite
+
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, to_plain
+from framework.base.errors import CapabilityError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
+from framework.base.values import to_plain
 from framework.state import STATE_KEYS, ContextTypes, dump_context
 
 Contexts = dict[str, dict[str, Any]]
 
-_KEPT_BY_THE_GRAPH = frozenset(
+KEPT_BY_THE_GRAPH = frozenset(
     {
-        "control_has_error",
-        "control_error_info",
+        "approval_decisions",
         "control_attempts",
-        "execution_step_results",
+        "control_budget",
+        "control_error_info",
+        "control_has_error",
+        "control_max_retries",
+        "control_turn",
+        "execution_effects",
+        "execution_outcome",
         "execution_pending_approvals",
+        "execution_step_results",
+        "planning_excluded",
     }
 )
-"""Keys by which the graph knows what ran and what failed; a capability's would be believed."""
+"""Keys by which the graph knows what ran, what failed and what was agreed to; what somebody else
+writes there would be believed."""
+PLAN_KEY = "planning_execution_plan"
 
 
-def sort_output(
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """A result, sorted.
+
+    Attributes:
+        updates: Updates of state channels.
+        contexts: Context type to context key to plain data.
+        plan: A plan that was proposed.
+    """
+
+    updates: dict[str, Any] = field(default_factory=dict)
+    contexts: Contexts = field(default_factory=dict)
+    plan: Any = None
+
+
+def sort_result(
     result: Any,
     stored: list[CapabilityContext],
     spec: CapabilitySpec,
     step: PlannedStep,
     key: str,
     types: ContextTypes,
-) -> tuple[dict[str, Any], Contexts]:
+    state_keys: frozenset[str] = STATE_KEYS,
+) -> Sorted:
     """Split a result into state updates and context data.
 
     A context object goes under its type; a key that is a type in ``provides`` goes there; a key
     that is a state channel is merged into the state; all other keys together are the step's
     output and go under ``expected_output``, else under the only type it provides.
-
-    Returns:
-        Updates of state channels, and ``{type: {key: data}}``.
 
     Raises:
         CapabilityError: The result has another form, or a key fits nowhere or is the graph's.
@@ -48,6 +75,7 @@ def sort_output(
     updates: dict[str, Any] = {}
     contexts: Contexts = {}
     rest: dict[str, Any] = {}
+    plan: Any = None
 
     def put(kind: str, value: Any) -> None:
         if kind not in spec.provides:
@@ -68,7 +96,9 @@ def sort_output(
             put(value.CONTEXT_TYPE, value)
             continue
         for name, item in value.items():
-            if name in STATE_KEYS:
+            if name == PLAN_KEY:
+                plan = item
+            elif name in state_keys:
                 updates[name] = _channel_value(name, item, spec)
             elif name in spec.provides:
                 put(name, item)
@@ -78,6 +108,26 @@ def sort_output(
         put(context.CONTEXT_TYPE, context)
     if rest:
         put(_home(rest, spec, step, contexts), rest)
+    _check_promise(step, key, spec, updates, contexts)
+    return Sorted(updates, contexts, plan)
+
+
+def contexts_in(result: Any, stored: list[CapabilityContext]) -> list[CapabilityContext]:
+    """Return the context objects of a result."""
+    found = list(stored)
+    for value in result if isinstance(result, (list, tuple)) else [result]:
+        inside = value.values() if isinstance(value, Mapping) else [value]
+        found += [item for item in inside if isinstance(item, CapabilityContext)]
+    return found
+
+
+def _check_promise(
+    step: PlannedStep,
+    key: str,
+    spec: CapabilitySpec,
+    updates: Mapping[str, Any],
+    contexts: Contexts,
+) -> None:
     expected = step.get("expected_output")
     if expected and expected not in contexts and expected not in _written(updates):
         raise CapabilityError(
@@ -85,16 +135,34 @@ def sort_output(
             f" (returned: {sorted([*updates, *contexts]) or 'nothing'}).",
             fix=f"Return a value for {expected}, or remove expected_output from the step.",
         )
-    return updates, contexts
 
 
 def _channel_value(name: str, item: Any, spec: CapabilitySpec) -> Any:
-    if name in _KEPT_BY_THE_GRAPH:
+    if name in KEPT_BY_THE_GRAPH:
         raise CapabilityError(
             f"{spec.name!r} returned {name!r}, which only the graph itself may write.",
             fix="Raise an error with a severity to report a failure.",
         )
-    return item if name == "messages" else to_plain(item)
+    return plain_value(name, item, spec.name)
+
+
+def plain_value(name: str, item: Any, writer: str) -> Any:
+    """Return what a node writes under a state key in the form in which it is kept.
+
+    Args:
+        name: The key.
+        item: The value; messages stay what they are.
+        writer: Name of the node.
+
+    Raises:
+        ValidationError: Something in it has no plain form.
+    """
+    if isinstance(item, Overwrite):
+        return Overwrite(plain_value(name, item.value, writer))
+    several = item if isinstance(item, (list, tuple)) else (item,)
+    if name == "messages" or (several and all(isinstance(m, BaseMessage) for m in several)):
+        return item
+    return to_plain(item, f"{name} of {writer!r}")
 
 
 def _values(result: Any, spec: CapabilitySpec) -> list[Any]:

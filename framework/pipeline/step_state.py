@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from framework.base.values import copied
 
 _CONTEXT_LEVELS = 2
 
@@ -41,7 +42,7 @@ class StepState(Mapping[str, Any]):
                 # Reading one entry must not cost a copy of all that earlier steps left.
                 self._copies[key] = StepState(value, levels - 1)
             else:
-                self._copies[key] = copy.deepcopy(value)
+                self._copies[key] = copied(value)
         return self._copies[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -52,6 +53,23 @@ class StepState(Mapping[str, Any]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._state
+
+    def copy(self) -> dict[str, Any]:
+        """Return all of it as a dictionary of one's own, as ``dict.copy`` does.
+
+        >>> StepState({"a": 1}).copy() | {"a": 2}
+        {'a': 2}
+        """
+        return {
+            key: value.copy() if isinstance(value, StepState) else value
+            for key, value in self.items()
+        }
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self, **other} if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self} if isinstance(other, Mapping) else NotImplemented
 
     def __repr__(self) -> str:
         return f"<StepState: {', '.join(self._state)}>"

@@ -5,8 +5,8 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 - :func:`check_plan` finds every problem of a plan at once; :func:`repair_plan` mends what has
   exactly one right answer.
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
-- :func:`dependencies`, :func:`ready_steps`, :func:`critical_path` say when steps can run.
-- :func:`carry_over`, :func:`fingerprint`, :func:`next_version` keep what is done when a plan
+- :func:`dependencies`, :func:`ready_steps`, :func:`blocked_steps` say when steps can run.
+- :func:`carry_over`, :func:`fingerprints`, :func:`next_version` keep what is done when a plan
   is replaced.
 - :func:`plan_mermaid`, :func:`versions_mermaid` draw it.
 """
@@ -16,24 +16,20 @@ from framework.planning.chain import chain_plan, requires_closure
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
 from framework.planning.diagram import StepStatus, plan_mermaid, versions_mermaid
 from framework.planning.draft import Repair, RepairedPlan
-from framework.planning.problems import PROBLEM_KINDS, Problem, ProblemKind, format_problems
+from framework.planning.order import by_depth
+from framework.planning.parameters import validated_parameters
+from framework.planning.problems import PROBLEM_KINDS, Problem
 from framework.planning.repair import repair_plan
 from framework.planning.replan import (
     CarryOver,
-    ObjectiveRule,
     PlanVersion,
-    StepChange,
     carry_over,
-    fingerprint,
     fingerprints,
     next_version,
 )
 from framework.planning.schedule import (
     blocked_steps,
-    critical_path,
     dependencies,
-    is_chain,
-    makespan,
     ready_steps,
 )
 
@@ -46,30 +42,24 @@ __all__ = [
     "Available",
     "CarryOver",
     "Catalog",
-    "ObjectiveRule",
     "PlanVersion",
     "Problem",
-    "ProblemKind",
     "Repair",
     "RepairedPlan",
     "StaticCatalog",
-    "StepChange",
     "StepStatus",
     "blocked_steps",
+    "by_depth",
     "carry_over",
     "chain_plan",
     "check_plan",
-    "critical_path",
     "dependencies",
-    "fingerprint",
     "fingerprints",
-    "format_problems",
-    "is_chain",
-    "makespan",
     "next_version",
     "plan_mermaid",
     "ready_steps",
     "repair_plan",
     "requires_closure",
+    "validated_parameters",
     "versions_mermaid",
 ]

@@ -67,13 +67,6 @@ class StaticCatalog:
         return cls({spec.name: spec for spec in specs}, frozenset(infrastructure), frozenset(given))
 
 
-def producers_of(catalog: Catalog, context_type: str) -> tuple[str, ...]:
-    """Name the capabilities that provide a context type, in catalog order."""
-    return tuple(
-        name for name, spec in catalog.capabilities.items() if context_type in spec.provides
-    )
-
-
 def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -> bool:
     """Tell whether a capability may be used: selected, always active, or no selection made."""
     return active is None or name in active or spec.always_active

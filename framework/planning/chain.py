@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from framework.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
 from framework.planning.catalog import CLOSING, Available, Catalog, may_pull_in
 from framework.planning.closing import closing_step
 from framework.planning.graphs import reachable_from
-from framework.planning.parameters import required_parameters
+from framework.planning.parameters import read_parameters
 from framework.planning.reading import is_key, make_key, steps_of
 from framework.planning.view import PlanView, listing
 
@@ -57,19 +58,14 @@ def chain_plan(
     """
     stored = {name: list(keys) for name, keys in (available or {}).items() if keys}
     names = _known(selected, catalog)
-    for name in names:
-        if missing := required_parameters(catalog.capabilities[name].parameters):
-            raise PlanError(
-                f"{name!r} cannot be planned without a model: it needs the parameters"
-                f" {listing(missing)}.",
-                fix="Give them defaults, or configure a chat model.",
-            )
+    said = {name: read_parameters(catalog.capabilities[name], task) for name in names}
     usable, chosen = _choose(names, catalog, stored)
     missing_type = _missing(chosen, catalog, usable)
     if missing_type is not None:
         raise _unsupplied(*_root(*missing_type, catalog, names, usable), catalog)
     chosen = _prune(chosen, names, catalog, usable)
-    return _write(task, _ordered(chosen, catalog, usable), catalog, stored, usable, previous)
+    order = _ordered(chosen, catalog, usable)
+    return _write(task, order, catalog, stored, usable, previous, said)
 
 
 def requires_closure(
@@ -216,17 +212,36 @@ def _pull_in(names: list[str], catalog: Catalog, stored: Mapping[str, list[str]]
 def _cheapest(
     names: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
 ) -> dict[str, str]:
-    """Find, for each type, the producer that pulls in the fewest others (Knuth's algorithm).
-
-    Types settle in order of cost, and a producer counts only once all it requires is settled,
-    so that circles of capabilities that need each other are never chosen.
-    """
-    rank = {name: place for place, name in enumerate(catalog.capabilities)}
+    """Find, for each type, the producer that pulls in the fewest others."""
     cost = {
         name: 0 if name in names else 1
         for name, spec in catalog.capabilities.items()
         if name in names or may_pull_in(spec)
     }
+    return _supply(cost, names, catalog, stored)[0]
+
+
+def _supply(
+    cost: dict[str, int],
+    names: Collection[str],
+    catalog: Catalog,
+    stored: Mapping[str, list[str]],
+) -> tuple[dict[str, str], dict[str, set[str]]]:
+    """Let capabilities supply each other as far as they can (Knuth's algorithm).
+
+    Types settle in order of cost, and a producer counts only once all it requires is settled,
+    so that circles of capabilities that need each other never do.
+
+    Args:
+        cost: The capabilities that take part, each with what it costs by itself.
+        names: Those whose results count even where the type is stored.
+        catalog: The capabilities at hand.
+        stored: What is there already.
+
+    Returns:
+        The producer of each type, and what each capability still waits for.
+    """
+    rank = {name: place for place, name in enumerate(catalog.capabilities)}
     waiting = {name: _needs(catalog.capabilities[name]) - stored.keys() for name in cost}
     readers: dict[str, list[str]] = {}
     for name, kinds in waiting.items():
@@ -247,25 +262,14 @@ def _cheapest(
                 cost[reader] += paid
                 if not waiting[reader]:
                     heapq.heappush(queue, (cost[reader], rank[reader], reader))
-    return best
+    return best, waiting
 
 
 def _missing(
-    chosen: Iterable[str], catalog: Catalog, stored: Mapping[str, list[str]]
+    chosen: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
 ) -> tuple[str, str] | None:
     """Return a capability and the type that keeps it from running, or ``None``."""
-    waiting = {name: _needs(catalog.capabilities[name]) - stored.keys() for name in chosen}
-    readers: dict[str, list[str]] = {}
-    for name, kinds in waiting.items():
-        for kind in kinds:
-            readers.setdefault(kind, []).append(name)
-    ready = [name for name, kinds in waiting.items() if not kinds]
-    while ready:
-        for kind in catalog.capabilities[ready.pop()].provides:
-            for reader in readers.pop(kind, ()):
-                waiting[reader].discard(kind)
-                if not waiting[reader]:
-                    ready.append(reader)
+    _, waiting = _supply(dict.fromkeys(chosen, 0), chosen, catalog, stored)
     wants = [(name, kind) for name, kinds in waiting.items() for kind in sorted(kinds)]
     made = {kind for name, _ in wants for kind in catalog.capabilities[name].provides}
     # Name the root of the trouble: a type that none of the others would bring.
@@ -331,6 +335,7 @@ def _write(
     stored: Mapping[str, list[str]],
     usable: Mapping[str, list[str]],
     previous: ExecutionPlan | None,
+    said: Mapping[str, dict[str, Any]],
 ) -> ExecutionPlan:
     old = {
         step.get("capability"): step.get("context_key")
@@ -359,7 +364,7 @@ def _write(
                 task_objective=task,
                 success_criteria=f"{output or name} is available as {key!r}.",
                 expected_output=output,
-                parameters=None,
+                parameters=said.get(name) or None,
                 inputs=inputs,
             )
         )

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from framework.base import CapabilitySpec
+from framework.base import CapabilitySpec, PlannedStep
 from framework.planning import problems as codes
-from framework.planning.catalog import CLOSING, RESPOND, Available, Catalog, is_active
-from framework.planning.graphs import strongly_connected
+from framework.planning.catalog import CLOSING, Available, Catalog, is_active
+from framework.planning.graphs import circles
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import Path, Problem, make_problem, preview
-from framework.planning.reading import MAX_KEY_LENGTH, is_key, links_of
+from framework.planning.reading import MAX_KEY_LENGTH, is_key
+from framework.planning.reference_check import reference_problems
+from framework.planning.references import reads_of
 from framework.planning.view import Contract, PlanView, listing
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
 
+_FIELDS = frozenset(PlannedStep.__annotations__)
 _MAX_SUGGESTIONS = 10  # comparing names is slow; a plan of inventions must not make it slower
 
 
@@ -67,21 +70,20 @@ def check_plan(
 
 def _read_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Problem]]:
     """Take the steps out of whatever a planner wrote."""
-    path: Path = ("steps",)
+
+    def whole(code: str, value: object, cause: str, *more: Any) -> list[Problem]:
+        return [make_problem(code, None, None, value, cause, *more)]
+
     if not isinstance(plan, dict):
-        cause, remedy = "a plan is an object", 'write {"steps": [...]}'
-        return [], [make_problem(codes.SHAPE, None, None, (), plan, cause, remedy)]
+        return [], whole(codes.SHAPE, plan, "a plan is an object", 'write {"steps": [...]}', ())
     steps = plan.get("steps", [])
     if not isinstance(steps, list):
-        cause, remedy = "is not a list", "give a list of steps"
-        return [], [make_problem(codes.SHAPE, None, None, path, steps, cause, remedy)]
+        return [], whole(codes.SHAPE, steps, "is not a list", "give a list of steps", ("steps",))
     if not steps:
-        cause, remedy = "the plan has no steps", f"plan at least the closing step {RESPOND!r}"
-        return [], [make_problem(codes.EMPTY, None, None, path, steps, cause, remedy)]
+        return [], whole(codes.EMPTY, steps, "the plan has no steps")
     if len(steps) > max_steps:
         cause = f"the plan has {len(steps)} steps and the limit is {max_steps}"
-        remedy = "merge or drop steps, or raise the limit"
-        return steps, [make_problem(codes.TOO_LONG, None, None, path, len(steps), cause, remedy)]
+        return steps, whole(codes.TOO_LONG, len(steps), cause)
     return steps, []
 
 
@@ -96,10 +98,16 @@ class _Checker:
         self.suggestions = 0
 
     def add(
-        self, code: str, step: int | None, path: Path, value: object, cause: str, remedy: str
+        self,
+        code: str,
+        step: int | None,
+        value: object,
+        cause: str,
+        remedy: str = "",
+        path: Path | None = None,
     ) -> None:
         key = None if step is None else self.view.keys[step]
-        self.problems.append(make_problem(code, step, key, path, value, cause, remedy))
+        self.problems.append(make_problem(code, step, key, value, cause, remedy, path))
 
     def run(self) -> None:
         for index, step in enumerate(self.view.steps):
@@ -107,131 +115,91 @@ class _Checker:
                 self._check_key(index, step.get("context_key"))
                 self._check_step(index, step)
             else:
-                self.add(codes.SHAPE, index, (), step, "is not an object", "write each step as one")
+                self.add(codes.SHAPE, index, step, "is not an object", "write each step as one", ())
         self._check_order()
         self._check_closing()
 
     def _check_key(self, index: int, key: object) -> None:
-        path = ("context_key",)
         if key is None or key == "":
-            self.add(
-                codes.MISSING_KEY,
-                index,
-                path,
-                key,
-                "the step has no context_key",
-                "give it one that no other step has",
-            )
+            self.add(codes.MISSING_KEY, index, key, "the step has no context_key")
         elif not is_key(key):
-            self.add(
-                codes.MALFORMED_KEY,
-                index,
-                path,
-                key,
-                f"a context_key is text of at most {MAX_KEY_LENGTH} letters, digits, '_', '.',"
-                " ':' and '-'",
-                "rename the step",
-            )
+            cause = f"a context_key is text of at most {MAX_KEY_LENGTH} letters, digits, '_', '.',"
+            self.add(codes.MALFORMED_KEY, index, key, f"{cause} ':' and '-'")
         if isinstance(key, str) and (places := self.view.places.get(key)) and places[0] != index:
-            self.add(
-                codes.DUPLICATE_KEY,
-                index,
-                path,
-                key,
-                f"step {places[0] + 1} has the same context_key",
-                "rename one of them and the inputs that mean it",
-            )
+            cause = f"step {places[0] + 1} has the same context_key"
+            self.add(codes.DUPLICATE_KEY, index, key, cause)
 
     def _check_step(self, index: int, step: dict[str, Any]) -> None:
-        for name in ("task_objective", "success_criteria"):
-            text = step.get(name)
-            if text is not None and not isinstance(text, str):
-                self.add(codes.SHAPE, index, (name,), text, "is not text", "write it as text")
-        expected = step.get("expected_output")
-        if expected is not None and not isinstance(expected, str):
-            self.add(
-                codes.SHAPE,
-                index,
-                ("expected_output",),
-                expected,
-                "is not the name of a context type",
-                "name one type, or leave it out",
-            )
+        def text(name: str, cause: str, remedy: str) -> None:
+            value = step.get(name)
+            if value is not None and not isinstance(value, str):
+                self.add(codes.SHAPE, index, value, cause, remedy, (name,))
+
+        text("task_objective", "is not text", "write it as text")
+        text("success_criteria", "is not text", "write it as text")
+        text(
+            "expected_output",
+            "is not the name of a context type",
+            "name one type, or leave it out",
+        )
+        if unknown := step.keys() - _FIELDS:
+            self._check_fields(index, step, unknown)
         contract = self.view.contracts[index]
         if contract is None:
             self._check_name(index, step.get("capability"))
-        elif not is_active(contract.spec.name, contract.spec, self.view.active):
-            self.add(
-                codes.INACTIVE_CAPABILITY,
-                index,
-                ("capability",),
-                contract.spec.name,
-                "the capability was not selected for this request",
-                "use one of the selected capabilities, or have the request classified again",
-            )
+        elif not is_active(name := contract.spec.name, contract.spec, self.view.active):
+            cause = "the capability was not selected for this request"
+            self.add(codes.INACTIVE_CAPABILITY, index, name, cause)
         given = self._check_inputs(index, step.get("inputs"))
         if contract is not None:
             self._check_cardinality(index, contract, given)
-            self._check_output(index, contract, expected)
-            self._check_parameters(index, contract.spec, step.get("parameters"))
-        else:
-            self._check_parameters(index, None, step.get("parameters"))
+            self._check_output(index, contract, step.get("expected_output"))
+        spec = contract.spec if contract is not None else None
+        self._check_parameters(index, spec, step.get("parameters"))
+
+    def _check_fields(self, index: int, step: dict[str, Any], unknown: Collection[Any]) -> None:
+        for field in sorted(unknown, key=preview)[:_MAX_SUGGESTIONS]:
+            name = field if isinstance(field, str) else preview(field)
+            near = closest_name(name, _FIELDS)
+            remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(_FIELDS))}"
+            self.add(codes.SHAPE, index, step[field], "is no field of a step", remedy, (name,))
 
     def _check_name(self, index: int, name: object) -> None:
-        path = ("capability",)
         if not isinstance(name, str) or not name:
-            self.add(
-                codes.SHAPE,
-                index,
-                path,
-                name,
-                "the step names no capability",
-                "name a registered capability",
-            )
+            remedy = "name a registered capability"
+            cause = "the step names no capability"
+            self.add(codes.SHAPE, index, name, cause, remedy, ("capability",))
         elif name in CLOSING:
             return
         elif name in self.view.catalog.infrastructure:
-            self.add(
-                codes.INFRASTRUCTURE_STEP,
-                index,
-                path,
-                name,
-                "is a node of the framework, which runs on its own",
-                "remove the step",
-            )
+            cause = "is a node of the framework, which runs on its own"
+            self.add(codes.INFRASTRUCTURE_STEP, index, name, cause)
         else:
             near = None
             if self.suggestions < _MAX_SUGGESTIONS:
                 self.suggestions += 1
                 near = closest_name(name, [*self.view.catalog.capabilities, *sorted(CLOSING)])
-            self.add(
-                codes.UNKNOWN_CAPABILITY,
-                index,
-                path,
-                name,
-                "no capability of this name is registered",
-                f"did you mean {near!r}?" if near else "use a registered capability",
-            )
+            remedy = f"did you mean {near!r}?" if near else ""
+            cause = "no capability of this name is registered"
+            self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy)
 
     def _check_inputs(self, index: int, inputs: object) -> dict[str, set[str]]:
         given: dict[str, set[str]] = {}
         if inputs is None:
             return given
         if not isinstance(inputs, list):
-            self._bad_input(index, ("inputs",), inputs, "is not a list of objects")
+            self.add(codes.MALFORMED_INPUT, index, inputs, "is not a list of objects")
             return given
         places, supplies = self.view.places, self.view.supplies
         for number, entry in enumerate(inputs):
             if type(entry) is not dict or not entry:
-                self._bad_input(
-                    index, ("inputs", number), entry, "is not an object {type: context_key}"
-                )
+                cause = "is not an object {type: context_key}"
+                self.add(codes.MALFORMED_INPUT, index, entry, cause, path=("inputs", number))
                 continue
             for context_type, key in entry.items():
                 if type(context_type) is not str or type(key) is not str:
                     self._bad_input(
-                        index,
-                        ("inputs", number, preview(context_type)),
+                        (index, number, preview(context_type)),
                         key,
                         "does not pair a context type with one context_key",
                     )
@@ -240,9 +208,7 @@ class _Checker:
                 if keys is None:
                     keys = given[context_type] = set()
                 elif key in keys:
-                    self._bad_input(
-                        index, ("inputs", number, context_type), key, "is given a second time"
-                    )
+                    self._bad_input((index, number, context_type), key, "is given a second time")
                     continue
                 keys.add(key)
                 found = places.get(key)
@@ -253,19 +219,19 @@ class _Checker:
                 self._resolve(index, number, context_type, key)
         return given
 
-    def _bad_input(self, index: int, path: Path, value: object, cause: str) -> None:
-        self.add(
-            codes.MALFORMED_INPUT,
-            index,
-            path,
-            value,
-            cause,
-            "write inputs as a list of objects such as {'TYPE': 'context_key'}, each once",
-        )
+    def _bad_input(
+        self,
+        place: tuple[int, int, str],
+        key: object,
+        cause: str,
+        code: str = codes.MALFORMED_INPUT,
+        remedy: str = "",
+    ) -> None:
+        index, number, context_type = place
+        self.add(code, index, key, cause, remedy, ("inputs", number, context_type))
 
     def _resolve(self, index: int, number: int, context_type: str, key: str) -> None:
         """Read one input that the fast path did not settle."""
-        path = ("inputs", number, context_type)
         view = self.view
         found = view.places.get(key, [])
         fitting = [place for place in found if view.fits(place, context_type)]
@@ -274,75 +240,44 @@ class _Checker:
             return
         if fitting:
             self.forward.append((index, number, context_type, key, fitting[0]))
-        elif found:
+            return
+        code = codes.TYPE_MISMATCH
+        if found:
             supplied = view.supplies[found[0]] or frozenset()
-            self.add(
-                codes.TYPE_MISMATCH,
-                index,
-                path,
-                key,
-                f"step {found[0] + 1} supplies {listing(supplied)}, not {context_type}",
-                self.view.how_to_get(context_type),
-            )
+            cause = f"step {found[0] + 1} supplies {listing(supplied)}, not {context_type}"
         elif stored := view.stored_as(key):
-            self.add(
-                codes.TYPE_MISMATCH,
-                index,
-                path,
-                key,
-                f"the stored context of this name is of type {listing(stored)}, not {context_type}",
-                self.view.how_to_get(context_type),
-            )
+            kinds = listing(stored)
+            cause = f"the stored context of this name is of type {kinds}, not {context_type}"
         else:
-            self.add(
-                codes.NO_SUPPLIER,
-                index,
-                path,
-                key,
-                "no step and no stored context has this context_key",
-                self.view.how_to_get(context_type),
-            )
+            code = codes.NO_SUPPLIER
+            cause = "no step and no stored context has this context_key"
+        remedy = view.how_to_get(context_type)
+        self._bad_input((index, number, context_type), key, cause, code, remedy)
 
     def _check_cardinality(
         self, index: int, contract: Contract, given: dict[str, set[str]]
     ) -> None:
+        name = contract.spec.name
         for context_type, cardinality in contract.requires.items():
             count = len(given.get(context_type, ()))
             if count == 0 and cardinality != "optional":
-                self.add(
-                    codes.MISSING_INPUT,
-                    index,
-                    ("inputs",),
-                    context_type,
-                    f"{contract.spec.name!r} requires {context_type} and the step has no such"
-                    " input",
-                    self.view.how_to_get(context_type),
-                )
+                cause = f"{name!r} requires {context_type} and the step has no such input"
+                remedy = self.view.how_to_get(context_type)
+                self.add(codes.MISSING_INPUT, index, context_type, cause, remedy)
             elif count > 1 and cardinality != "many":
-                self.add(
-                    codes.TOO_MANY_INPUTS,
-                    index,
-                    ("inputs",),
-                    context_type,
-                    f"{contract.spec.name!r} takes one {context_type} and the step names {count}",
-                    "keep one of them",
-                )
+                cause = f"{name!r} takes one {context_type} and the step names {count}"
+                self.add(codes.TOO_MANY_INPUTS, index, context_type, cause)
 
     def _check_output(self, index: int, contract: Contract, expected: object) -> None:
+        provides = listing(contract.provides)
         if isinstance(expected, str) and expected not in contract.provides:
-            cause = f"{contract.spec.name!r} provides {listing(contract.spec.provides)}"
+            cause = f"{contract.spec.name!r} provides {provides}"
         elif expected is None and len(contract.provides) > 1:
-            cause = f"{contract.spec.name!r} provides several: {listing(contract.spec.provides)}"
+            cause = f"{contract.spec.name!r} provides several: {provides}"
         else:
             return
-        self.add(
-            codes.UNDECLARED_OUTPUT,
-            index,
-            ("expected_output",),
-            expected,
-            cause,
-            "name one of them" if contract.provides else "leave expected_output out",
-        )
+        remedy = "name one of them" if contract.provides else "leave expected_output out"
+        self.add(codes.UNDECLARED_OUTPUT, index, expected, cause, remedy)
 
     def _check_parameters(
         self, index: int, spec: CapabilitySpec | None, parameters: object
@@ -353,42 +288,32 @@ class _Checker:
         name = spec.name if spec is not None else "the capability"
         for fault in parameter_faults(model, parameters, name):
             path = ("parameters", *fault.path)
-            self.add(fault.code, index, path, fault.value, fault.cause, fault.remedy)
+            self.add(fault.code, index, fault.value, fault.cause, fault.remedy, path)
+        for where, text, cause, remedy in reference_problems(self.view, index, model, parameters):
+            self.add(codes.PARAMETER, index, text, cause, remedy, where)
 
     def _check_order(self) -> None:
         if not self.forward:
             return
         places = self.view.places
-        edges: dict[int, list[int]] = {}
+        edges: dict[int, set[int]] = {}
         for index, step in enumerate(self.view.steps):
-            edges[index] = [places[key][0] for _, key in links_of(step) if key in places]
+            edges[index] = {places[key][0] for _, key in reads_of(step) if key in places}
         for index, _, _, _, place in self.forward:
-            edges[index].append(place)
+            edges[index].add(place)
         circle: dict[int, int] = {}
-        for group in strongly_connected(edges):
-            if len(group) > 1 or group[0] in edges[group[0]]:
-                circle.update(dict.fromkeys(group, min(group)))
-        for first in sorted(set(circle.values())):
-            members = sorted(place for place, group in circle.items() if group == first)
-            names = listing([str(self.view.keys[place]) for place in members])
-            self.add(
-                codes.CYCLE,
-                first,
-                ("inputs",),
-                names,
-                "these steps wait for each other" if len(members) > 1 else "waits for itself",
-                "remove one of the inputs that close the circle",
-            )
+        for group in circles(edges):
+            first = min(group)
+            circle.update(dict.fromkeys(group, first))
+            names = listing([str(self.view.keys[place]) for place in sorted(group)])
+            cause = "these steps wait for each other" if len(group) > 1 else "waits for itself"
+            self.add(codes.CYCLE, first, names, cause)
         for index, number, context_type, key, place in self.forward:
             if circle.get(index, -1) != circle.get(place, -2):
-                self.add(
-                    codes.LATER_STEP,
-                    index,
-                    ("inputs", number, context_type),
-                    key,
-                    f"step {place + 1} runs after step {index + 1}",
-                    f"put step {place + 1} first",
-                )
+                cause = f"step {place + 1} runs after step {index + 1}"
+                remedy = f"put step {place + 1} first"
+                spot = (index, number, context_type)
+                self._bad_input(spot, key, cause, codes.LATER_STEP, remedy)
 
     def _check_closing(self) -> None:
         last = len(self.view.steps) - 1
@@ -396,20 +321,8 @@ class _Checker:
             name = step.get("capability") if isinstance(step, dict) else None
             closing = isinstance(name, str) and name in CLOSING
             if closing and index != last:
-                self.add(
-                    codes.CLOSING_NOT_LAST,
-                    index,
-                    ("capability",),
-                    name,
-                    f"{name!r} ends the turn and steps follow it",
-                    "move it to the end and keep only one closing step",
-                )
+                cause = f"{name!r} ends the turn and steps follow it"
+                self.add(codes.CLOSING_NOT_LAST, index, name, cause)
             elif index == last and not closing:
-                self.add(
-                    codes.NO_CLOSING,
-                    None,
-                    ("steps",),
-                    name,
-                    "the last step does not answer the request",
-                    f"end the plan with {RESPOND!r}",
-                )
+                cause = "the last step does not answer the request"
+                self.add(codes.NO_CLOSING, None, name, cause)

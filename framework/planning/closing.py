@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from framework.base import PlannedStep
 from framework.planning.catalog import RESPOND
-from framework.planning.reading import links_of, make_key
+from framework.planning.reading import make_key
+from framework.planning.references import reads_of
 from framework.planning.view import PlanView
 
 
@@ -18,7 +19,7 @@ def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> Plan
         taken: Context keys that it must not use.
         task: The request, when it is known.
     """
-    read = {key for step in view.steps for _, key in links_of(step)}
+    read = {key for step in view.steps for _, key in reads_of(step)}
     inputs = []
     for index, key in enumerate(view.keys):
         contract = view.contracts[index]

@@ -8,7 +8,8 @@ from typing import Literal
 
 from framework.base import ExecutionPlan
 from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, links_of, step_key, steps_of
+from framework.planning.reading import capability_of, step_key, steps_of
+from framework.planning.references import reads_of
 from framework.planning.replan import PlanVersion
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped"]
@@ -118,7 +119,7 @@ def _draw(
         left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
         lines += [f"    {node}{left}{label}{right}", f"    class {node} {state}"]
         used.add(state)
-        for kind, key in links_of(step):
+        for kind, key in reads_of(step):
             before = [place for place in range(index) if keys[place] == key]
             if before:
                 read.add(before[-1])

@@ -42,17 +42,6 @@ class Repair:
             f" ({self.reason})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for state, events and prompts."""
-        return {
-            "code": self.code,
-            "context_key": self.context_key,
-            "field": self.field,
-            "before": self.before,
-            "after": self.after,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class RepairedPlan:
@@ -112,13 +101,14 @@ class Draft:
             )
         )
 
-    def set_field(
-        self, code: str, step: int, name: str, value: object, reason: str, path: Path = ()
-    ) -> None:
-        """Replace one field of a step and record it."""
+    def set_field(self, code: str, step: int, name: str, value: object, reason: str) -> bool:
+        """Replace one field of a step and record it; ``False`` when it has the value already."""
         before = self.steps[step].get(name)
+        if before == value:
+            return False
         self.steps[step][name] = value
-        self.note(code, step, path or (name,), before, value, reason)
+        self.note(code, step, (name,), before, value, reason)
+        return True
 
     def inputs_of(self, step: int) -> list[Any]:
         """Return a step's inputs as a list that may be changed."""

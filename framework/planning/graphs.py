@@ -1,58 +1,43 @@
-"""The graph algorithms that the standard library does not have."""
+"""What plans ask of graphs beyond ``graphlib``."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
 
 
-def strongly_connected(edges: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
-    """Group nodes that reach each other (Tarjan's algorithm, without recursion).
+def circles(edges: Mapping[Node, Collection[Node]]) -> list[set[Node]]:
+    """Group the nodes that reach each other, or themselves; other nodes are left out.
 
     Args:
         edges: The successors of every node.
 
-    >>> strongly_connected({1: [2], 2: [1], 3: [1]})
-    [[2, 1], [3]]
+    >>> circles({1: [2], 2: [1], 3: [1]})
+    [{1, 2}]
     """
-    order: dict[Node, int] = {}
-    low: dict[Node, int] = {}
-    stack: list[Node] = []
-    waiting: set[Node] = set()
-    groups: list[list[Node]] = []
-    for root in edges:
-        if root in order:
-            continue
-        order[root] = low[root] = len(order)
-        stack.append(root)
-        waiting.add(root)
-        work = [(root, iter(edges[root]))]
-        while work:
-            node, successors = work[-1]
-            for successor in successors:
-                if successor not in order:
-                    order[successor] = low[successor] = len(order)
-                    stack.append(successor)
-                    waiting.add(successor)
-                    work.append((successor, iter(edges[successor])))
-                    break
-                if successor in waiting:
-                    low[node] = min(low[node], order[successor])
-            else:
-                work.pop()
-                if work:
-                    parent = work[-1][0]
-                    low[parent] = min(low[parent], low[node])
-                if low[node] == order[node]:
-                    group = [stack.pop()]
-                    while group[-1] != node:
-                        group.append(stack.pop())
-                    waiting.difference_update(group)
-                    groups.append(group)
-    return groups
+    groups: list[set[Node]] = []
+    left = {node: set(after) for node, after in edges.items()}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as exc:
+            start = [exc.args[1][0]]
+        else:
+            return groups
+        back: dict[Node, set[Node]] = {}
+        for one, after in left.items():
+            for other in after:
+                back.setdefault(other, set()).add(one)
+        ahead, behind = reachable_from(start, left), reachable_from(start, back)
+        group = ahead & behind
+        groups.append(group)
+        # What joins groups stays; what joins the members of this one is done with.
+        for member in group:
+            left[member] -= group
 
 
 def stable_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
@@ -69,25 +54,22 @@ def stable_order(predecessors: Mapping[int, set[int]]) -> list[int] | None:
     >>> stable_order({0: {2}, 1: set(), 2: set()})
     [1, 2, 0]
     """
-    left = {node: len(before) for node, before in predecessors.items()}
-    after: dict[int, list[int]] = {node: [] for node in predecessors}
-    for node, before in predecessors.items():
-        for other in before:
-            after[other].append(node)
-    ready = [node for node, count in left.items() if count == 0]
-    heapify(ready)
-    ordered = []
-    while ready:
-        node = heappop(ready)
-        ordered.append(node)
-        for other in after[node]:
-            left[other] -= 1
-            if left[other] == 0:
-                heappush(ready, other)
-    return ordered if len(ordered) == len(predecessors) else None
+    sorter = TopologicalSorter(predecessors)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready: list[int] = []
+    ordered: list[int] = []
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heappush(ready, node)
+        ordered.append(heappop(ready))
+        sorter.done(ordered[-1])
+    return ordered
 
 
-def reachable_from(start: Iterable[Node], edges: Mapping[Node, Sequence[Node]]) -> set[Node]:
+def reachable_from(start: Iterable[Node], edges: Mapping[Node, Collection[Node]]) -> set[Node]:
     """Return every node that can be reached from some, those included.
 
     >>> sorted(reachable_from([1], {1: [2], 2: [1], 3: [1]}))

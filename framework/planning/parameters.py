@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import AliasChoices, AliasPath, BaseModel
 from pydantic import ValidationError as PydanticError
 
-from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview
+from framework.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
+from framework.base.spec import parameter_names
+from framework.planning.names import closest_name
+from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
 from framework.planning.reading import is_too_deep
+from framework.planning.references import references_of
+
+_MAX_UNKNOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,10 @@ class ParameterFault:
     replacement: Any = None
     mendable: bool = False
 
+    def __str__(self) -> str:
+        place = render_path(self.path) or "parameters"
+        return f"{place} {preview(self.value)}: {self.cause} ({self.remedy})"
+
 
 def parameter_faults(
     model: type[BaseModel] | None, parameters: object, capability: str
@@ -60,22 +70,143 @@ def parameter_faults(
         return [_not_an_object(parameters)]
     if not parameters and model is None:
         return []
+    # What a reference stands for is checked where the plan is known, and when the step runs.
+    named = [path for path, _ in references_of(parameters)]
     if model is None:
-        return list(_scalar_faults(parameters, capability))
+        found = list(_scalar_faults(parameters, capability))
+        return [fault for fault in found if not _touches(fault.path, named)]
     if is_too_deep(parameters):
         return [_not_plain(parameters, "nests too deeply")]
     try:
         text = json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError) as exc:
         return [_not_plain(parameters, f"is not plain JSON ({exc})")]
-    return _model_faults(model, parameters, text, capability)
+    found = _model_faults(model, parameters, text, capability)
+    return [fault for fault in found if not _touches(fault.path, named)] if named else found
+
+
+def _touches(path: Path, named: list[Path]) -> bool:
+    """Tell whether a place lies in, or around, one of some others."""
+    return any(all(a == b for a, b in zip(path, other, strict=False)) for other in named)
+
+
+def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
+    """Read a step's parameters: what runs, and the same as plain data with defaults filled in.
+
+    The plain data is what is shown to a person, agreed to, kept and compared; reading it again
+    gives the same model. Values with one exact form of the declared type, as ``"5"`` has 5, take
+    it.
+
+    Args:
+        spec: The capability.
+        given: The step's ``parameters``.
+
+    Returns:
+        An instance of the capability's ``Parameters`` (the dictionary itself where it declares
+        none), and plain data under the names that a plan uses.
+
+    Raises:
+        ValidationError: A parameter is unknown or does not fit; names all of them. The severity
+            is REPLANNING.
+
+    >>> class Options(BaseModel):
+    ...     amount: int
+    ...     currency: str = "EUR"
+    >>> spec = CapabilitySpec("pay", "Pay.", parameters=Options)
+    >>> validated_parameters(spec, {"amount": 5})
+    (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
+    """
+    faults = parameter_faults(spec.parameters, given, spec.name)
+    for fault in (fault for fault in faults if fault.mendable):
+        given = replace_at(given, fault.path, fault.replacement)
+    if faults:
+        faults = parameter_faults(spec.parameters, given, spec.name)
+    if faults:
+        listed = "; ".join(str(fault) for fault in faults)
+        raise ValidationError(
+            f"The parameters of {spec.name!r} do not fit: {listed}.",
+            fix="Correct the step's parameters.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+    values: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
+    if open_ends := [text for _, text in references_of(values)]:
+        raise ValidationError(
+            f"The parameters of {spec.name!r} still refer to {', '.join(open_ends)}.",
+            fix="Give the values; only a plan that is to run may refer to results.",
+        )
+    if spec.parameters is None:
+        return values, values
+    model = _read(spec.parameters, values)
+    return model, _written(model, values, spec)
+
+
+def _read(model: type[BaseModel], values: Mapping[str, Any]) -> BaseModel:
+    # As a plan is: JSON, so that a date or a set may be written as JSON writes it.
+    return model.model_validate_json(json.dumps(values), by_alias=True, by_name=True)
+
+
+def _written(model: BaseModel, given: Mapping[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
+    """Write parameters as plain data that is read back as the same parameters."""
+    kind = type(model)
+    spelled = dict(zip(kind.model_fields, parameter_names(kind), strict=True))
+    try:
+        data = model.model_dump(mode="json", by_alias=False, round_trip=True, warnings=False)
+        plain = {spelled.get(name, name): value for name, value in data.items()}
+        if _reads_as(kind, plain, model):
+            return plain
+        # A field whose written form is another one, such as a masked secret: as it was given.
+        unset = {spelled[name] for name in spelled if name not in model.model_fields_set}
+        plain = {**{name: plain[name] for name in unset if name in plain}, **given}
+        if _reads_as(kind, plain, model):
+            return plain
+    except Exception as exc:  # a serializer of the capability's author, which may raise anything
+        raise ValidationError(
+            f"The parameters of {spec.name!r} cannot be written as plain data: {preview(exc)}.",
+            fix="Declare a serializer in its Parameters model for the field.",
+        ) from exc
+    raise ValidationError(
+        f"The parameters of {spec.name!r} come back changed when they are written and read.",
+        fix="Correct the defaults, serializers and validators of its Parameters model.",
+    )
+
+
+def _reads_as(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseModel) -> bool:
+    try:
+        return bool(_read(kind, plain) == model)
+    except (ValueError, TypeError):
+        return False
 
 
 def required_parameters(model: type[BaseModel] | None) -> list[str]:
     """Name the parameters that a step cannot leave out."""
     if model is None:
         return []
-    return [info.alias or name for name, info in model.model_fields.items() if info.is_required()]
+    fields = zip(parameter_names(model), model.model_fields.values(), strict=True)
+    return [name for name, info in fields if info.is_required()]
+
+
+def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
+    """Return what a capability reads from a task, where no model chooses its parameters.
+
+    Raises:
+        PlanError: One that it needs is not there, or its ``parameters_from`` fails.
+    """
+    reader = getattr(spec.cls, "parameters_from", None)
+    try:
+        found = dict(reader(task) or {}) if reader is not None else {}
+    except Exception as exc:  # whatever the author's function raises
+        raise PlanError(
+            f"parameters_from of {spec.name!r} failed: {type(exc).__name__}: {exc}.",
+            fix="Return a dictionary of those parameters that the task says.",
+        ) from exc
+    missing = [name for name in required_parameters(spec.parameters) if name not in found]
+    if missing:
+        raise PlanError(
+            f"{spec.name!r} cannot be planned without a model: it needs the parameters"
+            f" {', '.join(missing)}.",
+            fix="Give them defaults, write parameters_from(task), or configure a chat model.",
+        )
+    return found
 
 
 def _not_an_object(value: object) -> ParameterFault:
@@ -116,13 +247,20 @@ def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Para
 def _model_faults(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
 ) -> list[ParameterFault]:
-    strict = _errors(model, text, None)
-    if not strict:
-        return []
-    lenient = _errors(model, None, parameters)
+    held, strict = _validate(model, text, strict=True)
+    lenient: list[dict[str, Any]] = []
+    if strict:
+        held, lenient = _validate(model, text, strict=False)
+    unknown = (
+        _strangers(model, parameters, (), capability)
+        if held is None
+        else _dropped(held, parameters, (), capability)
+    )
+    faults = {fault.path: fault for fault in unknown}
     lenient_paths = {error["loc"] for error in lenient}
-    faults: dict[Path, ParameterFault] = {}
     for error in lenient:
+        if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+            continue  # found above, with the nearest name
         fault = _fault(model, parameters, error, capability)
         # A union reports one error for each of its members: one value, one problem.
         faults.setdefault(fault.path, fault)
@@ -134,24 +272,72 @@ def _model_faults(
     return list(faults.values())
 
 
-def _errors(
-    model: type[BaseModel], text: str | None, value: dict[str, Any] | None
-) -> list[dict[str, Any]]:
+def _dropped(held: Any, given: Any, path: Path, capability: str) -> Iterator[ParameterFault]:
+    """Compare what a model holds with what it was given."""
+    if isinstance(held, BaseModel) and isinstance(given, dict):
+        yield from _strangers(type(held), given, path, capability)
+        for name, info in type(held).model_fields.items():
+            for spelled in _spellings(name, info) & given.keys():
+                value = getattr(held, name, None)
+                yield from _dropped(value, given[spelled], (*path, spelled), capability)
+    elif isinstance(held, dict) and isinstance(given, dict):
+        for key in held.keys() & given.keys():
+            yield from _dropped(held[key], given[key], (*path, str(key)), capability)
+    elif isinstance(held, (list, tuple)) and isinstance(given, list) and len(held) == len(given):
+        for number, (one, other) in enumerate(zip(held, given, strict=True)):
+            yield from _dropped(one, other, (*path, number), capability)
+
+
+def _strangers(
+    model: type[BaseModel], given: dict[str, Any], path: Path, capability: str
+) -> Iterator[ParameterFault]:
+    if model.model_config.get("extra") == "allow":
+        return
+    accepted: set[str] = set()
+    for name, info in model.model_fields.items():
+        accepted |= _spellings(name, info)
+    unknown = [name for name in given if name not in accepted]
+    for name in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
+        yield _stranger(model, name, given[name], path, capability)
+
+
+def _stranger(
+    model: type[BaseModel], name: Any, value: Any, path: Path, capability: str
+) -> ParameterFault:
+    known = parameter_names(model)
+    shown = name if isinstance(name, str) else preview(name)
+    near = closest_name(shown, known)
+    remedy = f"use only: {', '.join(sorted(known))}" if known else "leave it out"
+    if near is not None:
+        remedy = f"write {near!r}, or {remedy}"
+    cause = f"{capability!r} does not declare this parameter"
+    return ParameterFault(PARAMETER, (*path, shown), value, cause, remedy)
+
+
+def _spellings(name: str, info: Any) -> set[str]:
+    """Return the names under which a field is read."""
+    found = {name, info.alias}
+    choices = info.validation_alias
+    for choice in choices.choices if isinstance(choices, AliasChoices) else [choices]:
+        found.add(choice.path[0] if isinstance(choice, AliasPath) else choice)
+    return {spelled for spelled in found if isinstance(spelled, str)}
+
+
+def _validate(
+    model: type[BaseModel], text: str, *, strict: bool
+) -> tuple[BaseModel | None, list[dict[str, Any]]]:
     try:
-        if text is not None:
-            model.model_validate_json(text, strict=True)
-        else:
-            model.model_validate(value)
+        return model.model_validate_json(text, strict=strict, by_alias=True, by_name=True), []
     except PydanticError as exc:
-        return [
+        return None, [
             {"loc": error["loc"], "type": error["type"], "msg": error["msg"]}
             for error in exc.errors(include_url=False, include_context=False, include_input=False)
         ]
     except Exception as exc:
         # A validator of the capability's author failed in its own way; that is a finding about
         # these parameters, not a reason to lose every other finding of the plan.
-        return [{"loc": (), "type": "validator", "msg": f"the validator failed: {preview(exc)}"}]
-    return []
+        cause = f"the validator failed: {preview(exc)}"
+        return None, [{"loc": (), "type": "validator", "msg": cause}]
 
 
 def _fault(
@@ -164,15 +350,6 @@ def _fault(
             PARAMETER, path, None, message, f"give the parameter that {capability!r} declares"
         )
     path, value = _deepest(parameters, path)
-    if error["type"] == "extra_forbidden":
-        known = ", ".join(sorted(info.alias or name for name, info in model.model_fields.items()))
-        return ParameterFault(
-            PARAMETER,
-            path,
-            value,
-            f"{capability!r} does not declare this parameter",
-            f"use only: {known}" if known else "leave the parameters out",
-        )
     fitting = [
         candidate
         for candidate in _lossless_forms(value)
@@ -190,7 +367,7 @@ def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, valu
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
-        for error in _errors(model, json.dumps(changed), None)
+        for error in _validate(model, json.dumps(changed), strict=True)[1]
     )
 
 

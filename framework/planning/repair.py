@@ -16,6 +16,7 @@ from framework.planning.parameters import parameter_faults, replace_at
 from framework.planning.problems import Problem
 from framework.planning.reading import as_text, capability_of, is_too_deep, links_of, make_key
 from framework.planning.repair_links import insert_producer, mend_links, mend_order
+from framework.planning.view import PlanView
 
 _MAX_ROUNDS = 100
 _MAX_NAMES = 50  # comparing names is slow; a plan of inventions is not worth more
@@ -79,23 +80,18 @@ def repair_plan(
     return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
 
 
-def _of(problems: list[Problem], *wanted: str) -> Iterator[tuple[int, Problem]]:
-    for problem in problems:
-        if problem.code in wanted and problem.step is not None:
-            yield problem.step, problem
+def _steps(problems: list[Problem], *wanted: str) -> list[int]:
+    """Return the steps that have a problem of some kind, each once, in order."""
+    return sorted({p.step for p in problems if p.code in wanted and p.step is not None})
 
 
 def _mend_inputs(draft: Draft, problems: list[Problem]) -> bool:
     """Rewrite inputs that say the same in another form."""
+    code, reason = codes.MALFORMED_INPUT, "the same inputs, written as asked"
     changed = False
-    for index in sorted({step for step, _ in _of(problems, codes.MALFORMED_INPUT)}):
-        before = draft.steps[index].get("inputs")
-        after = list(_normal_inputs(before))
-        if after != before:
-            draft.set_field(
-                codes.MALFORMED_INPUT, index, "inputs", after, "the same inputs, written as asked"
-            )
-            changed = True
+    for index in _steps(problems, code):
+        normal = list(_normal_inputs(draft.steps[index].get("inputs")))
+        changed |= draft.set_field(code, index, "inputs", normal, reason)
     return changed
 
 
@@ -118,62 +114,81 @@ def _normal_inputs(inputs: object) -> Iterator[Any]:
                     yield {context_type: name}
 
 
+def _mend_short_inputs(draft: Draft, problems: list[Problem]) -> bool:
+    """Write out inputs that name only a step, by key or number, or a stored result."""
+    code, reason = codes.MALFORMED_INPUT, "the only type of this result that fits"
+    changed = False
+    view = draft.view()
+    for index in _steps(problems, code):
+        inputs = draft.steps[index].get("inputs")
+        if isinstance(inputs, list):
+            written = [_written_out(view, index, entry) for entry in inputs]
+            changed |= draft.set_field(code, index, "inputs", written, reason)
+    return changed
+
+
+def _written_out(view: PlanView, index: int, entry: object) -> Any:
+    name = as_text(entry)
+    if name is None:
+        return entry
+    places = view.places.get(name, [])
+    stored = view.stored_as(name)
+    if not places and not stored and name.isdecimal() and 1 <= int(name) <= index:
+        places = [int(name) - 1]
+    key = view.keys[places[0]] if places else name
+    types = set(stored) if not places else set(view.supplies[places[0]] or ())
+    contract = view.contracts[index]
+    if contract is not None:
+        types &= contract.requires.keys()
+    if key is None or len(places) > 1 or len(types) != 1:
+        return entry
+    return {types.pop(): key}
+
+
 def _mend_parameters(draft: Draft, problems: list[Problem]) -> bool:
     """Write values in the one exact form that the capability declares."""
+    reason = "the same value in the declared form"
     changed = False
-    for index in sorted({step for step, _ in _of(problems, codes.PARAMETER)}):
-        name = capability_of(draft.steps[index])
-        spec = draft.catalog.capabilities.get(name) if name else None
-        parameters = draft.steps[index].get("parameters")
-        model = spec.parameters if spec else None
-        for fault in parameter_faults(model, parameters, spec.name if spec else ""):
+    for index in _steps(problems, codes.PARAMETER):
+        step = draft.steps[index]
+        spec = draft.catalog.capabilities.get(capability_of(step) or "")
+        model, name = (spec.parameters, spec.name) if spec else (None, "")
+        for fault in parameter_faults(model, step.get("parameters"), name):
             if fault.mendable:
-                parameters = replace_at(parameters, fault.path, fault.replacement)
-                draft.steps[index]["parameters"] = parameters
-                draft.note(
-                    codes.PARAMETER,
-                    index,
-                    ("parameters", *fault.path),
-                    fault.value,
-                    fault.replacement,
-                    "the same value in the declared form",
+                step["parameters"] = replace_at(
+                    step.get("parameters"), fault.path, fault.replacement
                 )
+                path = ("parameters", *fault.path)
+                draft.note(codes.PARAMETER, index, path, fault.value, fault.replacement, reason)
                 changed = True
     return changed
 
 
 def _mend_names(draft: Draft, problems: list[Problem]) -> bool:
     """Correct capability names that can only be one other name."""
+    code, reason = codes.UNKNOWN_CAPABILITY, "the only registered name that is near"
     known = [*draft.catalog.capabilities, *sorted(CLOSING)]
     answers: dict[str, str | None] = {}
     changed = False
-    for index, _ in _of(problems, codes.UNKNOWN_CAPABILITY):
+    for index in _steps(problems, code):
         name = draft.steps[index]["capability"]
         if name not in answers and len(answers) < _MAX_NAMES:
             answers[name] = closest_name(name, known)
         if answer := answers.get(name):
-            draft.set_field(
-                codes.UNKNOWN_CAPABILITY,
-                index,
-                "capability",
-                answer,
-                "the only registered name that is near",
-            )
-            changed = True
+            changed |= draft.set_field(code, index, "capability", answer, reason)
     return changed
 
 
 def _mend_copies(draft: Draft, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
+    code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
     dropped = []
     places = draft.view().places
-    for index, _ in _of(problems, codes.DUPLICATE_KEY):
+    for index in _steps(problems, code):
         step = draft.steps[index]
         before = [place for place in places[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
-            draft.note(
-                codes.DUPLICATE_KEY, index, (), step, "nothing", "an exact copy of a step before"
-            )
+            draft.note(code, index, (), step, "nothing", reason)
             dropped.append(index)
     for index in reversed(dropped):
         del draft.steps[index]
@@ -189,7 +204,7 @@ def _mend_keys(draft: Draft, problems: list[Problem]) -> bool:
     for reader, step in enumerate(draft.steps):
         for context_type, key in links_of(step):
             readers.setdefault(key, []).append((reader, context_type))
-    for index, problem in _of(problems, codes.MISSING_KEY, codes.MALFORMED_KEY):
+    for index in _steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY):
         old = draft.steps[index].get("context_key")
         name = _natural_name(draft, index)
         new = make_key(as_text(old) or name, taken, name)
@@ -202,8 +217,8 @@ def _mend_keys(draft: Draft, problems: list[Problem]) -> bool:
                 for reader, context_type in readers.get(old, ())
                 if view.resolve(reader, context_type, old) == index
             }
-        draft.set_field(problem.code, index, "context_key", new, "named after what it supplies")
-        changed = True
+        code = codes.MISSING_KEY if old is None or old == "" else codes.MALFORMED_KEY
+        changed |= draft.set_field(code, index, "context_key", new, "named after what it supplies")
     draft.rename_inputs(renamed)
     return changed
 
@@ -224,50 +239,49 @@ def _natural_name(draft: Draft, index: int) -> str:
 
 def _mend_duplicates(draft: Draft, problems: list[Problem]) -> bool:
     """Rename steps that share a key, when every input that names it can mean only one."""
+    code, reason = codes.DUPLICATE_KEY, "no input can mean the other step of this name"
     changed = False
-    shared = {draft.steps[step]["context_key"] for step, _ in _of(problems, codes.DUPLICATE_KEY)}
-    for key in sorted(shared):
-        view = draft.view()
-        places = view.places[key]
-        meant: dict[tuple[int, str, str], int] = {}
-        certain = True
-        for reader, step in enumerate(draft.steps):
-            for context_type, named in links_of(step):
-                if named != key:
-                    continue
-                fitting = [p for p in places if p != reader and view.fits(p, context_type)]
-                before = [place for place in fitting if place < reader]
-                choice = (
-                    before if before or key in view.available.get(context_type, ()) else fitting
-                )
-                certain = certain and len(choice) <= 1
-                if choice:
-                    meant[reader, context_type, key] = choice[0]
-        if not certain:
+    for key in sorted({draft.steps[index]["context_key"] for index in _steps(problems, code)}):
+        meant = _meant_steps(draft, key)
+        if meant is None:
             continue
         renamed = {}
-        for place in places[1:]:
+        for place in draft.view().places[key][1:]:
             new = make_key(key, draft.keys())
-            draft.set_field(
-                codes.DUPLICATE_KEY,
-                place,
-                "context_key",
-                new,
-                "no input can mean the other step of this name",
-            )
+            changed |= draft.set_field(code, place, "context_key", new, reason)
             renamed.update({link: new for link, step in meant.items() if step == place})
         draft.rename_inputs(renamed)
-        changed = True
     return changed
+
+
+def _meant_steps(draft: Draft, key: str) -> dict[tuple[int, str, str], int] | None:
+    """Tell which step each input of a key means; ``None`` when that is not certain of all."""
+    view = draft.view()
+    meant: dict[tuple[int, str, str], int] = {}
+    for reader, step in enumerate(draft.steps):
+        for context_type in [kind for kind, named in links_of(step) if named == key]:
+            fitting = [p for p in view.places[key] if p != reader and view.fits(p, context_type)]
+            before = [place for place in fitting if place < reader]
+            choice = before if before or key in view.available.get(context_type, ()) else fitting
+            if len(choice) > 1:
+                return None
+            if choice:
+                meant[reader, context_type, key] = choice[0]
+    return meant
 
 
 def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
     """Name the output that a step can only mean."""
+    code, reason = codes.UNDECLARED_OUTPUT, "the only type that it provides and that is asked for"
     changed = False
     view = draft.view()
-    for index, _ in _of(problems, codes.UNDECLARED_OUTPUT):
+    for index in _steps(problems, code):
         contract, key = view.contracts[index], view.keys[index]
         if contract is None:
+            continue
+        if not contract.provides:
+            no_output = "the capability provides no context"
+            changed |= draft.set_field(code, index, "expected_output", None, no_output)
             continue
         asked = {
             context_type
@@ -276,29 +290,15 @@ def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
             if named == key and reader != index and context_type in contract.provides
         }
         choice = contract.provides if len(contract.provides) == 1 else asked
-        if not contract.provides:
-            draft.set_field(
-                codes.UNDECLARED_OUTPUT,
-                index,
-                "expected_output",
-                None,
-                "the capability provides no context",
-            )
-        elif len(choice) == 1:
-            draft.set_field(
-                codes.UNDECLARED_OUTPUT,
-                index,
-                "expected_output",
-                next(iter(choice)),
-                "the only type that it provides and that is asked for",
-            )
-        changed = changed or not contract.provides or len(choice) == 1
+        if len(choice) == 1:
+            [only] = choice
+            changed |= draft.set_field(code, index, "expected_output", only, reason)
     return changed
 
 
 def _mend_closing_place(draft: Draft, problems: list[Problem]) -> bool:
     """Move the one closing step behind all others."""
-    misplaced = [step for step, _ in _of(problems, codes.CLOSING_NOT_LAST)]
+    misplaced = _steps(problems, codes.CLOSING_NOT_LAST)
     names = [capability_of(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False
@@ -334,6 +334,7 @@ def _mend_missing_closing(draft: Draft, problems: list[Problem]) -> bool:
 
 
 _FIXERS: tuple[Fixer, ...] = (
+    _mend_short_inputs,
     _mend_inputs,
     _mend_parameters,
     _mend_names,

@@ -6,19 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import TypedDict
 
-from framework.base import ExecutionPlan, PlanError, PlannedStep
+from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
-from framework.planning.reading import capability_of, links_of, step_key, steps_of
-
-ObjectiveRule = Literal["auto", "always", "never"]
-"""When a step's objective is part of what it does; see :func:`fingerprints`."""
+from framework.planning.reading import capability_of, step_key, steps_of
+from framework.planning.references import reads_of
 
 
-def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> dict[str, str]:
+def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
     """Give every step a stable name for the work it does.
 
     Two steps have the same fingerprint when they run the same capability with the same
@@ -34,7 +32,6 @@ def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> d
 
     Args:
         plan: A plan that checks clean.
-        objective: ``always`` or ``never`` instead of the rule above.
 
     Returns:
         Fingerprints by step key, in plan order.
@@ -51,47 +48,25 @@ def fingerprints(plan: ExecutionPlan, *, objective: ObjectiveRule = "auto") -> d
     found: dict[str, str] = {}
     contents: dict[str, list[str]] = {}
     for key, step in steps.items():
-        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in links_of(step))
-        found[key] = _digest([*_content(step, objective), inputs], step)
+        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in reads_of(step))
+        found[key] = _digest([*_content(step), inputs], step)
         contents.setdefault(found[key], []).append(key)
     twins = {key for keys in contents.values() if len(keys) > 1 for key in keys}
     if not twins:
         return found
     final: dict[str, str] = {}
     for key, step in steps.items():
-        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in links_of(step))
+        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in reads_of(step))
         own_name = [key] if key in twins else []
-        final[key] = _digest([*_content(step, objective), inputs, *own_name], step)
+        final[key] = _digest([*_content(step), inputs, *own_name], step)
     return final
 
 
-def fingerprint(
-    step: PlannedStep, plan: ExecutionPlan, *, objective: ObjectiveRule = "auto"
-) -> str:
-    """Return the fingerprint of one step; for several, :func:`fingerprints` is cheaper.
-
-    Raises:
-        PlanError: The step is not part of the plan.
-
-    >>> plan = {"steps": [{"context_key": "a", "capability": "fetch"}]}
-    >>> fingerprint(plan["steps"][0], plan) == fingerprints(plan)["a"]
-    True
-    """
-    found = fingerprints(plan, objective=objective)
-    key = step.get("context_key")
-    if key not in found:
-        raise PlanError(
-            f"The step {key!r} is not part of the plan.",
-            fix="Give the plan that the step was taken from.",
-        )
-    return found[key]
-
-
-def _content(step: Mapping[str, Any], rule: ObjectiveRule) -> list[Any]:
+def _content(step: Mapping[str, Any]) -> list[Any]:
     """Return what a step does, without its inputs."""
     parameters = step.get("parameters") or {}
     text = step.get("task_objective")
-    if rule == "never" or not isinstance(text, str) or (rule == "auto" and parameters):
+    if not isinstance(text, str) or parameters:
         text = ""
     objective = " ".join(text.casefold().split()).rstrip(".!? ")
     return [capability_of(step), parameters, step.get("expected_output"), objective]
@@ -142,21 +117,11 @@ class CarryOver:
                     moved.setdefault(kind, {})[new] = contexts[old]
         return moved
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for state and events."""
-        return {
-            "kept": dict(self.kept),
-            "rerun": list(self.rerun),
-            "unused": list(self.unused),
-        }
-
 
 def carry_over(
     old_plan: ExecutionPlan | None,
     new_plan: ExecutionPlan,
     step_results: Mapping[str, Any],
-    *,
-    objective: ObjectiveRule = "auto",
 ) -> CarryOver:
     """Find the steps of a new plan that are done already.
 
@@ -169,8 +134,6 @@ def carry_over(
         old_plan: The plan that is replaced.
         new_plan: The plan that takes its place; it must check clean.
         step_results: The old plan's records by context key; ``{"success": True}`` is finished.
-        objective: When a reworded objective makes a step another one; see
-            :func:`fingerprints`.
 
     >>> old = {"steps": [{"context_key": "a", "capability": "fetch"}]}
     >>> new = {"steps": [{"context_key": "z", "capability": "fetch"},
@@ -185,16 +148,16 @@ def carry_over(
     planned = _by_key(new_plan)
     doers: dict[str, list[str]] = {}
     for key, step in finished.items():
-        work = _digest([*_content(step, objective), _read(step, {})], step)
+        work = _digest([*_content(step), _read(step, {})], step)
         doers.setdefault(work, []).append(key)
-    own = {key: _digest(_content(step, objective), step) for key, step in planned.items()}
-    old_own = {key: _digest(_content(step, objective), step) for key, step in finished.items()}
+    own = {key: _digest(_content(step), step) for key, step in planned.items()}
+    old_own = {key: _digest(_content(step), step) for key, step in finished.items()}
     kept: dict[str, str] = {}
     for key, step in planned.items():
-        fed = all(name in kept or name not in planned for _, name in links_of(step))
+        fed = all(name in kept or name not in planned for _, name in reads_of(step))
         if not fed or capability_of(step) in CLOSING:
             continue
-        work = _digest([*_content(step, objective), _read(step, kept)], step)
+        work = _digest([*_content(step), _read(step, kept)], step)
         candidates = doers.get(work, [])
         free = [old for old in candidates if own.get(old) != old_own[old]]
         source = key if key in candidates else next(iter(free), None)
@@ -212,27 +175,11 @@ def carry_over(
 
 def _read(step: Mapping[str, Any], kept: Mapping[str, str]) -> list[list[str]]:
     """Return what a step reads, by the names that the old plan used."""
-    return sorted([kind, kept.get(name, name)] for kind, name in links_of(step))
+    return sorted([kind, kept.get(name, name)] for kind, name in reads_of(step))
 
 
 def _finished(record: object) -> bool:
     return isinstance(record, Mapping) and record.get("success") is True
-
-
-class StepChange(TypedDict):
-    """What became of one step when a plan was replaced.
-
-    Attributes:
-        old: Key of the step in the old plan; ``None`` for a new step.
-        new: Key of the step in the new plan; ``None`` for a step that was dropped.
-        fields: Names of the fields that differ.
-        status: What the old step had come to.
-    """
-
-    old: str | None
-    new: str | None
-    fields: list[str]
-    status: str | None
 
 
 class PlanVersion(TypedDict):
@@ -245,7 +192,6 @@ class PlanVersion(TypedDict):
         at: When, as ISO text; ``None`` when the caller gave no time.
         plan: The plan.
         kept: Steps whose finished results were taken over, new key to old key.
-        changes: Who replaced which step.
         outcome: What the steps of the version before had come to, by key.
     """
 
@@ -255,7 +201,6 @@ class PlanVersion(TypedDict):
     at: str | None
     plan: ExecutionPlan
     kept: dict[str, str]
-    changes: list[StepChange]
     outcome: dict[str, str]
 
 
@@ -304,53 +249,9 @@ def next_version(
         at=at,
         plan=plan,
         kept=kept,
-        changes=_changes(before, plan, kept, states) if before is not None else [],
         outcome=states,
     )
 
 
-def _changes(
-    before: ExecutionPlan, after: ExecutionPlan, kept: Mapping[str, str], states: Mapping[str, str]
-) -> list[StepChange]:
-    taken_over = set(kept.values())
-    old = {key: step for key, step in _by_key(before).items() if key not in taken_over}
-    new = {key: step for key, step in _by_key(after).items() if key not in kept}
-    pairs: dict[str, str] = {key: key for key in new if key in old}
-    # A step under a new name replaces the one that did the same kind of work.
-    for name in ("capability", "expected_output"):
-        free: dict[Any, list[str]] = {}
-        for other in old.keys() - pairs.values():
-            free.setdefault(old[other].get(name), []).append(other)
-        order = list(old)
-        for key, step in new.items():
-            matches = free.get(step.get(name)) if step.get(name) is not None else None
-            if key not in pairs and matches:
-                match = min(matches, key=order.index)
-                matches.remove(match)
-                pairs[key] = match
-    changes: list[StepChange] = []
-    for key, step in new.items():
-        source = pairs.get(key)
-        fields = _differing(old[source], step) if source is not None else []
-        if source is None or source != key or fields:
-            state = states.get(source) if source is not None else None
-            changes.append(StepChange(old=source, new=key, fields=fields, status=state))
-    replaced = set(pairs.values())
-    changes += [
-        StepChange(old=key, new=None, fields=[], status=states.get(key))
-        for key in old
-        if key not in replaced
-    ]
-    return changes
-
-
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:
     return {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    return sorted(
-        name
-        for name in {*old, *new}
-        if name != "context_key" and (old.get(name) or None) != (new.get(name) or None)
-    )

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from langchain_core.messages import AIMessage, AnyMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 
+from framework.base.errors import ValidationError
 from framework.base.plan import ExecutionPlan
 from framework.planning import Catalog, Problem
 
@@ -44,6 +45,7 @@ class PlanRequest:
         catalog: What every capability declares.
         available: Stored context data: type to key to data.
         guides: Describes the active capabilities for a prompt.
+        notes: What capabilities tell about the state at hand, such as names of columns.
         failure: Why the last plan failed (a classification as a dictionary), if it did.
         failed_capability: The capability that failed.
         problems: What was wrong with the plan that this planner proposed just before.
@@ -51,6 +53,9 @@ class PlanRequest:
         previous: The plan that is being replaced.
         finished: Step records of what is already done, by context key.
         messages: The conversation.
+        chosen: Whether the active capabilities were chosen for the task; otherwise they are all
+            that may be used, and the planner chooses.
+        excluded: Capabilities that were tried for the task in vain, with the reason.
     """
 
     task: str
@@ -58,6 +63,7 @@ class PlanRequest:
     catalog: Catalog
     available: Mapping[str, Mapping[str, Any]]
     guides: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
     failure: Mapping[str, Any] | None = None
     failed_capability: str | None = None
     problems: tuple[Problem, ...] = ()
@@ -65,6 +71,8 @@ class PlanRequest:
     previous: ExecutionPlan | None = None
     finished: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     messages: Sequence[AnyMessage] = ()
+    chosen: bool = True
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
 
 class Planner(Protocol):
@@ -74,7 +82,10 @@ class Planner(Protocol):
     """Whether asking again with the list of problems can lead to another plan."""
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
-        """Return a plan; it need not be right, it is checked afterwards."""
+        """Return a plan; it need not be right, it is checked afterwards.
+
+        One without steps may bring ``answer``, the reply to a request that needs none.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +139,20 @@ class Answerer(Protocol):
 
         A message whose id is that of the streamed pieces is not streamed a second time.
         """
+
+
+def last_request(messages: Sequence[AnyMessage]) -> str:
+    """Return the text of the last message that a person wrote.
+
+    Raises:
+        ValidationError: There is none, or it is empty.
+    """
+    for message in reversed(messages):
+        if isinstance(message, HumanMessage):
+            text = str(message.text).strip()
+            if text:
+                return text
+            break
+    raise ValidationError(
+        "The message is empty, so there is nothing to do.", fix="Write what you want to know."
+    )

@@ -8,6 +8,7 @@ from typing import Any
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.planning import CLOSING
+from framework.planning.references import FROM, reads_of
 from framework.planning.strategies import StepSummary
 from framework.state import ContextTypes, summarize
 
@@ -20,13 +21,7 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     data = state.get("capability_context_data") or {}
-    used = {
-        (kind, key)
-        for step in steps
-        if step["capability"] not in CLOSING
-        for entry in step.get("inputs") or []
-        for kind, key in entry.items()
-    }
+    used = {read for step in steps if step["capability"] not in CLOSING for read in reads_of(step)}
     found = []
     for step in steps:
         key = step.get("context_key", "")
@@ -35,13 +30,17 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
             continue
         for kind, stored in (record.get("outputs") or {}).items():
             entry = data.get(kind, {}).get(stored)
+            said = summary_of(kind, stored, entry, types)
+            if record.get("source") == "ledger":
+                said = f"{said} (This was already done earlier in this turn.)"
             found.append(
                 StepSummary(
                     context_key=key,
                     objective=step.get("task_objective", ""),
                     kind=kind,
-                    summary=summary_of(kind, stored, entry, types),
-                    terminal=(kind, stored) not in used or _category(kind, types) == ANSWER,
+                    summary=said,
+                    terminal=used.isdisjoint({(kind, stored), (FROM, stored)})
+                    or _category(kind, types) == ANSWER,
                 )
             )
     return tuple(found)

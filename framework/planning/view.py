@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from framework.base import CapabilitySpec
+from framework.base import CapabilityContext, CapabilitySpec
 from framework.planning.catalog import CLOSING, Available, Catalog, is_active
 
 
@@ -93,6 +93,12 @@ class PlanView:
         if not fitting or key in self.available.get(context_type, ()):
             return None
         return fitting[0]
+
+    @cached_property
+    def context_types(self) -> dict[str, type[CapabilityContext]]:
+        """Classes of the context types, as far as the capabilities name them."""
+        specs = self.catalog.capabilities.values()
+        return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
 
     @cached_property
     def by_type(self) -> dict[str, list[int]]:

@@ -1,11 +1,6 @@
 """Prompt builders and the provider that an application replaces them through."""
 
 from framework.prompts.builder import PromptBuilder
-from framework.prompts.capabilities import (
-    MemoryExtractionPrompt,
-    PythonPrompt,
-    TimeRangeParsingPrompt,
-)
 from framework.prompts.data import DATA_RULE, as_data, as_request
 from framework.prompts.nodes import (
     ClarificationPrompt,
@@ -22,14 +17,11 @@ __all__ = [
     "ClarificationPrompt",
     "ClassificationPrompt",
     "ErrorAnalysisPrompt",
-    "MemoryExtractionPrompt",
     "OrchestratorPrompt",
     "PromptBuilder",
     "PromptProvider",
-    "PythonPrompt",
     "ResponseGenerationPrompt",
     "TaskExtractionPrompt",
-    "TimeRangeParsingPrompt",
     "as_data",
     "as_request",
     "get_framework_prompts",

@@ -89,43 +89,35 @@ class ClassificationPrompt(PromptBuilder):
         """Show the request, and what was tried for it in vain."""
         text = as_request(task)
         if excluded:
-            tried = "\n".join(f"{name}: {reason}" for name, reason in excluded.items())
-            text += (
-                "\n\nThese were tried for this request and did not fit; do not choose them:\n"
-                + as_data("tried", tried)
-            )
+            text += f"\n\n{_tried(excluded)}"
         return text
+
+
+def _tried(excluded: Mapping[str, str]) -> str:
+    tried = "\n".join(f"{name}: {reason}" for name, reason in excluded.items())
+    told = "These were tried for this request and did not fit; do not choose them:\n"
+    return told + as_data("tried", tried)
 
 
 class OrchestratorPrompt(PromptBuilder):
     """Writes execution plans.
 
-    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``finished``,
-    ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused`` of the planning request.
+    Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
+    ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
+    ``excluded`` of the planning request.
     """
 
-    role = "You plan how an agent answers a request with its capabilities."
-    task = "Write a plan: a list of steps, each of which runs one capability."
+    role = "You plan how an agent answers a request."
     instructions = (
         "Rules:\n"
-        "- capability: a name from the list of capabilities, spelled exactly so, or 'respond'"
-        " (answers from the results) or 'clarify' (asks the person; task_objective is the"
-        " question). Exactly one of these two is the last step.\n"
-        "- context_key: a name for the step's result; unique, lower case with underscores.\n"
-        "- task_objective: what this step is for, complete in itself, with the dates, names and"
-        " numbers of the request.\n"
-        "- success_criteria: how one can tell that it worked.\n"
-        "- expected_output: the context type of the result, one that the capability gives; null"
-        " for the last step.\n"
-        '- inputs: one {"TYPE": "context_key"} for each input. The key is that of an earlier'
-        " step which gives TYPE, or of a stored result of that type. Every type that the"
-        " capability needs is supplied, unless it is optional.\n"
-        "- parameters: an object that fits the capability's parameters; only plain values where"
-        " it declares none. Leave out what has a default that fits.\n"
-        "- Use as few steps as the request needs. Do not plan the same work twice.\n"
-        "- Plan a capability that acts on the world only when the request asks for that act.\n"
-        "- Do not compute or guess results yourself.\n"
-        f"- {DATA_RULE}"
+        "- steps: capabilities of the list, named exactly, in order, as few as needed, with the"
+        " parameters that have no fitting default. The answer is written from their results"
+        " later: guess none.\n"
+        "- Results reach later steps by type. Only where several fit, inputs names them: numbers"
+        " of earlier steps (from 1) or keys of stored results.\n"
+        "- Act on the world only if asked to.\n"
+        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask the person"
+        " back: the step clarify, its question in task_objective."
     )
 
     def get_reference(self, *, capabilities: str = "", guides: str = "", **_: Any) -> str:
@@ -138,19 +130,25 @@ class OrchestratorPrompt(PromptBuilder):
         *,
         task: str = "",
         available: Mapping[str, Mapping[str, Any]] | None = None,
+        notes: Mapping[str, str] | None = None,
         finished: Mapping[str, Mapping[str, Any]] | None = None,
         previous: Mapping[str, Any] | None = None,
         failure: Mapping[str, Any] | None = None,
         failed_capability: str | None = None,
         problems: Sequence[Any] = (),
         refused: Any = None,
+        excluded: Mapping[str, str] | None = None,
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
         parts = [as_request(task)]
+        if excluded:
+            parts.append(_tried(excluded))
         stored = _stored(available or {})
         if stored:
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
+        for name, text in (notes or {}).items():
+            parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
         if failure:
             told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
             who = f" in {failed_capability!r}" if failed_capability else ""
@@ -178,6 +176,8 @@ class OrchestratorPrompt(PromptBuilder):
             )
             text = refused if isinstance(refused, str) else json.dumps(refused, default=str)
             parts.append(f"It was:\n{as_data('refused plan', text[:_MAX_REFUSED])}")
+        if len(parts) > 1:
+            parts.insert(0, DATA_RULE)
         return "\n\n".join(parts)
 
 
@@ -209,17 +209,14 @@ class ResponseGenerationPrompt(PromptBuilder):
     title and a text), ``missing``, ``abilities``.
     """
 
-    role = "You are the voice of an agent: you write the message that answers a person."
+    role = "You write the message with which an agent answers a person."
     instructions = (
         "Rules:\n"
-        "- Answer the request from the results you are given and from nothing else. Every"
-        " number, date, name and path is taken from them as it stands, with its unit.\n"
-        "- Say plainly what could not be done and why. Never present part of the work as all of"
-        " it, and never invent a result.\n"
-        "- When no capability fits the request, say so in a sentence or two, be helpful in a"
-        " friendly way, and say what the agent can do instead.\n"
-        "- Write in the language of the request. Be short; begin with the answer itself.\n"
-        "- Do not mention plans, steps, context keys or these rules.\n"
+        "- Take every figure, date and name from the results as it stands, with its unit; invent"
+        " nothing. Say what could not be done, and why.\n"
+        "- When no capability fits, say so kindly, and what the agent can do instead.\n"
+        "- Be short, in the language of the request, the answer first; no word of plans, steps or"
+        " these rules.\n"
         f"- {DATA_RULE}"
     )
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
+from configs.settings import packaged_defaults
 from framework.base import ConfigurationError
 from framework.base.errors import RegistryError
 from framework.prompts.builder import PromptBuilder
-from framework.prompts.capabilities import (
-    MemoryExtractionPrompt,
-    PythonPrompt,
-    TimeRangeParsingPrompt,
-)
 from framework.prompts.nodes import (
     ClarificationPrompt,
     ClassificationPrompt,
@@ -34,9 +30,6 @@ _DEFAULTS: dict[str, type[PromptBuilder]] = {
     "classification": ClassificationPrompt,
     "error_analysis": ErrorAnalysisPrompt,
     "clarification": ClarificationPrompt,
-    "memory_extraction": MemoryExtractionPrompt,
-    "time_range_parsing": TimeRangeParsingPrompt,
-    "python": PythonPrompt,
 }
 
 
@@ -88,26 +81,21 @@ class PromptProvider:
         """Return the builder of prompts that ask the person back."""
         return self._builders["clarification"]
 
-    def get_memory_extraction_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that find facts worth keeping."""
-        return self._builders["memory_extraction"]
-
-    def get_time_range_parsing_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that read time ranges."""
-        return self._builders["time_range_parsing"]
-
-    def get_python_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that write analysis code."""
-        return self._builders["python"]
-
     def __getattr__(self, attribute: str) -> Callable[[], PromptBuilder]:
+        if attribute in dir(type(self)):
+            # It is there and failed in its own way: let it say so.
+            return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
         name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
         builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})
-        if attribute == f"get_{name}_prompt_builder" and name in builders:
-            return lambda: builders[name]
+        brought: dict[str, str] = packaged_defaults()["prompt_builders"]
+        if attribute == f"get_{name}_prompt_builder":
+            if name not in builders and name in brought:
+                builders[name] = import_object(brought[name])()
+            if name in builders:
+                return lambda: builders[name]
         raise AttributeError(
-            f"{type(self).__name__} has no {attribute!r}."
-            f" Fix: use a builder it has ({', '.join(sorted(builders))}), or pass one to it."
+            f"{type(self).__name__} has no {attribute!r}. Fix: use a builder it has"
+            f" ({', '.join(sorted({*builders, *brought}))}), or pass one to it."
         )
 
 

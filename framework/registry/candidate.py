@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Candidate:
         instructions: When to choose it, from its classifier guide.
         positives: Requests that need it (classifier examples with ``result=True``).
         negatives: Requests that do not (classifier examples with ``result=False``).
+        parameters: What its parameters say: for each the name, the description, the choices.
         recognises: Says for sure whether a task needs it, if it is served at all; ``None``
             for no opinion.
 
@@ -29,3 +31,20 @@ class Candidate:
     positives: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ()
     recognises: Callable[[str], bool | None] | None = field(default=None, compare=False)
+    parameters: tuple[str, ...] = ()
+
+
+def parameter_texts(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Give what a JSON schema says about each property, nested ones too.
+
+    >>> unit = {"description": "Unit of the answer", "enum": ["K", "F"]}
+    >>> list(parameter_texts({"properties": {"unit": unit}}))
+    ['unit Unit of the answer K F']
+    """
+    for name, part in (schema.get("properties") or {}).items():
+        choices = " ".join(map(str, part.get("enum") or ()))
+        yield f"{name} {part.get('description', '')} {choices}".strip()
+        yield from parameter_texts(part)
+        yield from parameter_texts(part.get("items") or {})
+    for definition in (schema.get("$defs") or {}).values():
+        yield from parameter_texts(definition)

@@ -34,6 +34,37 @@ def decorator_of(item: Any) -> str:
     return "@infrastructure_node" if node else "@capability_node"
 
 
+def refusal_of(item: Any, *, inherits: bool) -> RegistryError:
+    """Say why something cannot be registered, and what it would have to be.
+
+    Args:
+        item: What was given.
+        inherits: Whether its parent is decorated.
+    """
+    called = getattr(item, "name", None) or type(item).__name__
+    if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
+        return RegistryError(
+            f"{called!r} is a LangChain tool, which is no capability yet.",
+            fix=f"Call it in one: @capability_node above a function that returns {called}.invoke(...).",
+        )
+    if hasattr(item, "get_graph") and hasattr(item, "ainvoke"):
+        return RegistryError(
+            f"{called!r} is a LangGraph graph or another Runnable, which is no capability yet.",
+            fix="Call it in one: @capability_node above a function that returns what it needs of"
+            " the result of 'await graph.ainvoke(...)'.",
+        )
+    if inspect.isroutine(item):
+        return RegistryError(
+            f"{item.__name__!r} is a function without its decorator.",
+            fix="Put @capability_node above it.",
+        )
+    return RegistryError(
+        f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
+        " context type" + (": its parent is decorated, it is not." if inherits else "."),
+        fix=f"Decorate it with {decorator_of(item)}, or derive it from CapabilityContext.",
+    )
+
+
 def check_place(node: InfrastructureSpec) -> None:
     """Refuse an infrastructure node that no edge of the graph would reach.
 
@@ -58,3 +89,15 @@ def check_place(node: InfrastructureSpec) -> None:
         fix='Name it like the role that it takes, or say where it stands: before = "classifier"'
         ' or after = "respond".',
     )
+
+
+def name_of(item: Any) -> str:
+    """Name a registered class as the registry does."""
+    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
+    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
+
+
+def origin_of(value: Any) -> str:
+    """Say where a class stands, for messages."""
+    cls = getattr(value, "cls", value)
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
-from framework.registry.candidate import Candidate
+from framework.neighbours import PACKAGES, check_neighbour
+from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
     ImportFailure,
@@ -19,7 +20,18 @@ from framework.registry.discovery import (
     load_entry_points,
     walk,
 )
-from framework.registry.membership import belongs, check_place, decorator_of, lacks_decorator
+from framework.registry.membership import (
+    belongs,
+    check_place,
+    decorator_of,
+    lacks_decorator,
+    name_of,
+    origin_of,
+    refusal_of,
+)
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
 
 DEFAULT_INFRASTRUCTURE = ("infrastructure",)
 
@@ -55,6 +67,8 @@ class Registry:
         self._given: set[str] = set(given)
         self._frozen = False
         for place, name in enumerate(infrastructure):
+            if name in PACKAGES:
+                check_neighbour(name)
             self.discover(name, override=place > 0)
 
     # --- reading --------------------------------------------------------------------------
@@ -130,6 +144,9 @@ class Registry:
                     positives=tuple(e.query for e in examples if e.result),
                     negatives=tuple(e.query for e in examples if not e.result),
                     recognises=getattr(spec.cls, "recognises", None),
+                    parameters=tuple(parameter_texts(spec.parameters.model_json_schema()))
+                    if spec.parameters is not None
+                    else (),
                 )
             )
         return found
@@ -147,6 +164,18 @@ class Registry:
             return ""
         entries.sort(key=lambda entry: entry[0])
         return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
+
+    async def planning_notes(
+        self, names: Iterable[str], state: Mapping[str, Any], settings: Settings
+    ) -> dict[str, str]:
+        """Return what capabilities tell a planner about the state at hand, by their names."""
+        found = {}
+        for name in sorted(set(names) & set(self._capabilities)):
+            notes = getattr(self._capabilities[name].cls, "planning_notes", None)
+            text = await notes(state, settings.section(name)) if notes is not None else ""
+            if text:
+                found[name] = text
+        return found
 
     def _guide(self, name: str, attribute: str) -> Any:
         capability = self.capability(name)
@@ -236,12 +265,7 @@ class Registry:
             check_place(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item
-        decorator = decorator_of(item)
-        raise RegistryError(
-            f"{item!r} is neither a decorated capability, a decorated infrastructure node nor a"
-            " context type" + (": its parent is decorated, it is not." if spec or node else "."),
-            fix=f"Decorate it with {decorator}, or derive it from CapabilityContext.",
-        )
+        raise refusal_of(item, inherits=bool(spec or node))
 
     def unregister(self, name: str) -> None:
         """Remove a capability.
@@ -286,22 +310,26 @@ class Registry:
                     continue
                 if belongs(value):
                     self.register(value, override=override)
-                    found.append(_name_of(value))
+                    found.append(name_of(value))
                 elif lacks_decorator(value):
-                    bare.append(f"{_origin(value)} ({decorator_of(value)})")
-        if bare:
-            raise RegistryError(
-                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}.",
-                fix="Put the decorator above each, or begin the name of one that only others"
-                " derive from with an underscore.",
-            )
+                    bare.append(f"{origin_of(value)} ({decorator_of(value)})")
+        told, fixes = [], []
         if failures:
-            raise RegistryError(
-                f"{len(failures)} module(s) of {package!r} could not be imported: "
-                + "; ".join(str(failure) for failure in failures)
-                + ".",
-                fix="Correct the modules, or install what they import.",
+            listed = "; ".join(str(failure) for failure in failures)
+            told.append(
+                f"{len(failures)} module(s) of {package!r} could not be imported: {listed}."
             )
+            fixes.append("Correct the modules, or install what they import.")
+        if bare:
+            told.append(
+                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}."
+            )
+            fixes.append(
+                "Put the decorator above each, or begin the name of one that only others derive"
+                " from with an underscore."
+            )
+        if told:
+            raise RegistryError(" ".join(told), fix=" ".join(fixes))
         return found
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
@@ -377,7 +405,7 @@ class Registry:
         known = table.get(name)
         if known is not None and known is not value and not override:
             raise RegistryError(
-                f"The {kind} {name!r} is registered twice: {_origin(known)} and {_origin(value)}.",
+                f"The {kind} {name!r} is registered twice: {origin_of(known)} and {origin_of(value)}.",
                 fix="Rename one of them, or pass override=True to replace the first.",
             )
         table[name] = value
@@ -388,13 +416,3 @@ class Registry:
             f" {len(self._context_types)} context types,"
             f" {len(self._infrastructure)} infrastructure nodes>"
         )
-
-
-def _name_of(item: Any) -> str:
-    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
-    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
-
-
-def _origin(value: Any) -> str:
-    cls = getattr(value, "cls", value)
-    return f"{cls.__module__}.{cls.__qualname__}"

@@ -22,6 +22,8 @@ class Selection:
             0.5 is where a capability starts to count as fitting.
         best: The highest score among the capabilities that were not excluded.
         reason: One sentence for people: why these, or why none.
+        answer: The reply, where whoever found that none fits has written it already.
+        deferred: Whether the names are only what may be chosen, and the planner chooses.
 
     >>> bool(Selection((), {}, 0.0, "There are no capabilities."))
     False
@@ -31,6 +33,8 @@ class Selection:
     scores: Mapping[str, float] = field(default_factory=dict)
     best: float = 0.0
     reason: str = ""
+    answer: str = ""
+    deferred: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.names)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from framework.base import ValidationError
 from framework.registry import Candidate
-from framework.selection.protocols import NOTHING_EXCLUDED
+from framework.selection.protocols import NOTHING_EXCLUDED, Selector
 
-
-class Scorer(Protocol):
-    """Anything that ranks candidates, such as the lexical or the embedding selector."""
-
-    async def score(self, task: str, candidates: Sequence[Candidate]) -> Mapping[str, float]:
-        """Return a score for every candidate; higher fits better."""
-        ...
+_Score = Callable[[str, Sequence[Candidate]], Awaitable[Mapping[str, float]]]
 
 
 async def shortlist(
-    scorer: Scorer,
+    selector: Selector,
     task: str,
     candidates: Sequence[Candidate],
     *,
     limit: int,
-    always: Collection[str] = (),
     excluded: Mapping[str, str] = NOTHING_EXCLUDED,
 ) -> tuple[Candidate, ...]:
     """Return the candidates that come nearest to a task, so that prompts stay short.
@@ -33,12 +25,12 @@ async def shortlist(
     when the same ones are kept.
 
     Args:
-        scorer: Ranks the candidates.
+        selector: Chooses them; one with a method ``score``, such as the lexical selector, ranks
+            them instead, so that as many as allowed are kept.
         task: What the person wants.
         candidates: All capabilities.
-        limit: How many to keep, besides those in ``always``.
-        always: Names that are kept whatever their score.
-        excluded: Names that are left out, with the reason; wins over ``always``.
+        limit: How many to keep.
+        excluded: Names that are left out, with the reason.
 
     Raises:
         ValidationError: ``limit`` is below 1.
@@ -53,12 +45,16 @@ async def shortlist(
     if limit < 1:
         raise ValidationError(f"The limit of a shortlist is {limit!r}.", fix="Give at least 1.")
     allowed = [candidate for candidate in candidates if candidate.name not in excluded]
-    ranked = [candidate for candidate in allowed if candidate.name not in always]
-    if len(ranked) <= limit:
+    if len(allowed) <= limit:
         return tuple(allowed)
-    # All candidates are scored, not only the allowed ones: the fitted head is that of the
-    # whole registry and is not fitted anew for each combination.
-    scores = await scorer.score(task, candidates)
-    ranked.sort(key=lambda candidate: -scores.get(candidate.name, 0.0))
-    kept = {candidate.name for candidate in ranked[:limit]} | set(always)
+    score: _Score | None = getattr(selector, "score", None)
+    if score is None:
+        found = await selector.select(task, candidates, limit=limit, excluded=excluded)
+        kept = set(found.names)
+    else:
+        # All candidates are scored, not only the allowed ones: the fitted classifier is that of
+        # the whole registry and is not fitted anew for each combination.
+        scores = await score(task, candidates)
+        ranked = sorted(allowed, key=lambda candidate: -scores.get(candidate.name, 0.0))
+        kept = {candidate.name for candidate in ranked[:limit]}
     return tuple(candidate for candidate in allowed if candidate.name in kept)

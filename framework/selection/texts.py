@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib.resources import files
 
 from framework.registry import Candidate
 
@@ -83,114 +85,15 @@ _FUNCTION_WORDS = """
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
-# What people say to any assistant. These texts stand for "no capability fits": each is
-# left out where a registry does serve something like it.
-UNRELATED = tuple(
-    line.strip()
-    for line in """
-    hello
-    hi there
-    hey how are you
-    good morning
-    good evening
-    thank you very much
-    thanks a lot
-    bye see you later
-    what is your name
-    who are you
-    what can you do
-    who made you
-    are you a robot
-    can you help me
-    tell me something
-    i am bored
-    how is your day going
-    nice to meet you
-    yes
-    no
-    ok great
-    never mind
-    tell me a joke
-    tell me a story
-    write me a poem
-    write a poem about love
-    write a short story about a dragon
-    write a song about the sea
-    write an essay about freedom
-    write an email to my boss
-    write a cover letter for me
-    write a birthday message for my friend
-    what is the capital of italy
-    what is the largest ocean
-    who was the first person on the moon
-    who wrote hamlet
-    who is the president of the united states
-    who painted the mona lisa
-    when did the second world war end
-    when was the roman empire founded
-    why is the sky blue
-    why do cats purr
-    how far away is the moon
-    how tall is the eiffel tower
-    how many people live in china
-    how many legs does a spider have
-    how do airplanes fly
-    how does a car engine work
-    how do i bake bread
-    how do i tie a tie
-    give me a recipe for pancakes
-    what should i cook for dinner
-    what is the meaning of life
-    what do you think about politics
-    do you believe in god
-    is there life on other planets
-    explain quantum physics to me
-    explain the theory of relativity
-    what is photosynthesis
-    what is the speed of light
-    what is the square root of 81
-    what is two plus two
-    how much is 12 times 34
-    solve this equation for x
-    translate this sentence into french
-    how do you say hello in spanish
-    how do you spell necessary
-    what does serendipity mean
-    what is a synonym for happy
-    fix the grammar of this sentence
-    summarize this article
-    write a python function that sorts a list
-    how do i reverse a linked list
-    debug this code
-    what is the best movie of all time
-    recommend a good book
-    what music do you like
-    who won the world cup
-    how do i lose weight
-    how do i get better sleep
-    i have a headache what should i do
-    my dog is sick
-    should i break up with my girlfriend
-    how can i make more friends
-    give me some advice about my career
-    what should i wear today
-    what is your favorite color
-    sing me a song
-    let's play a game
-    flip a coin
-    roll a dice
-    book a flight to london
-    order a pizza
-    call my mother
-    set an alarm for seven
-    turn on the lights
-    play some music
-    where is the nearest restaurant
-    how do i get to the airport
-    what time is it
-    send a message to john
-    buy me a new phone
-    remind me to buy milk
-    find me a job
-    """.strip().splitlines()
-)
+
+@cache
+def unrelated() -> tuple[str, ...]:
+    """Return what people say to any assistant: texts that stand for "no capability fits".
+
+    Each is left out where a registry does serve something like it.
+
+    >>> "hello" in unrelated()
+    True
+    """
+    text = files("framework.selection").joinpath("unrelated.txt").read_text("utf-8")
+    return tuple(text.splitlines())

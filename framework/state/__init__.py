@@ -14,7 +14,18 @@ from framework.state.context_access import (
     load_context,
     summarize,
 )
-from framework.state.reducers import append, merge_by_key, merge_context
+from framework.state.keys import FromCaller, Key, OfTurn, StateKey, StateSchema
+from framework.state.reducers import (
+    append,
+    fold_context,
+    fold_lists,
+    fold_messages,
+    grow_by_key,
+    latest,
+    merge_by_key,
+    merge_context,
+)
+from framework.state.turn_view import TurnView
 
 __all__ = [
     "REDUCED_KEYS",
@@ -22,9 +33,20 @@ __all__ = [
     "SURVIVES_A_TURN",
     "AgentState",
     "ContextTypes",
+    "FromCaller",
+    "Key",
+    "OfTurn",
+    "StateKey",
+    "StateSchema",
+    "TurnView",
     "append",
     "dump_context",
+    "fold_context",
+    "fold_lists",
+    "fold_messages",
     "get_context",
+    "grow_by_key",
+    "latest",
     "load_context",
     "merge_by_key",
     "merge_context",

@@ -3,126 +3,167 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_origin, get_type_hints
+from functools import partial
+from typing import Annotated, Any
 
 from langchain_core.messages import AnyMessage
-from langgraph.graph.message import add_messages
-from langgraph.types import Overwrite
+from langgraph.channels import DeltaChannel
 from typing_extensions import TypedDict
 
 from framework.base.plan import ExecutionPlan
-from framework.state.reducers import append, merge_by_key, merge_context
+from framework.state.keys import FromCaller, Key, StateSchema
+from framework.state.reducers import (
+    append,
+    fold_context,
+    fold_lists,
+    fold_messages,
+    grow_by_key,
+    latest,
+    merge_by_key,
+)
+
+_Turn = partial(Key, lifetime="turn")
+SNAPSHOT_EVERY = 200
+"""What a thread keeps is saved as it comes, and as a whole once in so many writes."""
 
 
 class AgentState(TypedDict, total=False):
-    """Every key that a node may read or write.
+    """Every key that a node may read or write, with who writes it and how long it lives.
 
-    ``messages`` and ``capability_context_data`` survive a turn; all other keys are reset by the
-    node that begins a turn. Keys that parallel steps write have reducers.
+    What lives as long as its thread and grows with it is saved write by write
+    (``DeltaChannel``), so a turn of a long thread writes what a turn of a short one writes. All
+    other keys are emptied by the node that begins a turn. Keys that parallel steps write have
+    reducers.
     """
 
-    messages: Annotated[list[AnyMessage], add_messages]
-    capability_context_data: Annotated[dict[str, dict[str, dict[str, Any]]], merge_context]
-    agent_control: Annotated[dict[str, Any], merge_by_key]
-    runtime_info: dict[str, Any] | None
-    runtime_checkpoint_metadata: dict[str, Any] | None
-    status_updates: Annotated[list[Any], append]
-    progress_events: Annotated[list[Any], append]
+    messages: Annotated[
+        list[AnyMessage],
+        Key("the conversation"),
+        FromCaller,
+        DeltaChannel(fold_messages, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
+    capability_context_data: Annotated[
+        dict[str, dict[str, dict[str, Any]]],
+        Key("results by context type and key"),
+        FromCaller,
+        DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
+    agent_control: Annotated[dict[str, Any], Key("switches"), FromCaller, merge_by_key]
+    runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
+    status_updates: Annotated[list[Any], _Turn("what a capability reports", "capabilities"), append]
+    progress_events: Annotated[
+        list[Any], _Turn("what a capability reports", "capabilities"), append
+    ]
 
-    task_current_task: str | None
-    task_depends_on_chat_history: bool
-    task_depends_on_user_memory: bool
-    task_custom_message: str | None
+    task_current_task: Annotated[str | None, _Turn("what is to be done", "task_extraction")]
+    task_depends_on_chat_history: Annotated[
+        bool, _Turn("whether the task refers to earlier messages", "task_extraction")
+    ]
+    task_depends_on_user_memory: Annotated[
+        bool, _Turn("whether the task refers to what is remembered", "task_extraction")
+    ]
+    task_custom_message: Annotated[str | None, _Turn("the message that ends the turn", "any node")]
 
-    planning_active_capabilities: list[str] | None
-    planning_selection: dict[str, Any] | None
-    planning_execution_plan: ExecutionPlan | None
-    planning_current_step_index: int
-    planning_ready_for_execution: bool
-    planning_history: Annotated[list[dict[str, Any]], append]
+    planning_active_capabilities: Annotated[
+        list[str] | None, _Turn("chosen capabilities", "classifier")
+    ]
+    planning_selection: Annotated[
+        dict[str, Any] | None, _Turn("why they were chosen", "classifier")
+    ]
+    planning_execution_plan: Annotated[
+        ExecutionPlan | None, _Turn("the plan", "orchestrator"), FromCaller
+    ]
+    planning_accepted: Annotated[
+        str | None, _Turn("digest of the plan that was put in force", "orchestrator")
+    ]
+    planning_excluded: Annotated[
+        dict[str, str], _Turn("capabilities that asked for another choice", "router"), merge_by_key
+    ]
+    planning_current_step_index: Annotated[int, _Turn("index of the next step", "router"), latest]
+    planning_ready_for_execution: Annotated[
+        bool, _Turn("whether the plan was checked", "orchestrator")
+    ]
+    planning_history: Annotated[
+        list[dict[str, Any]], _Turn("earlier plans of the turn", "orchestrator"), append
+    ]
 
-    execution_step_results: Annotated[dict[str, dict[str, Any]], merge_by_key]
-    execution_last_result: dict[str, Any] | None
-    execution_pending_approvals: dict[str, Any] | None
-    execution_start_time: float | None
-    execution_total_time: float | None
-    execution_outcome: dict[str, Any] | None
+    execution_step_results: Annotated[
+        dict[str, dict[str, Any]], _Turn("records of steps by context key", "router"), merge_by_key
+    ]
+    execution_last_result: Annotated[
+        dict[str, Any] | None, _Turn("the last record", "router"), latest
+    ]
+    execution_effects: Annotated[
+        dict[str, dict[str, Any]], _Turn("what was done to the world", "router"), merge_by_key
+    ]
+    execution_pending_approvals: Annotated[
+        dict[str, Any] | None, _Turn("steps that wait for a person", "router")
+    ]
+    execution_start_time: Annotated[float | None, _Turn("when the turn began", "begin_turn")]
+    execution_total_time: Annotated[float | None, _Turn("seconds the turn took", "respond")]
+    execution_outcome: Annotated[
+        dict[str, Any] | None, _Turn("how the turn ended", "the node that ends it")
+    ]
 
-    approval_approved: bool | None
-    approved_payload: dict[str, Any] | None
-    approval_decisions: Annotated[dict[str, dict[str, Any]], merge_by_key]
+    approval_approved: Annotated[bool | None, _Turn("the last decision", "approval")]
+    approved_payload: Annotated[dict[str, Any] | None, _Turn("what was agreed to", "approval")]
+    approval_decisions: Annotated[
+        dict[str, dict[str, Any]], _Turn("decisions by context key", "approval"), merge_by_key
+    ]
 
-    control_has_error: bool
-    control_error_info: dict[str, Any] | None
-    control_last_error: dict[str, Any] | None
-    control_attempts: Annotated[dict[str, int], merge_by_key]
-    control_retry_count: int
-    control_current_step_retry_count: int
-    control_max_retries: int | None
-    control_plans_created_count: int
-    control_reclassification_count: int
-    control_reclassification_reason: str | None
-    control_next_node: str | None
-    control_routing_count: int
-    control_is_killed: bool
-    control_kill_reason: str | None
-    control_is_awaiting_validation: bool
-    control_validation_context: dict[str, Any] | None
-    control_validation_timestamp: str | None
+    control_turn: Annotated[dict[str, Any] | None, Key("id and number of the turn", "begin_turn")]
+    control_begun: Annotated[
+        list[str],
+        Key("marks of the messages that opened turns", "begin_turn"),
+        DeltaChannel(fold_lists, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
+    control_budget: Annotated[
+        dict[str, int], _Turn("what the turn has used up", "every node"), grow_by_key
+    ]
+    control_has_error: Annotated[bool, _Turn("whether something failed", "any node"), latest]
+    control_error_info: Annotated[dict[str, Any] | None, _Turn("what failed", "any node"), latest]
+    control_last_error: Annotated[dict[str, Any] | None, _Turn("the last failure", "router")]
+    control_attempts: Annotated[
+        dict[str, int], _Turn("failed tries by step or node", "router"), merge_by_key
+    ]
+    control_retry_count: Annotated[int, _Turn("retries of the turn", "router"), latest]
+    control_current_step_retry_count: Annotated[int, _Turn("retries of the step", "router"), latest]
+    control_max_retries: Annotated[int | None, _Turn("retries beyond the first try", "any node")]
+    control_plans_created_count: Annotated[int, _Turn("plans of the turn", "orchestrator")]
+    control_reclassification_count: Annotated[int, _Turn("choices made again", "classifier")]
+    control_reclassification_reason: Annotated[str | None, _Turn("why to choose again", "any node")]
+    control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
+    control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
+    control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
+    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node")]
+    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node")]
+    control_is_awaiting_validation: Annotated[
+        bool, _Turn("whether a person is asked about the plan", "orchestrator")
+    ]
+    control_validation_context: Annotated[
+        dict[str, Any] | None, _Turn("which plan is asked about", "orchestrator")
+    ]
 
-    ui_captured_notebooks: Annotated[list[Any], append]
-    ui_captured_figures: Annotated[list[Any], append]
-    ui_launchable_commands: Annotated[list[Any], append]
-    ui_agent_context: dict[str, Any] | None
+    control_validation_timestamp: Annotated[
+        str | None, _Turn("when it was asked about", "orchestrator")
+    ]
+
+    ui_captured_notebooks: Annotated[list[Any], _Turn("notebooks to show", "capabilities"), append]
+    ui_captured_figures: Annotated[list[Any], _Turn("figures to show", "capabilities"), append]
+    ui_launchable_commands: Annotated[list[Any], _Turn("commands to offer", "capabilities"), append]
+    ui_agent_context: Annotated[dict[str, Any] | None, _Turn("what a front end adds", "any node")]
 
 
-SURVIVES_A_TURN = frozenset(
-    {"messages", "capability_context_data", "agent_control", "runtime_info"}
-)
-
-_ZERO: dict[str, Any] = {
-    "task_depends_on_chat_history": False,
-    "task_depends_on_user_memory": False,
-    "planning_current_step_index": 0,
-    "planning_ready_for_execution": False,
-    "control_has_error": False,
-    "control_retry_count": 0,
-    "control_current_step_retry_count": 0,
-    "control_plans_created_count": 0,
-    "control_reclassification_count": 0,
-    "control_routing_count": 0,
-    "control_is_killed": False,
-    "control_is_awaiting_validation": False,
-}
-
-
-def _keys_with_reducer() -> dict[str, Any]:
-    empty: dict[str, Any] = {}
-    for key, hint in get_type_hints(AgentState, include_extras=True).items():
-        if get_origin(hint) is Annotated:
-            inner = get_origin(hint.__origin__) or hint.__origin__
-            empty[key] = inner
-    return empty
+_SCHEMA = StateSchema.of(AgentState)
+STATE_KEYS = _SCHEMA.names
+REDUCED_KEYS = _SCHEMA.reduced
+SURVIVES_A_TURN = _SCHEMA.survives
 
 
 def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the update that begins a turn: everything empty but what survives.
-
-    Args:
-        state: The state as the last turn left it; what is empty already is not written again.
-        keep: Keys to leave alone, such as a plan that the caller brought.
+    """Return the update that begins a turn of an ``AgentState``.
 
     >>> reset_of_turn({"task_current_task": "old", "control_has_error": False, "messages": [1]})
     {'task_current_task': None}
     """
-    reducers = _keys_with_reducer()
-    update: dict[str, Any] = {}
-    for key in AgentState.__annotations__:
-        if key in SURVIVES_A_TURN or key in keep or not state.get(key):
-            continue
-        update[key] = Overwrite(reducers[key]()) if key in reducers else _ZERO.get(key)
-    return update
-
-
-STATE_KEYS = frozenset(AgentState.__annotations__)
-REDUCED_KEYS = frozenset(_keys_with_reducer())
+    return _SCHEMA.reset(state, keep)

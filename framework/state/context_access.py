@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
+import ormsgpack
+from pydantic import SecretBytes, SecretStr
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError, to_plain
+from framework.base.errors import ValidationError
+from framework.base.values import copied, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 
@@ -28,9 +30,10 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
     """
     cls = types.get(kind)
     if cls is None:
-        return copy.deepcopy(data)  # as a validated object would be: the reader's own
+        return copied(data)  # as a validated object would be: the reader's own
     try:
-        return cls.model_validate(data)
+        # Stored by name; a caller may give an alias.
+        return cls.model_validate(data, by_alias=True, by_name=True)
     except PydanticValidationError as exc:
         raise ValidationError(
             f"The stored context {kind}.{key} does not fit {cls.__name__}: {_problems(exc)}.",
@@ -44,18 +47,82 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
     Raises:
         ValidationError: The value does not fit the registered type.
     """
+    where = f"The output {kind} of step {key!r}"
     cls = types.get(kind)
-    if cls is None:
-        if isinstance(value, CapabilityContext):
-            return value.model_dump(mode="json")
-        return to_plain(value)
+    if cls is None and not isinstance(value, CapabilityContext):
+        return _fits_the_saver(to_plain(value, where), where)
     try:
-        checked = value if type(value) is cls else cls.model_validate(_as_data(value))
-        data = checked.model_dump(mode="json")
+        checked = value if cls is None or type(value) is cls else _validated(cls, value)
+        data = _dumped(checked, where)
+        _refuse_masked(checked, data, where)
+        # What cannot be read back must not be stored; the next step would find out too late.
+        _validated(type(checked), data)
     except PydanticValidationError as exc:
+        name = (cls or type(value)).__name__
         raise ValidationError(
-            f"The output {kind} of step {key!r} does not fit {cls.__name__}: {_problems(exc)}.",
-            fix=f"Return a {cls.__name__}, or a dictionary with its fields.",
+            f"{where} does not fit {name}: {_problems(exc)}.",
+            fix=f"Return a {name}, or a dictionary with its fields; a field whose serializer"
+            " writes another form needs a validator that reads it.",
+        ) from exc
+    return _fits_the_saver(data, where)
+
+
+def _validated(cls: type[CapabilityContext], value: Any) -> CapabilityContext:
+    if isinstance(value, CapabilityContext):
+        value = value.model_dump(round_trip=True, warnings=False)
+    return cls.model_validate(value, by_alias=True, by_name=True)
+
+
+def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, Any]:
+    """Write a context as plain data by field name, without what is computed from the rest."""
+    try:
+        return context.model_dump(
+            mode="json",
+            by_alias=False,
+            round_trip=True,
+            warnings=False,
+            fallback=lambda value: to_plain(value, where),
+            **only,
+        )
+    except Exception as exc:
+        if only:
+            raise
+        for name in type(context).model_fields:
+            try:
+                _dumped(context, f"{where}: field {name!r}", include={name})
+            except ValidationError:
+                raise
+            except Exception as cause:  # whatever the field's serializer raised
+                raise ValidationError(
+                    f"{where}: field {name!r} cannot be kept as plain data: {cause}.",
+                    fix=f"Declare a serializer for {name!r} (pydantic: @field_serializer).",
+                ) from cause
+        raise ValidationError(
+            f"{where} cannot be kept as plain data: {exc}.",
+            fix="Declare serializers for its fields (pydantic: @field_serializer).",
+        ) from exc
+
+
+def _refuse_masked(context: CapabilityContext, data: Mapping[str, Any], where: str) -> None:
+    """Refuse a secret that would come back as asterisks."""
+    for name in data:
+        value = getattr(context, name, None)
+        if isinstance(value, (SecretStr, SecretBytes)) and data[name] == str(value):
+            raise ValidationError(
+                f"{where}: field {name!r} is a secret and would be kept as {data[name]!r}.",
+                fix="Keep a name by which the next step finds the secret, or declare a serializer"
+                " (pydantic: @field_serializer) if it may be stored.",
+            )
+
+
+def _fits_the_saver(data: Any, where: str) -> Any:
+    try:
+        ormsgpack.packb(data)
+    except (TypeError, ValueError) as exc:
+        # Rare: walk the data for the place, then say what the saver said.
+        to_plain(data, where)
+        raise ValidationError(
+            f"{where} cannot be kept as plain data: {exc}.", fix="Give plain data."
         ) from exc
     return data
 
@@ -81,13 +148,7 @@ def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     value = load_context(kind, key, data, types)
     if isinstance(value, CapabilityContext):
         return value.get_summary()
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {item}" for name, item in value.items())
-    return str(value)
-
-
-def _as_data(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, CapabilityContext) else value
+    return short_summary(value)
 
 
 def _problems(exc: PydanticValidationError) -> str:

@@ -52,7 +52,20 @@ class TurnView:
     @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
-        return str(self._turn.get("id") or "")
+        if self.begun:
+            return str(self._turn.get("id") or "")
+        said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
+        return str(getattr(next(said, None), "id", None) or "")
+
+    @property
+    def begun(self) -> bool:
+        """Whether the graph keeps turns; one of one's own does not."""
+        return bool(self._turn)
+
+    @property
+    def ids(self) -> dict[str, str | None]:
+        """The turn and the plan, as events name them."""
+        return {"turn_id": self.turn_id or None, "plan_id": self.plan_id or None}
 
     @property
     def turn_number(self) -> int:
@@ -173,4 +186,5 @@ class TurnView:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    # Almost always a plain dictionary, which is much faster to tell than a mapping.
+    return value if type(value) is dict or isinstance(value, Mapping) else {}

@@ -1,34 +1,38 @@
 """Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
 
-from framework.approvals.rules import Rule, add_rule, list_rules, matching_rule, revoke_rule
-from framework.stores.leases import Claim, Holder, LeaseTable, lease_table
+from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
+from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
+from framework.stores.rows import Rows, rows_of
 from framework.stores.threads import (
     ThreadSummary,
     fork_thread,
     list_threads,
     prune_threads,
+    thread_messages,
     thread_summary,
 )
 
 __all__ = [
-    "Claim",
     "Holder",
-    "LeaseTable",
+    "Lease",
+    "Leases",
     "Location",
+    "Rows",
     "Rule",
     "ThreadSummary",
     "add_rule",
     "fork_thread",
-    "lease_table",
+    "leases_of",
     "list_rules",
     "list_threads",
-    "matching_rule",
     "open_saver",
     "open_store",
     "parse_url",
     "prune_threads",
     "revoke_rule",
+    "rows_of",
+    "thread_messages",
     "thread_summary",
 ]

@@ -10,23 +10,27 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import sqlite3
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection
+import threading
+import uuid
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import PersistenceError
+from configs.logger import get_logger
+from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
+from framework.stores.rows import Rows, rows_of
+
+T = TypeVar("T")
 
 TTL_SECONDS = 30.0
 """After so long without a heartbeat a holder on another machine counts as gone."""
 BEAT_SECONDS = 10.0
+"""Time between heartbeats."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_leases (
     thread_id TEXT PRIMARY KEY,
@@ -35,23 +39,23 @@ _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_leases (
     process TEXT NOT NULL,
     beat DOUBLE PRECISION NOT NULL
 )"""
+_INSERT = (
+    "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
+    " VALUES (?, ?, ?, ?, {now}) ON CONFLICT (thread_id) DO NOTHING"
+)
+_SELECT = "SELECT owner, machine, process, {now} - beat FROM capgraph_leases WHERE thread_id = ?"
+_REPLACE = (
+    "UPDATE capgraph_leases SET owner = ?, machine = ?, process = ?, beat = {now}"
+    " WHERE thread_id = ? AND owner = ?"
+)
+_TOUCH = "UPDATE capgraph_leases SET beat = {now} WHERE thread_id = ? AND owner = ?"
+_DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Who asks for a lease.
-
-    Attributes:
-        owner: Identifies the run.
-        machine: Identifies the machine since it was started.
-        process: Process id and the moment it began.
-        runs: Every run of this process that is under way.
-    """
-
-    owner: str
-    machine: str
-    process: str
-    runs: Collection[str] = ()
+# Every run of this process that is under way, whichever graph and saver it uses.
+_under_way: set[str] = set()
+# By process id: a process that was split off is another one.
+_process: dict[int, tuple[str, str]] = {}
+_KEPT = "_capgraph_leases"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Holder:
 
     Attributes:
         owner: Identifies the run.
-        machine: Identifies the machine.
+        machine: Identifies the machine since it was started.
         process: Process id and the moment it began.
         age: Seconds since the last heartbeat, by the clock of the database.
     """
@@ -68,7 +72,7 @@ class Holder:
     owner: str
     machine: str
     process: str
-    age: float
+    age: float = 0.0
 
     def describe(self) -> str:
         """Say where it runs."""
@@ -76,185 +80,247 @@ class Holder:
         return f"process {self.process.partition('|')[0]} on {host!r}"
 
 
-class LeaseTable(Protocol):
-    """Keeps leases where the checkpoints are."""
+@dataclass(slots=True)
+class Lease:
+    """A lease that a run of this process holds.
 
-    async def take(self, thread_id: str, claim: Claim) -> Holder | None:
-        """Take the lease of a thread; returns who has it when it cannot be had."""
+    Attributes:
+        thread_id: The thread.
+        holder: Who holds it.
+        family: What tells that two graphs run inside one outer graph's step; they share a lease.
+        users: How many graphs share it.
+        taken: Whether it stands in the database.
+        lost: Whether another process was found to have taken over.
+    """
 
-    async def beat(self, thread_id: str, owner: str) -> bool:
-        """Say that the holder is alive; false when the lease is another's."""
+    thread_id: str
+    holder: Holder
+    family: str | None = None
+    users: int = 1
+    taken: bool = False
+    lost: bool = False
 
-    async def release(self, thread_id: str, owner: str) -> None:
-        """Give the lease back."""
 
-
-def lease_table(saver: BaseCheckpointSaver[Any]) -> LeaseTable:
-    """Return the leases that belong to a saver.
+def leases_of(
+    saver: BaseCheckpointSaver[Any],
+    *,
+    ttl_seconds: float = TTL_SECONDS,
+    beat_seconds: float = BEAT_SECONDS,
+) -> Leases:
+    """Return the leases that belong to a saver: one object for every graph of this process.
 
     They are rows of the same database for SQLite and PostgreSQL. Any other saver gets leases in
     memory, which keep the runs of one process apart.
+
+    Args:
+        saver: An open saver.
+        ttl_seconds: After so long without a heartbeat a holder on another machine counts as gone;
+            what the first caller gives holds, and it must be the same on every machine.
+        beat_seconds: Time between heartbeats; as above.
     """
-    names = {cls.__name__ for cls in type(saver).__mro__}
-    if "AsyncSqliteSaver" in names:
-        return SqliteLeases(saver)
-    if "AsyncPostgresSaver" in names:
-        return PostgresLeases(saver)
-    return MemoryLeases()
+    # Kept with the saver, so that LangGraph's copies of it have the same.
+    found = vars(saver).get(_KEPT)
+    if found is None:
+        found = vars(saver)[_KEPT] = Leases(rows_of(saver), ttl_seconds, beat_seconds)
+    return cast("Leases", found)
 
 
-def is_free(holder: Holder, claim: Claim) -> bool:
-    """Tell whether a lease may be taken from its holder. Looks at processes; may block."""
-    if holder.machine != claim.machine:
-        return holder.age > TTL_SECONDS
-    if holder.process == claim.process:
-        return holder.owner not in claim.runs
-    return not _alive(holder.process)
+class Leases:
+    """The leases of a saver's threads.
 
+    Heartbeats are given in a thread of their own, on a connection of their own: code that blocks
+    the event loop does not cost a run its lease.
 
-class MemoryLeases:
-    """Leases of one process."""
+    Args:
+        rows: The saver's rows; ``None`` keeps leases in memory.
+        ttl_seconds: After so long without a heartbeat a holder elsewhere counts as gone.
+        beat_seconds: Time between heartbeats.
+    """
 
-    def __init__(self) -> None:
-        self._holders: dict[str, Claim] = {}
+    def __init__(
+        self,
+        rows: Rows | None,
+        ttl_seconds: float = TTL_SECONDS,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
+        self._rows = rows
+        self._ttl_seconds = ttl_seconds
+        self._beat_seconds = beat_seconds
+        self._held: dict[str, Lease] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._heart: threading.Thread | None = None
 
-    async def take(self, thread_id: str, claim: Claim) -> Holder | None:
-        """Take the lease of a thread; returns who has it when it cannot be had."""
-        held = self._holders.setdefault(thread_id, claim)
-        if held.owner == claim.owner:
-            return None
-        return Holder(held.owner, held.machine, held.process, 0.0)
+    def held(self, thread_id: str) -> Lease | None:
+        """Return the lease that this process holds through this saver, if any."""
+        return self._held.get(thread_id)
 
-    async def beat(self, thread_id: str, owner: str) -> bool:
-        """Say that the holder is alive."""
-        held = self._holders.get(thread_id)
-        return held is not None and held.owner == owner
+    async def take(
+        self, thread_id: str, *, family: str | None = None, outer: Collection[Lease] = ()
+    ) -> Lease:
+        """Take the lease of a thread, or share one.
 
-    async def release(self, thread_id: str, owner: str) -> None:
-        """Give the lease back."""
-        if await self.beat(thread_id, owner):
-            del self._holders[thread_id]
+        Args:
+            thread_id: The thread.
+            family: The step of an outer graph that this run is part of; runs of one step share.
+            outer: Leases of the runs that this one is part of; they are shared.
 
+        Raises:
+            ThreadBusyError: Another run has the thread.
+            PersistenceError: The lease cannot be kept.
+        """
+        known = _process.get(os.getpid())
+        machine, process = known if known is not None else await _off_loop(this_process)
+        mine = Lease(thread_id, Holder(uuid.uuid4().hex, machine, process), family)
+        with self._lock:
+            lease = self._held.setdefault(thread_id, mine)
+            if lease is not mine:
+                shared = any(lease is one for one in outer)
+                if not shared and (family is None or lease.family != family):
+                    raise busy(thread_id, lease.holder)
+                lease.users += 1
+                return lease
+            _under_way.add(mine.holder.owner)
+        try:
+            if self._rows is not None:
+                other = await self._insert(self._rows, mine)
+                if other is not None:
+                    raise busy(thread_id, other)
+                mine.taken = True
+        except BaseException:
+            await asyncio.shield(self._forget(mine))
+            raise
+        self._keep_beating()
+        return mine
 
-class _Rows(ABC):
-    """Leases as rows; a subclass says how a statement is run."""
+    async def confirm(self, thread_id: str) -> None:
+        """Make sure, in the database, that this process still has a thread that it runs.
 
-    _insert = (
-        "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
-        " VALUES ({0}, {0}, {0}, {0}, {now}) ON CONFLICT (thread_id) DO NOTHING"
-    )
-    _select = (
-        "SELECT owner, machine, process, {now} - beat AS age FROM capgraph_leases"
-        " WHERE thread_id = {0}"
-    )
-    _replace = (
-        "UPDATE capgraph_leases SET owner = {0}, machine = {0}, process = {0}, beat = {now}"
-        " WHERE thread_id = {0} AND owner = {0}"
-    )
-    _touch = "UPDATE capgraph_leases SET beat = {now} WHERE thread_id = {0} AND owner = {0}"
-    _delete = "DELETE FROM capgraph_leases WHERE thread_id = {0} AND owner = {0}"
-
-    def __init__(self, saver: Any) -> None:
-        self._saver = saver
-        self._ready = False
-
-    async def take(self, thread_id: str, claim: Claim) -> Holder | None:
-        """Take the lease of a thread; returns who has it when it cannot be had."""
-        if not self._ready:
-            await self._prepare()
-            self._ready = True
-        who = (claim.owner, claim.machine, claim.process)
-        while True:
-            count, _ = await self._run(self._insert, (thread_id, *who))
-            if count:
-                return None
-            _, row = await self._run(self._select, (thread_id,))
-            if row is None:
-                continue
-            holder = Holder(*row)
-            if not await asyncio.to_thread(is_free, holder, claim):
-                return holder
-            count, _ = await self._run(self._replace, (*who, thread_id, holder.owner))
-            if count:
-                return None
-
-    async def beat(self, thread_id: str, owner: str) -> bool:
-        """Say that the holder is alive; false when the lease is another's."""
-        count, _ = await self._run(self._touch, (thread_id, owner))
-        return count > 0
-
-    async def release(self, thread_id: str, owner: str) -> None:
-        """Give the lease back."""
-        await self._run(self._delete, (thread_id, owner))
-
-    async def _prepare(self) -> None:
-        await self._run(_TABLE, ())
-
-    @abstractmethod
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> tuple[int, Any]:
-        """Run one statement; return how many rows it touched and the first row it gave."""
-
-
-class SqliteLeases(_Rows):
-    """Leases beside the checkpoints of a SQLite saver, through its connection."""
-
-    async def _prepare(self) -> None:
-        await self._saver.setup()
-        await super()._prepare()
-
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> tuple[int, Any]:
-        text = statement.format("?", now=repr(time.time()))
-        conn = self._saver.conn
-        # The lock keeps this apart from the saver's own transactions.
-        async with self._saver.lock:
-            try:
-                async with conn.execute(text, values) as cursor:
-                    row = await cursor.fetchone() if text.startswith("SELECT") else None
-                    await conn.commit()
-                    return cursor.rowcount, row
-            except sqlite3.Error as exc:
-                with suppress(sqlite3.Error):
-                    await conn.rollback()
-                raise PersistenceError(
-                    f"The lease of a thread cannot be kept: {exc}.",
-                    fix="Look at the database; then run the thread again.",
-                ) from exc
-
-
-class PostgresLeases(_Rows):
-    """Leases beside the checkpoints of a PostgreSQL saver, through its connection or pool."""
-
-    async def _prepare(self) -> None:
-        # Two processes that create it at once would collide in spite of IF NOT EXISTS.
-        _, row = await self._run("SELECT to_regclass('capgraph_leases')::text", ())
-        if row[0] is None:
-            await self._run(
-                f"DO $$ BEGIN PERFORM pg_advisory_xact_lock(7089056); {_TABLE}; END $$", ()
+        Raises:
+            PersistenceError: Another process has taken over.
+        """
+        lease = self._held.get(thread_id)
+        if lease is None:
+            return
+        if not lease.lost and self._rows is not None:
+            count, _ = await self._rows.run(_TOUCH, (thread_id, lease.holder.owner))
+            lease.lost = not count
+        if lease.lost:
+            raise PersistenceError(
+                f"Another process has taken over the thread {thread_id!r}.",
+                fix="Nothing more is run here; look at the thread to see how it goes on.",
             )
 
-    async def _run(self, statement: str, values: tuple[Any, ...]) -> tuple[int, Any]:
-        patiently = getattr(self._saver, "patiently", None)
-        text = statement.format("%s", now="extract(epoch from clock_timestamp())::float8")
-        if patiently is None:
-            return await self._once(text, values)
-        found: tuple[int, Any] = await patiently(lambda: self._once(text, values))
-        return found
+    async def release(self, lease: Lease) -> None:
+        """Give a lease back, when its last user does."""
+        with self._lock:
+            lease.users -= 1
+            if lease.users:
+                return
+        await asyncio.shield(self._forget(lease))
 
-    async def _once(self, text: str, values: tuple[Any, ...]) -> tuple[int, Any]:
-        async with self._saver._cursor() as cursor:
-            await cursor.execute(text, values or None)
-            row = await cursor.fetchone() if text.startswith("SELECT") else None
-            return cursor.rowcount, tuple(row.values()) if row is not None else None
+    async def _forget(self, lease: Lease) -> None:
+        owner = lease.holder.owner
+        try:
+            lease.taken = False
+            if self._rows is not None:
+                await self._rows.run(_DELETE, (lease.thread_id, owner))
+        except CapgraphError as exc:
+            # The row is taken for stale by the next run: its owner is under way no more.
+            _logger().warning("The lease was not given back: %s", exc)
+        finally:
+            with self._lock:
+                self._held.pop(lease.thread_id, None)
+                _under_way.discard(owner)
+                if not self._held:
+                    self._wake.set()
+
+    async def _insert(self, rows: Rows, lease: Lease) -> Holder | None:
+        await rows.table(_TABLE)
+        claim = lease.holder
+        who = (claim.owner, claim.machine, claim.process)
+        while True:
+            count, _ = await rows.run(_INSERT, (lease.thread_id, *who))
+            if count:
+                return None
+            _, found = await rows.run(_SELECT, (lease.thread_id,))
+            if not found:
+                continue
+            holder = Holder(*found[0])
+            if not await _off_loop(lambda: self._is_free(holder, claim)):  # noqa: B023 - awaited
+                return holder
+            count, _ = await rows.run(_REPLACE, (*who, lease.thread_id, holder.owner))
+            if count:
+                return None
+
+    def _is_free(self, holder: Holder, claim: Holder) -> bool:
+        if holder.machine != claim.machine:
+            return holder.age > self._ttl_seconds
+        if holder.process == claim.process:
+            return holder.owner not in _under_way
+        return not _alive(holder.process)
+
+    def _keep_beating(self) -> None:
+        with self._lock:
+            if self._rows is None or (self._heart is not None and self._heart.is_alive()):
+                return
+            self._wake.clear()
+            self._heart = threading.Thread(
+                target=self._beat, name="capgraph heartbeat", daemon=True
+            )
+            self._heart.start()
+
+    def _beat(self) -> None:
+        while True:
+            self._wake.wait(self._beat_seconds)
+            with self._lock:
+                held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
+                if not self._held:
+                    self._heart = None
+                    return
+                self._wake.clear()
+            for lease in held:
+                try:
+                    found = self._touch(lease)
+                except CapgraphError as exc:
+                    # While the database is away nobody else can take over either.
+                    _logger().warning("No heartbeat: %s", exc)
+                else:
+                    # A lease that was given back meanwhile is not a lost one.
+                    lease.lost = not found and lease.taken
+
+    def _touch(self, lease: Lease) -> bool:
+        assert self._rows is not None
+        found = self._rows.run_blocking(_TOUCH, (lease.thread_id, lease.holder.owner))
+        return found is None or found[0] > 0
 
 
-@lru_cache(maxsize=4)
-def this_process(pid: int) -> tuple[str, str]:
-    """Return machine and process of the process with this id; reads files the first time."""
+def busy(thread_id: str, holder: Holder) -> ThreadBusyError:
+    """Say that another run has a thread."""
+    return ThreadBusyError(
+        f"The thread {thread_id!r} is being run already, by {holder.describe()}.",
+        fix="Wait until that run ends or asks a person, or end its process.",
+    )
+
+
+async def _off_loop(call: Callable[[], T]) -> T:
+    """Read a few small files, in no pool that others could fill."""
+    own = ThreadPoolExecutor(1, thread_name_prefix="capgraph lease")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(own, call)
+    finally:
+        own.shutdown(wait=False)
+
+
+def this_process() -> tuple[str, str]:
+    """Read which machine and process this is."""
+    pid = os.getpid()
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         # Process ids of another container mean nothing here.
         boot += os.readlink("/proc/self/ns/pid")
-    return f"{platform.node()}|{boot}", f"{pid}|{_started(pid)}"
+    _process[pid] = f"{platform.node()}|{boot}", f"{pid}|{_started(pid)}"
+    return _process[pid]
 
 
 def _alive(process: str) -> bool:
@@ -282,3 +348,7 @@ def _text(path: str) -> str:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
+
+
+def _logger() -> Any:
+    return get_logger("framework", "lease")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -46,19 +45,13 @@ async def open_saver(
         return
     location = parse_url(url)
     serde = make_serializer(encryption_key)
+    require_extra(f"langgraph.checkpoint.{location.kind}.aio", location.kind)
     if location.kind == "sqlite":
-        require_extra("langgraph.checkpoint.sqlite.aio", "sqlite")
-        from framework.stores.sqlite import open_sqlite
-
-        async with open_sqlite(location.target, serde) as sqlite_saver:
-            yield sqlite_saver
+        from framework.stores.sqlite import sqlite_saver as opened
     else:
-        require_extra("langgraph.checkpoint.postgres.aio", "postgres")
-        require_extra("psycopg_pool", "postgres")
-        from framework.stores.postgres import open_postgres
-
-        async with open_postgres(location.target, serde, str(location)) as postgres_saver:
-            yield postgres_saver
+        from framework.stores.postgres import postgres_saver as opened
+    async with opened(location, serde) as saver:
+        yield saver
 
 
 @asynccontextmanager
@@ -88,46 +81,10 @@ async def open_store(url: str | None, **options: Any) -> AsyncIterator[BaseStore
         yield InMemoryStore(index=options.get("index"))
         return
     location = parse_url(url)
+    require_extra(f"langgraph.store.{location.kind}.aio", location.kind)
     if location.kind == "sqlite":
-        require_extra("langgraph.store.sqlite.aio", "sqlite")
-        async with _sqlite_store(location.target, options) as sqlite_store:
-            yield sqlite_store
+        from framework.stores.sqlite import sqlite_store as opened
     else:
-        require_extra("langgraph.store.postgres.aio", "postgres")
-        require_extra("psycopg_pool", "postgres")
-        async with _postgres_store(location.target, str(location), options) as postgres_store:
-            yield postgres_store
-
-
-@asynccontextmanager
-async def _sqlite_store(path: str, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    from langgraph.store.sqlite.aio import AsyncSqliteStore
-
-    from framework.stores.sqlite import connect, unusable
-
-    # The store issues its own BEGIN and COMMIT.
-    conn = await connect(path, isolation_level=None)
-    try:
-        async with AsyncSqliteStore(conn, **options) as store:
-            try:
-                await store.setup()
-            except sqlite3.Error as exc:
-                raise unusable(path, "used", exc) from exc
-            yield store
-    finally:
-        await conn.close()
-
-
-@asynccontextmanager
-async def _postgres_store(url: str, name: str, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
-    import psycopg
-    from langgraph.store.postgres.aio import AsyncPostgresStore
-
-    from framework.stores.postgres import one_at_a_time, open_pool, unreachable
-
-    async with open_pool(url, name) as pool, AsyncPostgresStore(pool, **options) as store:
-        try:
-            await one_at_a_time(url, store.setup)
-        except psycopg.Error as exc:
-            raise unreachable(name, exc) from exc
+        from framework.stores.postgres import postgres_store as opened
+    async with opened(location, options) as store:
         yield store

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -19,11 +20,13 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.store.base import BaseStore
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from framework.base.errors import PersistenceError
-from framework.stores.reading import checked, readable
+from framework.stores.guarded import GuardedSaver
+from framework.stores.location import Location
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ _SETUP_LOCK = 0x6361_7067_7261_7068
 _SEAL = "capgraph:sealed:"
 
 
-class PostgresSaver(AsyncPostgresSaver):
+class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
     """``AsyncPostgresSaver`` that tries again while the database is away.
 
     Every operation writes or reads rows by their keys, so doing one twice is doing it once.
@@ -58,33 +61,6 @@ class PostgresSaver(AsyncPostgresSaver):
         self._name = name
         self._patience = patience
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Read a checkpoint."""
-        read = super().aget_tuple
-        with readable(config["configurable"].get("thread_id")):
-            return checked(self._opened(await self.patiently(lambda: read(config))))
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - the base class's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """List checkpoints, newest first."""
-        listed = super().alist
-
-        async def read() -> list[CheckpointTuple]:
-            found = listed(config, filter=filter, before=before, limit=limit)
-            return [item async for item in found]
-
-        with readable((config or {}).get("configurable", {}).get("thread_id")):
-            for item in await self.patiently(read):
-                opened = self._opened(item)
-                if opened is not None:
-                    yield opened
-
     async def aput(
         self,
         config: RunnableConfig,
@@ -93,43 +69,10 @@ class PostgresSaver(AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Write a checkpoint."""
-        write, sealed = super().aput, self._sealed(checkpoint)
-        return await self.patiently(lambda: write(config, sealed, metadata, new_versions))
+        # The base class keeps text channels beside the encrypted blobs, as they are.
+        return await super().aput(config, self._sealed(checkpoint), metadata, new_versions)
 
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Write what a task gave."""
-        write = super().aput_writes
-        await self.patiently(lambda: write(config, writes, task_id, task_path))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        delete = super().adelete_thread
-        await self.patiently(lambda: delete(thread_id))
-
-    async def thread_ids(self) -> list[str]:
-        """Name the threads, in no order."""
-
-        async def read() -> list[str]:
-            async with self._cursor() as cursor:
-                await cursor.execute(
-                    "SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = ''"
-                )
-                return [row["thread_id"] for row in await cursor.fetchall()]
-
-        return await self.patiently(read)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the latest checkpoint of each namespace of threads, or nothing."""
-        prune = super().aprune
-        await self.patiently(lambda: prune(thread_ids, strategy=strategy))
-
-    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation, again and again while the database is away.
 
         Raises:
@@ -154,8 +97,6 @@ class PostgresSaver(AsyncPostgresSaver):
                     fix="Look at the cause; the thread goes on from its last saved step.",
                 ) from exc
 
-    # The base class keeps text channels beside the encrypted blobs, as they are.
-
     def _sealed(self, checkpoint: Checkpoint) -> Checkpoint:
         if not isinstance(self.serde, EncryptedSerializer):
             return checkpoint
@@ -169,7 +110,8 @@ class PostgresSaver(AsyncPostgresSaver):
         kind, data = self.serde.dumps_typed(text)
         return f"{_SEAL}{kind}:{base64.b64encode(data).decode()}"
 
-    def _opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
+        """Return what was read with its sealed texts opened."""
         if found is None or not isinstance(self.serde, EncryptedSerializer):
             return found
         values = found.checkpoint["channel_values"]
@@ -181,18 +123,41 @@ class PostgresSaver(AsyncPostgresSaver):
 
 
 @asynccontextmanager
-async def open_pool(url: str, name: str) -> AsyncIterator[AsyncConnectionPool[Any]]:
-    """Open a pool of connections.
+async def postgres_saver(
+    location: Location, serde: SerializerProtocol
+) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+    """Open a PostgreSQL database as saver.
 
     Raises:
-        PersistenceError: The database cannot be reached.
+        PersistenceError: It cannot be reached or used.
     """
+    async with _pool(location) as pool:
+        saver = PostgresSaver(pool, serde=serde, name=str(location))
+        await _set_up(location, saver.setup)
+        yield saver
+
+
+@asynccontextmanager
+async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIterator[BaseStore]:
+    """Open a PostgreSQL database as store.
+
+    Raises:
+        PersistenceError: It cannot be reached or used.
+    """
+    from langgraph.store.postgres.aio import AsyncPostgresStore
+
+    async with _pool(location) as pool, AsyncPostgresStore(pool, **options) as store:
+        await _set_up(location, store.setup)
+        yield store
+
+
+@asynccontextmanager
+async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
     options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
-    try:
+    url = location.target
+    with _reachable(location):
         probe = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_SECONDS)
         await probe.close()
-    except psycopg.Error as exc:
-        raise unreachable(name, exc) from exc
     pool: AsyncConnectionPool[Any] = AsyncConnectionPool(
         url, min_size=1, max_size=4, open=False, timeout=CONNECT_SECONDS, kwargs=options
     )
@@ -203,44 +168,30 @@ async def open_pool(url: str, name: str) -> AsyncIterator[AsyncConnectionPool[An
         await pool.close()
 
 
-@asynccontextmanager
-async def open_postgres(
-    url: str, serde: SerializerProtocol, name: str
-) -> AsyncIterator[PostgresSaver]:
-    """Open a PostgreSQL database as saver.
-
-    Raises:
-        PersistenceError: It cannot be reached or used.
-    """
-    async with open_pool(url, name) as pool:
-        saver = PostgresSaver(pool, serde=serde, name=name)
-        try:
-            await one_at_a_time(url, saver.setup)
-        except psycopg.Error as exc:
-            raise unreachable(name, exc) from exc
-        yield saver
-
-
-async def one_at_a_time(url: str, setup: Callable[[], Awaitable[Any]]) -> None:
+async def _set_up(location: Location, setup: Callable[[], Awaitable[Any]]) -> None:
     """Let no two processes create the tables at once; the statements do not bear that."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
-        # Polled: a statement that waits for the lock would keep the other's indexes from
-        # being built.
-        while True:
-            cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", (_SETUP_LOCK,))
-            row = await cursor.fetchone()
-            if row is not None and row[0]:
-                break
-            await asyncio.sleep(0.05)
-        try:
-            await setup()
-        finally:
-            await conn.execute("SELECT pg_advisory_unlock(%s)", (_SETUP_LOCK,))
+    with _reachable(location):
+        async with await psycopg.AsyncConnection.connect(location.target, autocommit=True) as conn:
+            # Polled: a statement that waits for the lock would keep the other's indexes from
+            # being built.
+            while True:
+                cursor = await conn.execute("SELECT pg_try_advisory_lock(%s)", (_SETUP_LOCK,))
+                row = await cursor.fetchone()
+                if row is not None and row[0]:
+                    break
+                await asyncio.sleep(0.05)
+            try:
+                await setup()
+            finally:
+                await conn.execute("SELECT pg_advisory_unlock(%s)", (_SETUP_LOCK,))
 
 
-def unreachable(name: str, exc: Exception) -> PersistenceError:
-    """Describe a database that cannot be used from the start."""
-    return PersistenceError(
-        f"The database {name!r} cannot be used: {str(exc).strip()}.",
-        fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
-    )
+@contextmanager
+def _reachable(location: Location) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise PersistenceError(
+            f"The database {str(location)!r} cannot be used: {str(exc).strip()}.",
+            fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
+        ) from exc

@@ -6,15 +6,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 from langgraph.checkpoint.base import CheckpointTuple
-from langgraph.checkpoint.base import id as checkpoint_ids
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
+from framework.langgraph_compat import keep_ids_ahead_of
 
 _CHECKED = "/crc32"
 _FIELDS = {
@@ -132,15 +131,5 @@ def checked(found: CheckpointTuple | None) -> CheckpointTuple | None:
             f"A checkpoint of thread {thread!r} has not the form of one.",
             fix="Restore the database, or delete the thread.",
         )
-    _keep_ahead_of(checkpoint["id"])
+    keep_ids_ahead_of(checkpoint["id"])
     return found
-
-
-def _keep_ahead_of(checkpoint_id: str) -> None:
-    try:
-        parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
-    except ValueError:
-        return
-    if parsed.version == 6:
-        latest = checkpoint_ids._last_v6_timestamp or 0
-        vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from framework.base.errors import PersistenceError
+from framework.base.errors import PersistenceError, ThreadBusyError
+from framework.langgraph_compat import is_between_nodes, open_interrupts, plain_values
+from framework.state import AgentState
+from framework.stores.history import History, KeepsHistory, whole
+from framework.stores.leases import leases_of
+from framework.stores.records import END, PREFIX, read_record
+from framework.stores.rows import rows_of
 
-JOURNAL = "capgraph-journal:"
-"""Namespaces of the records that are kept beside the checkpoints begin so."""
-END_NAMESPACE = f"{JOURNAL}end"
-"""Where a run leaves word that it was cancelled or failed."""
-_INTERRUPT = "__interrupt__"
+_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +56,55 @@ class ThreadSummary:
 
 
 async def list_threads(
-    saver: BaseCheckpointSaver[Any], *, limit: int | None = None
+    saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
 ) -> list[ThreadSummary]:
     """Describe the threads of a saver, the one that was saved last first.
 
     Args:
         saver: An open saver.
         limit: At most so many.
+        after: The thread that the last page ended with.
+
+    Raises:
+        PersistenceError: There is no thread ``after``.
     """
     found = []
-    for thread in await _thread_ids(saver):
+    async for thread in each_thread_id(saver, limit=limit, after=after):
         summary = await thread_summary(saver, thread)
         if summary is not None:
             found.append(summary)
-    oldest = datetime.min.replace(tzinfo=UTC)
-    found.sort(key=lambda item: item.updated_at or oldest, reverse=True)
-    return found[:limit]
+    return found
+
+
+async def each_thread_id(
+    saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
+) -> AsyncIterator[str]:
+    """Name the threads of a saver, the one that was saved last first.
+
+    Args:
+        saver: An open saver.
+        limit: At most so many.
+        after: The thread that the last page ended with.
+
+    Raises:
+        PersistenceError: There is no thread ``after``.
+    """
+    before: tuple[str, str] | None = None
+    if after is not None:
+        last = await saver.aget_tuple(_config(after))
+        if last is None:
+            raise PersistenceError(
+                f"There is no thread {after!r}.", fix="List the threads from the start."
+            )
+        before = (after, last.checkpoint["id"])
+    count = 0
+    while page := await _page(saver, before):
+        for thread, _ in page:
+            if count == limit:
+                return
+            count += 1
+            yield thread
+        before = page[-1]
 
 
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
@@ -76,12 +112,12 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     found = await saver.aget_tuple(_config(thread_id))
     if found is None:
         return None
-    values = found.checkpoint["channel_values"]
+    found = await whole(saver, found, only=("messages",))
+    values = plain_values(found)
     questions = open_questions(found)
     outcome = values.get("execution_outcome") or {}
-    ended = await saver.aget_tuple(_config(thread_id, END_NAMESPACE))
-    last_end = ended.checkpoint["channel_values"].get("journal", {}) if ended else {}
-    unfinished = not outcome or any(name.startswith(("branch:to:", "__start__")) for name in values)
+    last_end = await read_record(saver, thread_id, END)
+    unfinished = not outcome or is_between_nodes(values)
     status, reason = outcome.get("status", "unfinished"), outcome.get("reason")
     if questions:
         status, reason = "waiting", "A person is asked."
@@ -107,67 +143,110 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
     )
 
 
+async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
+    """Return the conversation of a thread; empty when the saver does not know it."""
+    found = await saver.aget_tuple(_config(thread_id))
+    if found is None:
+        return []
+    return plain_values(await whole(saver, found, only=("messages",))).get("messages") or []
+
+
 def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     """Return what a person is asked at a checkpoint: interrupt id to question."""
-    return {
-        item.id: item.value
-        for _, channel, value in found.pending_writes or []
-        if channel == _INTERRUPT
-        for item in value
-    }
+    return {item.id: item.value for item in open_interrupts(found.pending_writes)}
 
 
 async def prune_threads(
     saver: BaseCheckpointSaver[Any],
     thread_ids: Sequence[str] | None = None,
     *,
-    policy: Literal["keep_latest", "older_than", "delete"] = "keep_latest",
+    policy: Literal["keep_latest", "older_than", "delete", "keep"] = "keep_latest",
     older_than: timedelta | None = None,
+    keep_turns: int | None = None,
+    keep_checkpoints: int | None = None,
+    state_schema: type[Any] = AgentState,
 ) -> list[str]:
     """Make a saver smaller.
+
+    Of all threads, those that are being run are left alone.
 
     Args:
         saver: An open saver.
         thread_ids: Which threads; ``None`` for all.
-        policy: ``keep_latest`` drops the history of each thread, ``delete`` drops threads,
-            ``older_than`` drops threads that were not saved for so long. A thread that waits for
-            a person is only dropped by ``delete``.
+        policy: ``keep_latest`` drops the history of each thread, ``keep`` that before the last
+            turns or checkpoints, ``delete`` drops threads, ``older_than`` drops threads that were
+            not saved for so long. A thread that waits for a person is only dropped by ``delete``.
         older_than: The age, for ``older_than``.
+        keep_turns: How many turns can still be gone back to, for ``keep``.
+        keep_checkpoints: How many checkpoints can still be gone back to, for ``keep``.
+        state_schema: The state class that the threads were written with.
 
     Returns:
         The threads that were pruned.
 
     Raises:
-        ValueError: ``older_than`` is missing or not wanted.
+        ValueError: What the policy needs is missing, or something else is given.
+        ThreadBusyError: A named thread is being run.
         PersistenceError: The saver cannot drop histories.
     """
     if (policy == "older_than") != (older_than is not None):
         raise ValueError("Give older_than with the policy 'older_than', and only then.")
-    chosen = list(thread_ids) if thread_ids is not None else await _thread_ids(saver)
-    if policy == "keep_latest":
-        try:
-            await saver.aprune(chosen, strategy="keep_latest")
-        except NotImplementedError as exc:
-            raise PersistenceError(
-                f"{type(saver).__name__} cannot drop the history of a thread.",
-                fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
-            ) from exc
-        return chosen
-    dropped = []
-    for thread in chosen:
-        if older_than is not None:
-            summary = await thread_summary(saver, thread)
-            moment = summary.updated_at if summary else None
-            waiting = summary is not None and summary.status == "waiting"
-            if (
-                moment is None
-                or waiting
-                or time.time() - moment.timestamp() < older_than.total_seconds()
-            ):
-                continue
-        await saver.adelete_thread(thread)
-        dropped.append(thread)
-    return dropped
+    if (policy == "keep") != (keep_turns is not None or keep_checkpoints is not None):
+        raise ValueError(
+            "Give keep_turns or keep_checkpoints with the policy 'keep', and only then."
+        )
+
+    async def prune(thread: str) -> bool:
+        if older_than is not None and not await _is_old(saver, thread, older_than):
+            return False
+        if policy in {"delete", "older_than"}:
+            await saver.adelete_thread(thread)
+            return True
+        history = History(saver, thread, state_schema=state_schema)
+        oldest = await history.oldest_to_keep(turns=keep_turns, checkpoints=keep_checkpoints)
+        if policy == "keep_latest" or oldest is not None:
+            await history.cut(oldest)
+            return True
+        return False
+
+    # Named before anything is dropped: pages are found by what the last one ended with.
+    chosen = thread_ids
+    if chosen is None:
+        chosen = [one async for one in each_thread_id(saver)]
+    return [name for name in chosen if await _alone(saver, name, prune, thread_ids is not None)]
+
+
+async def _alone(
+    saver: BaseCheckpointSaver[Any],
+    thread: str,
+    work: Callable[[str], Awaitable[bool]],
+    named: bool,
+) -> bool:
+    """Do something to a thread while it has its lease; one that is in use is passed over."""
+    leases = leases_of(saver)
+    try:
+        lease = await leases.take(thread)
+    except ThreadBusyError:
+        if named:
+            raise
+        return False
+    try:
+        return await work(thread)
+    except NotImplementedError as exc:
+        raise PersistenceError(
+            f"{type(saver).__name__} cannot drop the history of a thread.",
+            fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
+        ) from exc
+    finally:
+        await leases.release(lease)
+
+
+async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
+    found = await saver.aget_tuple(_config(thread))
+    moment = _moment(found) if found is not None else None
+    if found is None or moment is None or open_questions(found):
+        return False
+    return time.time() - moment.timestamp() >= age.total_seconds()
 
 
 async def fork_thread(
@@ -176,6 +255,7 @@ async def fork_thread(
     new_thread_id: str,
     *,
     checkpoint_id: str | None = None,
+    state_schema: type[Any] = AgentState,
 ) -> RunnableConfig:
     """Begin a new thread with the state of another one.
 
@@ -188,6 +268,7 @@ async def fork_thread(
         thread_id: The thread to copy.
         new_thread_id: Name of the copy; it must be free.
         checkpoint_id: The moment of its history to copy; the latest when not given.
+        state_schema: The state class that the thread was written with.
 
     Returns:
         The configuration that runs the copy.
@@ -209,6 +290,7 @@ async def fork_thread(
         raise PersistenceError(
             f"The thread {new_thread_id!r} exists already.", fix="Choose another name."
         )
+    found = await whole(saver, found, state_schema=state_schema)
     metadata: Any = {**found.metadata, "source": "fork", "forked_from": thread_id}
     checkpoint = found.checkpoint
     written = await saver.aput(
@@ -216,17 +298,28 @@ async def fork_thread(
     )
     for task, writes in _by_task(found).items():
         await saver.aput_writes(written, writes, task)
-    # Read to the end before anything is written: SQLite lists and writes under one lock.
-    for item in [x async for x in saver.alist({"configurable": {"thread_id": thread_id}})]:
-        namespace = item.config["configurable"].get("checkpoint_ns", "")
-        if namespace.startswith(JOURNAL):
-            await saver.aput(
-                _config(new_thread_id, namespace),
-                item.checkpoint,
-                item.metadata,
-                item.checkpoint["channel_versions"],
-            )
+    for namespace in await _record_namespaces(saver, thread_id, checkpoint["id"]):
+        item = await saver.aget_tuple(_config(thread_id, namespace))
+        if item is not None:
+            place = _config(new_thread_id, namespace)
+            if item.parent_config is not None:
+                place["configurable"]["checkpoint_id"] = item.parent_config["configurable"][
+                    "checkpoint_id"
+                ]
+            versions = item.checkpoint["channel_versions"]
+            await saver.aput(place, item.checkpoint, item.metadata, versions)
     return {"configurable": {"thread_id": new_thread_id}}
+
+
+async def _record_namespaces(
+    saver: BaseCheckpointSaver[Any], thread_id: str, checkpoint_id: str
+) -> list[str]:
+    if rows_of(saver) is not None:
+        return await History(saver, thread_id).record_namespaces(checkpoint_id)
+    # Read to the end before anything is written: a saver may list and write under one lock.
+    every = [x async for x in saver.alist({"configurable": {"thread_id": thread_id}})]
+    names = {str(item.config["configurable"].get("checkpoint_ns", "")) for item in every}
+    return sorted(name for name in names if name.startswith(PREFIX))
 
 
 def _by_task(found: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
@@ -236,14 +329,19 @@ def _by_task(found: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
     return grouped
 
 
-async def _thread_ids(saver: BaseCheckpointSaver[Any]) -> list[str]:
-    run = getattr(saver, "thread_ids", None)
-    if run is not None:
-        return list(await run())
-    seen: dict[str, None] = {}
+async def _page(
+    saver: BaseCheckpointSaver[Any], before: tuple[str, str] | None
+) -> list[tuple[str, str]]:
+    if isinstance(saver, KeepsHistory):
+        return await saver.thread_ids(limit=_PAGE, before=before)
+    latest: dict[str, str] = {}
     async for item in saver.alist(None):
-        seen.setdefault(str(item.config["configurable"]["thread_id"]))
-    return list(seen)
+        place = item.config["configurable"]
+        if not place.get("checkpoint_ns"):
+            thread = str(place["thread_id"])
+            latest[thread] = max(latest.get(thread, ""), item.checkpoint["id"])
+    found = sorted(latest.items(), key=lambda one: (one[1], one[0]), reverse=True)
+    return [one for one in found if before is None or (one[1], one[0]) < (before[1], before[0])]
 
 
 def _steps(values: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

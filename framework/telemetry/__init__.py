@@ -1,10 +1,11 @@
-"""Typed events of a run."""
+"""Typed events of a run, and the sinks that take them up."""
 
 from framework.telemetry.events import (
     AnswerToken,
     ApprovalAsked,
     CapabilitiesSelected,
     Event,
+    EventsLost,
     PlanMade,
     Reclassify,
     Replan,
@@ -19,16 +20,20 @@ from framework.telemetry.events import (
     emit,
     parse_event,
 )
+from framework.telemetry.sinks import EventDispatcher, SinkCounts, about
 
 __all__ = [
     "AnswerToken",
     "ApprovalAsked",
     "CapabilitiesSelected",
     "Event",
+    "EventDispatcher",
+    "EventsLost",
     "PlanMade",
     "Reclassify",
     "Replan",
     "Retry",
+    "SinkCounts",
     "Status",
     "StepFailed",
     "StepFinished",
@@ -36,6 +41,7 @@ __all__ = [
     "StepStarted",
     "TurnFinished",
     "Usage",
+    "about",
     "emit",
     "parse_event",
 ]

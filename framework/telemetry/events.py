@@ -1,17 +1,20 @@
 """The one union of typed events that a run writes to LangGraph's custom stream.
 
 An event travels as a plain dictionary with ``event_type`` as discriminator, so any client can
-read it; :func:`parse_event` gives it its type back.
+read it; :func:`parse_event` gives it its type back. Events of a graph carry the ids of what they
+are about, as far as there is one, and ``seq``, which grows from event to event of a run.
 """
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from configs.streaming import emit as _emit
+from configs.streaming import is_heard
 
 
 def _now() -> str:
@@ -23,6 +26,13 @@ class _Event(BaseModel):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
     timestamp: str = Field(default_factory=_now)
+    seq: int | None = None
+    run_id: str | None = None
+    thread_id: str | None = None
+    turn_id: str | None = None
+    plan_id: str | None = None
+    step_id: str | None = None
+    attempt_id: str | None = None
 
 
 class _StepEvent(_Event):
@@ -144,6 +154,13 @@ class Usage(_Event):
     cached_tokens: int = 0
 
 
+class EventsLost(_Event):
+    """A sink was too slow: events before this one never reached it. On no stream, only there."""
+
+    event_type: Literal["events_lost"] = "events_lost"
+    count: int
+
+
 class TurnFinished(_Event):
     """The turn ended; ``outcome`` says how."""
 
@@ -165,6 +182,7 @@ Event = Annotated[
     | ApprovalAsked
     | AnswerToken
     | Usage
+    | EventsLost
     | TurnFinished,
     Field(discriminator="event_type"),
 ]
@@ -175,7 +193,8 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    _emit(event.model_dump(exclude_none=True))
+    if is_heard():
+        _emit(event.model_dump(exclude_none=True))
 
 
 def parse_event(data: dict[str, Any]) -> Event:
@@ -187,5 +206,10 @@ def parse_event(data: dict[str, Any]) -> Event:
     >>> parse_event({"event_type": "reclassify", "reason": "x"}).reason
     'x'
     """
-    event: Event = TypeAdapter(Event).validate_python(data)
+    event: Event = _adapter().validate_python(data)
     return event
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Event]:
+    return TypeAdapter(Event)

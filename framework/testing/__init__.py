@@ -4,8 +4,6 @@ from framework.testing.clock import FakeClock
 from framework.testing.faults import (
     FaultScript,
     FaultyCapability,
-    fail_always,
-    fail_times,
     with_faults,
 )
 from framework.testing.models import ModelCall, ScriptedModel
@@ -22,8 +20,6 @@ __all__ = [
     "NetworkRefusedError",
     "ScriptedModel",
     "assert_plan",
-    "fail_always",
-    "fail_times",
     "loopback_only",
     "run_capability",
     "with_faults",

@@ -38,7 +38,7 @@ class FaultScript:
 
 
 class FaultyCapability(BaseCapability):
-    """What the functions below return: the capability that was given, and its script.
+    """What :func:`with_faults` returns: the capability that was given, and its script.
 
     Attributes:
         faults: The script; counts the calls.
@@ -100,28 +100,3 @@ def with_faults(
     }
     made = capability_node(type(original.__name__, (original,), namespace))
     return cast("type[FaultyCapability]", made)
-
-
-def fail_times(
-    capability: type[Any], times: int, error: BaseException | type[BaseException]
-) -> type[FaultyCapability]:
-    """Return a capability whose first calls fail.
-
-    Args:
-        capability: A decorated capability of any form.
-        times: How many calls fail.
-        error: What they raise.
-    """
-    return with_faults(capability, *([error] * times))
-
-
-def fail_always(
-    capability: type[Any], error: BaseException | type[BaseException]
-) -> type[FaultyCapability]:
-    """Return a capability whose every call fails.
-
-    Args:
-        capability: A decorated capability of any form.
-        error: What the calls raise.
-    """
-    return with_faults(capability, forever=error)

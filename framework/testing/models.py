@@ -18,7 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from framework.base import ModelError
-from framework.base.errors import to_plain
+from framework.base.values import to_plain
 
 _PIECES = re.compile(r"\S+\s*|\s+")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from framework.base import CapabilityContext, CapabilitySpec, PlannedStep, StepContext
+from configs.settings import Settings
+from framework.base import CapabilityContext, CapabilitySpec, PlannedStep
 from framework.base.errors import ValidationError
-from framework.pipeline.inputs import resolve_inputs, resolve_parameters
-from framework.pipeline.sort_result import sort_output
-from framework.pipeline.step import invoke_capability
-from framework.state import dump_context, load_context
+from framework.base.ports import Attempt, StepRecord
+from framework.pipeline import StepRunner
+from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.job import Door
+from framework.pipeline.journal import Journal
+from framework.planning import validated_parameters
+from framework.registry import Registry
+from framework.state import TurnView, dump_context, load_context
 
 STEP_KEY = "result"
 
@@ -76,6 +80,7 @@ async def run_capability(
         ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
         CapabilityError: A returned key has no place.
 
+    >>> import asyncio
     >>> from framework.base import capability_node
     >>> class Place(CapabilityContext):
     ...     name: str
@@ -98,36 +103,46 @@ async def run_capability(
         )
     types: dict[str, type[CapabilityContext]] = {}
     data, links = _stored(inputs or {}, types)
+    _, plain = validated_parameters(spec, dict(parameters or {}))
     step = PlannedStep(
         context_key=STEP_KEY,
         capability=spec.name,
         task_objective=task,
-        parameters=dict(parameters or {}),
+        parameters=plain,
         inputs=links,
     )
     known = {**(state or {}), "task_current_task": (state or {}).get("task_current_task") or task}
     known["capability_context_data"] = {**(known.get("capability_context_data") or {}), **data}
     run = CapabilityRun()
-    context = StepContext(
-        capability=spec.name,
-        step=step,
-        state=known,
-        inputs=resolve_inputs(spec, step, known["capability_context_data"], types),
-        parameters=resolve_parameters(spec, step),
-        task=task or known["task_current_task"] or f"Execute {spec.name}",
-        attempt=attempt,
-        idempotency_key=f"test/{spec.name}",
-        config=dict(config or {}),
-        model=lambda _role: model,
+    registry = Registry(infrastructure=()).with_(cls, *types.values())
+    types.update(registry.context_types)
+    told = dict(config or {})
+    settings = Settings(
+        infrastructure=[],
+        capabilities={spec.name: told},
+        data_folders=told.pop("data_folders", []),
+        approvals={"steps": "none"},
+    )
+    runner = StepRunner(registry, settings, chat_model=lambda _role: model)
+    view = TurnView(known)
+    door = Door(
+        view,
+        EffectLedger(Journal(), view),
+        failures=attempt - 1,
+        raw_errors=True,
+        types=types,
         notify=lambda message, fraction: run.progress.append((message, fraction)),
     )
-    async with asyncio.timeout(spec.timeout_seconds):
-        result = await invoke_capability(cls, context)
-    for value in [*_objects(result), *context.stored]:
-        types.setdefault(value.CONTEXT_TYPE, type(value))
-    updates, contexts = sort_output(result, context.stored, spec, step, STEP_KEY, types)
-    run.updates.update(updates)
-    for kind, entries in contexts.items():
+    asked = Attempt(
+        capability=spec.name,
+        step=step,
+        key=STEP_KEY,
+        objective=task or known["task_current_task"] or f"Execute {spec.name}",
+    )
+    record = await runner.run(asked, door)
+    assert isinstance(record, StepRecord)
+    run.updates.update(record.updates)
+    for kind, entries in record.contexts.items():
         run.contexts[kind] = load_context(kind, STEP_KEY, entries[STEP_KEY], types)
     return run
 
@@ -151,12 +166,3 @@ def _stored(
             data.setdefault(kind, {})[key] = dump_context(kind, key, value, types)
             links.append({kind: key})
     return data, links
-
-
-def _objects(result: Any) -> list[CapabilityContext]:
-    values = result if isinstance(result, (list, tuple)) else [result]
-    found = []
-    for value in values:
-        inside = value.values() if isinstance(value, Mapping) else [value]
-        found += [item for item in inside if isinstance(item, CapabilityContext)]
-    return found

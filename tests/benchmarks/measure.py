@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import random
 import statistics
 import subprocess
@@ -18,6 +19,9 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from framework import Verdict
+from framework.base.ports import STAGES
+from framework.stores import open_saver
 from tests.benchmarks import programs
 
 
@@ -54,6 +58,47 @@ async def per_step(steps: int = 200, rounds: int = 7) -> dict[str, Any]:
             for name, seconds in found.items():
                 times[name].append(seconds / steps)
     return _against(times, "by hand")
+
+
+class _Through:
+    """Stands at a stage and does nothing."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+
+    async def around(self, attempt: Any, call_next: Any) -> Any:
+        return await call_next(attempt)
+
+
+class _Yes:
+    """Allows every step."""
+
+    async def decide(self, step: Any, view: Any) -> Verdict:
+        return Verdict("allow")
+
+
+async def per_stage(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
+    """Seconds per step with something at each stage, against nothing at any."""
+    options: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        **{stage: {"behaviors": [_Through(stage)]} for stage in STAGES},
+        "every stage": {"behaviors": [_Through(stage) for stage in STAGES]},
+        "a step policy": {"policies": [_Yes()]},
+    }
+    settings = programs.load_settings()
+    graphs = {
+        name: programs.build_graph(programs.noop_registry(), settings=settings, **chosen)
+        for name, chosen in options.items()
+    }
+    plan = programs.independent_plan(steps)
+    given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for number in range(rounds + 1):
+        for name, graph in graphs.items():
+            seconds = await _timed(graph.ainvoke(given))
+            if number:  # the first round warms up
+                times[name].append(seconds / steps)
+    return _against(times, "nothing")
 
 
 async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
@@ -139,6 +184,61 @@ async def plan_length(short: int = 50, long: int = 800, rounds: int = 5) -> dict
     return {"short": short, "long": long, "ratio": ratio}
 
 
+_STORED = (
+    "SELECT (SELECT SUM(LENGTH(checkpoint) + LENGTH(metadata)) FROM checkpoints)"
+    " + (SELECT SUM(LENGTH(value)) FROM writes)"
+)
+
+
+async def thread_length(turns: int = 200, rounds: int = 20) -> dict[str, float]:
+    """A turn of three steps on a long thread against one on a thread of two, everything kept."""
+    graph_of = programs.build_graph
+    counter = itertools.count()
+    times: dict[str, list[float]] = {"short": [], "long": []}
+    sizes: dict[str, list[float]] = {"short": [], "long": []}
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_saver(f"sqlite:///{folder}/threads.sqlite") as saver:
+            graph = graph_of(
+                programs.chain_registry("x" * 300),
+                checkpointer=saver,
+                settings=programs.load_settings(),
+            )
+
+            async def turn(thread: str) -> None:
+                plan = [
+                    programs.step(f"t{next(counter)}", "link", expected_output="VALUE")
+                    for _ in range(3)
+                ]
+                await graph.ainvoke(
+                    {"messages": [("user", "work")], "planning_execution_plan": {"steps": plan}},
+                    {"configurable": {"thread_id": thread}},
+                    durability="sync",
+                )
+
+            async def measured(kind: str, thread: str) -> None:
+                before = await _stored(saver)
+                times[kind].append(await _timed(turn(thread)))
+                sizes[kind].append(await _stored(saver) - before)
+
+            for _ in range(turns):
+                await turn("long")
+            for number in range(rounds):
+                for _ in range(2):
+                    await turn(f"short {number}")
+                await measured("short", f"short {number}")
+                await measured("long", "long")
+    ratio = {
+        "time": statistics.median(times["long"]) / statistics.median(times["short"]),
+        "bytes": statistics.fmean(sizes["long"]) / statistics.fmean(sizes["short"]),
+    }
+    return {"turns": turns, **ratio}
+
+
+async def _stored(saver: Any) -> float:
+    async with saver.conn.execute(_STORED) as cursor:
+        return float((await cursor.fetchone())[0] or 0)
+
+
 async def makespan(plans: int = 20, mean: float = 0.05, seed: int = 7) -> dict[str, Any]:
     """Time of random plans of uneven steps over the length of their critical path."""
     rng = random.Random(seed)
@@ -179,6 +279,46 @@ def cold_import(rounds: int = 10) -> dict[str, Any]:
             if number:
                 times[name].append(float(out.stdout))
     return _against(times, "langgraph.graph")
+
+
+QUESTION = "What was the hottest day in Seattle in the summer of 2015?"
+
+
+def cold_start(rounds: int = 10) -> dict[str, Any]:
+    """Seconds of fresh processes, interleaved: up to the demo's first step, and of an import alone.
+
+    The first round warms up, and writes the bytecode that an installed package has.
+    """
+    times: dict[str, list[float]] = {"langgraph.graph": [], "first step": []}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    bare = [sys.executable, "-c", "import langgraph.graph"]
+    ask = [sys.executable, "-u", "-m", "framework.cli", "ask", "--config", "configs/demo.yml"]
+    with tempfile.TemporaryDirectory() as home:
+        environment |= {"HOME": home, "XDG_DATA_HOME": home}
+        for number in range(rounds + 1):
+            for name, command in (("langgraph.graph", bare), ("first step", [*ask, QUESTION])):
+                seconds = _seconds(command, environment)
+                if number:
+                    times[name].append(seconds)
+    return _against(times, "langgraph.graph")
+
+
+def _seconds(command: list[str], environment: dict[str, str]) -> float:
+    """Return how long a process takes, or what it takes to say that a step started."""
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.rstrip().endswith("started"):
+                seconds = time.perf_counter() - started
+                process.kill()
+                return seconds
+    assert process.returncode == 0, "".join(said)
+    return time.perf_counter() - started
 
 
 def build_seconds(capabilities: int = 1000) -> dict[str, float]:

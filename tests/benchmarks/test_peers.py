@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import markdown, peers, run
-from tests.benchmarks.model_use import model_use
+from tests.benchmarks.costs import cost
 from tests.benchmarks.peers import rounds
 
 pytestmark = [
@@ -32,7 +32,7 @@ async def test_each_program_takes_every_dependent_step(
         first = tally.calls
         assert await once() == 3
     plans = peer.package in {"capgraph", "langgraph"}
-    assert first == (3 if peer.package == "capgraph" else 2 if plans else 4)
+    assert first == (2 if plans else 4)
     assert tally.calls == 2 * first
     assert tally.prompt_chars > len(work.request)
     written = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
@@ -67,10 +67,34 @@ async def _stuck(value: int) -> int:
     return 1
 
 
-async def test_more_capabilities_cost_no_more_prompt() -> None:
-    few, many = await model_use(20), await model_use(200)
-    assert many["model_calls"] == few["model_calls"]
-    assert many["prompt_tokens"] <= 1.5 * few["prompt_tokens"]
+@pytest.mark.parametrize(
+    ("steps", "tools", "calls", "tokens"),
+    [(0, 2, 1, 400), (1, 2, 2, 600), (2, 2, 2, 600), (0, 200, 1, 1_200), (2, 200, 3, 1_800)],
+)
+async def test_what_a_request_costs(steps: int, tools: int, calls: int, tokens: int) -> None:
+    tally = await cost("capgraph", steps, tools)
+    assert tally.calls == calls
+    assert tally.prompt_chars // 4 <= tokens
+
+
+async def test_more_tools_cost_no_more_prompt() -> None:
+    few, many = await cost("capgraph", 1, 20), await cost("capgraph", 1, 200)
+    assert many.prompt_chars <= 1.5 * few.prompt_chars
+
+
+@pytest.mark.parametrize(("steps", "tools"), [(10, 2), (10, 20), (1, 200)])
+async def test_from_ten_steps_on_or_with_many_tools_an_agent_loop_costs_more(
+    steps: int, tools: int
+) -> None:
+    ours = await cost("capgraph", steps, tools)
+    loop = await cost("LangChain create_agent", steps, tools)
+    assert ours.prompt_chars + ours.answer_chars < loop.prompt_chars + loop.answer_chars
+
+
+async def test_a_plan_is_at_most_twice_as_long_as_the_calls_it_stands_for() -> None:
+    ours = await cost("capgraph", 10, 2)
+    loop = await cost("LangChain create_agent", 10, 2)
+    assert ours.answer_chars <= 2 * loop.answer_chars
 
 
 def test_results_go_between_the_marks_of_the_documentation(tmp_path: Path) -> None:

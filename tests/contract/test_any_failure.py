@@ -13,6 +13,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from framework import BaseCapability, CapabilityContext, ErrorSeverity
 from framework.base import CapabilityError, FatalExecutionError, capability_node
 from framework.testing import with_faults
+from tests.support.sweeps import examples
 
 LEVELS = [level for level in ErrorSeverity if level is not ErrorSeverity.FATAL]
 errors: st.SearchStrategy[Any] = st.one_of(
@@ -75,16 +76,14 @@ def build(story: dict[str, Any], agent: Any, step: Any) -> tuple[Any, list[Any]]
 
 
 @settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(stories())
 def test_every_story_ends_and_tells_the_truth(agent: Any, step: Any, story: dict[str, Any]) -> None:
     async def turn() -> tuple[dict[str, Any], dict[str, Any]]:
         start = {"VALUE": {"zero": {"n": 0.0}}}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(250):
             out = await bench.ask(capability_context_data=start)
         return out, (await bench.graph.aget_state(bench.config())).values
 

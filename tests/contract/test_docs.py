@@ -29,8 +29,7 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        # Pages of plan problems are written from the table that names them.
-        *(p for p in DOCS.rglob("*.md") if "_build" not in p.parts and p.stem not in PROBLEM_KINDS),
+        *(p for p in DOCS.rglob("*.md") if "_build" not in p.parts),
     ]
 )
 COMMAND_LINE = (DOCS / "guides" / "command_line.md").read_text(encoding="utf-8")
@@ -155,7 +154,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\{doc\}`(?:[^`<]*<)?([^`>]+)>?`", text):
         base = DOCS if target.startswith("/") else page.parent
         found = (base / f"{target.lstrip('/')}.md").resolve()
-        assert found.exists() or found.stem in PROBLEM_KINDS, target
+        assert found.exists(), target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -267,9 +266,11 @@ def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
 
 
 def named_tests() -> list[Any]:
-    """Return the tests that the guarantees name, each with its file."""
+    """Return the tests that pages name as holding something, each with its file."""
     found, file = [], ""
-    page = (DOCS / "guarantees.md").read_text(encoding="utf-8")
+    page = "".join(
+        (DOCS / name).read_text(encoding="utf-8") for name in ("guarantees.md", "features.md")
+    )
     for path, name in re.findall(r"`([\w/]*\.py)?(?:::(\w+))?`", page):
         file = path or file
         if path or name:
@@ -278,6 +279,15 @@ def named_tests() -> list[Any]:
 
 
 @pytest.mark.parametrize(("file", "name"), named_tests())
-def test_a_test_that_holds_a_guarantee_exists(file: str, name: str) -> None:
+def test_a_test_that_holds_something_exists(file: str, name: str) -> None:
     [path] = [p for p in (ROOT / "tests").rglob("*.py") if p.as_posix().endswith(f"/{file}")]
     assert f"def {name}(" in path.read_text(encoding="utf-8") or not name
+
+
+def test_every_row_of_the_source_system_is_listed_with_its_tests() -> None:
+    page = (DOCS / "features.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([FB]\d+) \|.*\| (`test_.*) \|$", page, re.M)
+    assert [row for row, _ in rows] == [
+        *(f"F{n}" for n in range(1, 7)),
+        *(f"B{n}" for n in range(1, 50)),
+    ]

@@ -193,6 +193,20 @@ def test_one_exception_tree() -> None:
     assert issubclass(base.FatalExecutionError, RuntimeError)
 
 
+@pytest.mark.parametrize("name", ["ValidationError", "CapabilityError", "InfrastructureError"])
+def test_what_execute_may_raise_is_there_and_means_something(name: str) -> None:
+    error = getattr(base, name)
+    for owner in (base.BaseCapability, base.BaseInfrastructureNode):
+        found = owner.classify_error(error("No query provided"), {"capability": "search"})
+        assert found is not None
+        assert found.severity is base.ErrorSeverity.CRITICAL
+        assert found.user_message == "No query provided"
+        again = error("Try later", severity=base.ErrorSeverity.RETRIABLE)
+        found = owner.classify_error(again, {"capability": "search"})
+        assert found is not None
+        assert found.severity is base.ErrorSeverity.RETRIABLE
+
+
 def test_class_attributes_of_a_capability() -> None:
     assert base.BaseCapability.name is None
     assert base.BaseCapability.description is None

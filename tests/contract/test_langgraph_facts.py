@@ -27,7 +27,7 @@ from framework.base import (
 )
 from framework.state import STATE_KEYS
 from framework.telemetry import Status, emit
-from framework.testing import fail_always, with_faults
+from framework.testing import with_faults
 
 
 class Reading(CapabilityContext):
@@ -64,7 +64,7 @@ async def test_what_an_edge_writes_is_lost_so_no_edge_of_ours_writes(agent: Any,
     for branches in bench.graph.builder.branches.values():
         for branch in branches.values():
             before = copy.deepcopy(state)
-            branch.path.invoke(state)
+            await branch.path.ainvoke(state)
             assert state == before
 
 
@@ -118,7 +118,9 @@ async def test_undeclared_keys_are_dropped_so_ours_are_all_declared(
     assert out["__interrupt__"]
     await bench.graph.ainvoke(Command(resume="approve"), bench.config())
     await agent(Reading, measure, plans=[[step("q", "clarify")]]).ask()
-    await agent(Reading, fail_always(measure, ValueError()), plans=[[step("a", "measure")]]).ask()
+    await agent(
+        Reading, with_faults(measure, forever=ValueError()), plans=[[step("a", "measure")]]
+    ).ask()
     await agent(Reading, measure).ask("")
     assert set(written) == set(Registry().infrastructure), "a node was not reached by this test"
     for name, keys in written.items():
@@ -164,7 +166,7 @@ async def test_interrupts_are_exceptions_so_they_are_let_through_by_type() -> No
     with pytest.raises(Disguised):
         await infrastructure_node(Signals).langgraph_node({})  # type: ignore[attr-defined]
     with pytest.raises(Disguised):
-        await fail_always(measure, Disguised).langgraph_node({})  # type: ignore[attr-defined]
+        await with_faults(measure, forever=Disguised).langgraph_node({})  # type: ignore[attr-defined]
 
 
 # --- helpers outside of a run ---------------------------------------------------------------------
@@ -247,7 +249,7 @@ def test_a_turn_survives_strict_msgpack_without_a_warning(tmp_path: Path) -> Non
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
         check=False,
     )
     assert run.stdout == "same\n" * 2, run.stderr
@@ -262,7 +264,7 @@ async def test_the_recursion_limit_is_never_what_stops_a_run(agent: Any, step: A
     for level in ErrorSeverity:
         if level is ErrorSeverity.FATAL:
             continue
-        broken = fail_always(measure, CapabilityError("no", severity=level))
+        broken = with_faults(measure, forever=CapabilityError("no", severity=level))
         bench = agent(Reading, broken, plans=[[step("a", "measure")]])
         steps = 0
         async with asyncio.timeout(10):

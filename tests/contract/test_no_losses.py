@@ -15,8 +15,9 @@ from langgraph.types import Command
 
 from framework import BaseCapability, CapabilityContext, ErrorSeverity, Registry
 from framework.base import CapabilityError, RegistryError, capability_node
-from framework.testing import fail_always, with_faults
+from framework.testing import with_faults
 from infrastructure.gateway import parse_commands, prepare
+from tests.support.sweeps import examples
 
 
 class Reading(CapabilityContext):
@@ -313,10 +314,8 @@ def waves(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
 
 
 @settings(
-    max_examples=30,
-    deadline=None,
+    max_examples=examples(30),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
 )
 @given(waves())
 def test_the_order_in_which_parallel_steps_end_changes_nothing(
@@ -368,7 +367,7 @@ def without_times(value: Any) -> Any:
 
 async def test_a_failure_in_a_wave_does_not_lose_what_ran_beside_it(agent: Any, step: Any) -> None:
     beside = with_faults(measure, forever=0.01)
-    broken = fail_always(add, CapabilityError("no", severity=ErrorSeverity.REPLANNING))
+    broken = with_faults(add, forever=CapabilityError("no", severity=ErrorSeverity.REPLANNING))
     plan = [step("a", "measure"), step("b", "measure"), step("t", "add", READING="old")]
     bench = agent(Reading, Total, beside, broken, plans=[plan], given=["READING"])
     out = await bench.ask(capability_context_data={"READING": {"old": {"value": 1}}})

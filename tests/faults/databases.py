@@ -46,7 +46,7 @@ class Server:
 
         pgexec(
             "pg_ctl",
-            ("-w", "-D", str(self._handle.pgdata), *arguments),
+            ("-w", "-t", "300", "-D", str(self._handle.pgdata), *arguments),
             bin_path=self._handle.bin_path,
             user=self._handle.system_user,
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.faults.databases import Server
 from tests.faults.driver import Killer, Tally, Zygote, judge
@@ -34,7 +35,7 @@ def postgres_gone(killer: Killer, zygote: Zygote, server: Server, seconds: float
     order = killer.order(pause=0.15)
 
     def outage() -> None:
-        time.sleep(0.6)
+        _wait_for_an_effect(Path(order["folder"]))
         server.stop()
         time.sleep(seconds)
         server.start()
@@ -48,8 +49,8 @@ def sqlite_locked(killer: Killer, zygote: Zygote, seconds: float) -> Tally:
 
     def outage() -> None:
         path = Path(order["folder"]) / "threads.db"
-        time.sleep(0.4)
-        with contextlib.closing(sqlite3.connect(path, timeout=5, isolation_level=None)) as other:
+        _wait_for_an_effect(path.parent)
+        with contextlib.closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             time.sleep(seconds)
             other.execute("ROLLBACK")
@@ -57,12 +58,20 @@ def sqlite_locked(killer: Killer, zygote: Zygote, seconds: float) -> Tally:
     return _meanwhile(killer, zygote, order, outage)
 
 
-def _meanwhile(killer: Killer, zygote: Zygote, order: dict, outage: object) -> Tally:
-    thread = threading.Thread(target=outage)  # type: ignore[arg-type]
-    zygote.start(order)
-    thread.start()
-    code = zygote.wait()
-    thread.join()
+def _wait_for_an_effect(folder: Path) -> None:
+    """Wait until a run is in its midst, or at its end."""
+    while not any((folder / name).exists() for name in ("once", "result", "failure")):
+        time.sleep(0.01)
+
+
+def _meanwhile(
+    killer: Killer, zygote: Zygote, order: dict[str, Any], outage: Callable[[], None]
+) -> Tally:
+    with ThreadPoolExecutor(1) as pool:
+        zygote.start(order)
+        ended = pool.submit(outage)
+        code = zygote.wait()
+        ended.result()
     folder = Path(order["folder"])
     tally = judge(folder, killer.expected, tried=1)
     if code != 0:
@@ -77,11 +86,14 @@ def two_at_once(killer: Killer, zygote: Zygote, rounds: int) -> Tally:
     with Zygote() as second:
         second.run(killer.order())  # its imports take longer than a run
         for number in range(rounds):
-            order = killer.order(pause=0.1)
-            zygote.run({**order, "fatal": 40 + 5 * number})
-            zygote.start(order)
-            second.start(order)
-            codes = sorted([zygote.wait(), second.wait()])
+            for _ in range(20):
+                order = killer.order(pause=0.1)
+                zygote.run({**order, "fatal": 40 + 5 * number})
+                zygote.start(order)
+                second.start(order)
+                codes = sorted([zygote.wait(), second.wait()])
+                if codes != [0, 0]:  # on a busy machine one may be through before the other begins
+                    break
             tally = judge(Path(order["folder"]), killer.expected, tried=1)
             failure = Path(order["folder"]) / "failure"
             told = failure.exists() and "is being run already" in failure.read_text()

@@ -16,18 +16,17 @@ from langgraph.types import Command
 from pydantic import BaseModel, Field
 
 from configs.errors import CapgraphError
+from configs.limits import Limits
 from configs.settings import load_settings
 from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
-from framework.approvals.questions import Answer, plan_question, question_for, read_answers
-from framework.engine.services import Services
+from framework.approvals import Answer, plan_question, read_answers, step_question
+from framework.state import TurnView
 from framework.stores import open_saver
+from tests.support.sweeps import examples
 
 pytestmark = pytest.mark.may_block
 FUZZ = settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
+    max_examples=examples(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SECONDS = 10
@@ -147,9 +146,9 @@ def test_answers_are_read(answer: Any, whole: bool, kind: str) -> None:
         "planning_execution_plan": plan,
         "execution_pending_approvals": {"a": {"kind": kind, "capability": "make"}},
     }
-    services: Any = Services(registry(), load_settings(), *[None] * 4)  # type: ignore[arg-type]
-    question = plan_question(state, services) if whole else question_for(["a"], state, services)
-    answers, problems = read_answers(answer, question, services, state)
+    view, known = TurnView(state), registry()
+    question = plan_question(view, known) if whole else step_question(["a"], view, known)
+    answers, problems = read_answers(answer, question, known, Limits(), view)
     assert all(isinstance(found, Answer) for found in answers.values())
     assert problems or set(answers) == {step["context_key"] for step in question["steps"]}
     assert all(len(problem) < 3000 for problem in problems)
@@ -227,10 +226,10 @@ def test_checkpoint_bytes(saved: bytes, data: st.DataObject) -> None:
 
 
 def test_an_answer_as_plain_text_of_json_is_not_taken_apart() -> None:
-    services: Any = Services(registry(), load_settings(), *[None] * 4)  # type: ignore[arg-type]
     state = {
         "planning_execution_plan": {"steps": [{"context_key": "a", "capability": "make"}]},
     }
-    question = question_for(["a"], state, services)
-    _, problems = read_answers(json.dumps({"a": "approve"}), question, services, state)
+    view, known = TurnView(state), registry()
+    question = step_question(["a"], view, known)
+    _, problems = read_answers(json.dumps({"a": "approve"}), question, known, Limits(), view)
     assert problems

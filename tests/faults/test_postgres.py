@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from framework.base.errors import ThreadBusyError
 from framework.stores import (
     fork_thread,
+    leases_of,
     list_threads,
     open_saver,
     open_store,
     prune_threads,
+    rows_of,
     thread_summary,
 )
+from tests.benchmarks import programs
 from tests.faults.scene import CONFIG, make_graph
 
-pytestmark = [pytest.mark.may_block, pytest.mark.service, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.may_block, pytest.mark.service, pytest.mark.timeout(600)]
 KEY = "0123456789abcdef"
 
 
@@ -54,3 +60,83 @@ async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> No
     async with open_saver(url, encryption_key=KEY) as saver:
         assert await prune_threads(saver, policy="delete")
         assert await list_threads(saver) == []
+
+
+async def test_postgres_does_all_that_a_saver_can(server: Any) -> None:
+    from langgraph.checkpoint.conformance import checkpointer_test, validate
+
+    async def fresh() -> AsyncIterator[Any]:
+        async with open_saver(server.database(), encryption_key=KEY) as saver:
+            yield saver
+
+    report = await validate(checkpointer_test("postgres")(fresh))
+    report.print_report()
+    assert all(result.passed for result in report.results.values())
+
+
+async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server: Any) -> None:
+    async with open_saver(server.database(), encryption_key=KEY) as saver:
+        graph = programs.build_graph(
+            programs.chain_registry("x"), checkpointer=saver, settings=programs.load_settings()
+        )
+
+        async def turn(thread: str, number: int, run: str) -> dict[str, Any]:
+            plan = [programs.step(f"t{number}", "link", expected_output="VALUE")]
+            out: dict[str, Any] = await graph.ainvoke(
+                {"messages": [("user", "work")], "planning_execution_plan": {"steps": plan}},
+                {"configurable": {"thread_id": thread}, "metadata": {"run_id": run}},
+            )
+            return out
+
+        for number in range(8):
+            await turn("1", number, str(number))
+        at: Any = {"configurable": {"thread_id": "1"}}
+        before = (await graph.aget_state(at)).values
+        assert await prune_threads(saver, policy="keep", keep_turns=3) == ["1"]
+        assert (await graph.aget_state(at)).values == before
+        ended = [item async for item in graph.aget_state_history(at) if not item.next]
+        assert [len(item.values["messages"]) for item in ended] == [16, 14, 12]
+        await fork_thread(
+            saver, "1", "2", checkpoint_id=ended[1].config["configurable"]["checkpoint_id"]
+        )
+        out = await turn("2", 20, "x")
+        assert len(out["messages"]) == 16
+        assert len(out["capability_context_data"]["VALUE"]) == 8
+        await saver.adelete_for_runs(["6"])
+        assert (await graph.aget_state(at)).values == before
+        await saver.acopy_thread("1", "3")
+        assert len((await turn("3", 21, "y"))["messages"]) == 18
+        assert [item.thread_id for item in await list_threads(saver, limit=1)] == ["3"]
+        rest = await list_threads(saver, limit=5, after="3")
+        assert [(item.thread_id, item.messages) for item in rest] == [("2", 16), ("1", 16)]
+        leases = leases_of(saver)
+        lease = await leases.take("1")
+        with pytest.raises(ThreadBusyError):
+            await turn("1", 22, "z")
+        await leases.release(lease)
+
+
+async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
+    async with open_saver(server.database()) as saver:
+        leases = leases_of(saver, beat_seconds=0.01)
+        lease = await leases.take("1")
+        rows = rows_of(saver)
+        statement = "SELECT beat FROM capgraph_leases"
+        _, first = await rows.run(statement)
+        wait = threading.Event()
+        while rows.run_blocking(statement)[1] <= first:
+            wait.wait(0.01)  # the event loop does nothing else meanwhile
+        await leases.confirm("1")
+        await leases.release(lease)
+        assert await rows.run(statement) == (0, [])
+
+
+async def test_a_saver_of_one_connection_has_rows_too(server: Any) -> None:
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+
+    async with AsyncPostgresSaver.from_conn_string(server.database()) as saver:
+        await saver.setup()
+        lease = await leases_of(saver).take("1")
+        found = rows_of(saver).run_blocking("SELECT thread_id FROM capgraph_leases")
+        assert found == (1, [("1",)])
+        await leases_of(saver).release(lease)

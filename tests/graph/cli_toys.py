@@ -33,6 +33,11 @@ def note(line: str) -> None:
         log.write(line + "\n")
 
 
+def open_(gate: str) -> bool:
+    """Whether a step may go on: the test makes the file when it has seen what it waits for."""
+    return os.path.exists(gate)
+
+
 @capability_node(examples=["what colour is the sky?", "look at the sky"])
 async def look() -> Sky:
     """Look at the colour of the sky."""
@@ -54,7 +59,8 @@ class Paint(BaseCapability):
     async def execute(self) -> Picture:
         await asyncio.to_thread(note, "paint began")
         self.progress("Mixing \x1b[31mcolours", 0.5)
-        await asyncio.sleep(float(os.environ.get("TOY_SECONDS", "0")))
+        while (gate := os.environ.get("TOY_GATE")) and not await asyncio.to_thread(open_, gate):
+            await asyncio.sleep(0.02)
         fail = os.environ.get("TOY_FAIL", "")
         if fail == "fatal":
             raise FatalExecutionError("The house burns.")

@@ -85,14 +85,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         try:
-            process.wait(15)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(240):
+    for _ in range(1000):
         if process.poll() is not None:
             break
         try:
@@ -105,11 +105,11 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.mark.service
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_a_run_streams_through_the_sdk(server: str) -> None:
     types: list[str] = []
     nodes: list[str] = []
-    async with get_client(url=server) as client, asyncio.timeout(90):
+    async with get_client(url=server) as client, asyncio.timeout(400):
         thread = await client.threads.create()
         async for part in client.runs.stream(
             thread["thread_id"],
@@ -123,29 +123,29 @@ async def test_a_run_streams_through_the_sdk(server: str) -> None:
                 nodes += list(part.data)
             assert part.event != "error", part.data
         state = await client.threads.get_state(thread["thread_id"])
-    assert types.count("step_finished") >= 3
+    assert types.count("step_finished") >= 1
     assert "plan_made" in types
     assert types[-1] == "turn_finished"
-    assert {"begin_turn", "classifier", "orchestrator", "statistics", "respond"} <= set(nodes)
+    assert {"begin_turn", "classifier", "orchestrator", "query_data", "respond"} <= set(nodes)
     assert "19 July 2015" in state["values"]["messages"][-1]["content"]
     assert state["values"]["execution_outcome"]["status"] == "completed"
 
 
 @pytest.mark.service
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_the_server_shows_every_node_with_its_description(server: str) -> None:
     async with get_client(url=server) as client:
         (assistant,) = await client.assistants.search(graph_id="demo")
         graph = await client.assistants.get_graph(assistant["assistant_id"])
     nodes = {node["id"]: node for node in graph["nodes"]}
-    assert {"classifier", "router", "statistics", "data_retrieval", "memory"} <= set(nodes)
-    assert nodes["statistics"]["metadata"]["kind"] == "capability"
+    assert {"classifier", "router", "query_data", "plotting", "memory"} <= set(nodes)
+    assert nodes["query_data"]["metadata"]["kind"] == "capability"
 
 
 @pytest.mark.service
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_a_person_answers_through_the_server(server: str) -> None:
-    async with get_client(url=server) as client, asyncio.timeout(90):
+    async with get_client(url=server) as client, asyncio.timeout(400):
         thread = (await client.threads.create())["thread_id"]
         asked = {"messages": [{"role": "user", "content": "open the valve"}]}
         await client.runs.wait(thread, "own", input=asked)

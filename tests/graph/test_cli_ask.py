@@ -20,7 +20,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "log"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("TOY_FAIL", "TOY_APPROVAL", "TOY_SECONDS"):
+    for name in ("TOY_FAIL", "TOY_APPROVAL", "TOY_GATE"):
         monkeypatch.delenv(name, raising=False)
     yield tmp_path
     sys.modules.pop("toys", None)
@@ -97,7 +97,7 @@ def test_a_plan_file_runs_as_it_is(capgraph, home, log):
     [
         (["ask"], "There is no question"),
         (["ask", "x", "--config", "no.yml"], "'no.yml' cannot be read"),
-        (["ask", "x", "--data", "no.csv"], "no context type DATA_SOURCE"),
+        (["ask", "x", "--data", "no.csv"], "no context type of the agent takes files"),
         (["ask", "x", "--plan", "no.json"], "'no.json' cannot be read"),
         (["ask", "x", "--thread", "a\nb"], "thread id"),
         (["ask", "x", "--db", "mysql://h/x"], "names no database"),
@@ -160,7 +160,7 @@ def test_a_retry_is_shown(capgraph, monkeypatch):
 
 def test_a_limit_has_its_own_code(capgraph, home, monkeypatch):
     (home / "capgraph.yml").write_text("modules: [toys]\nlimits: {run_timeout_seconds: 0.3}\n")
-    monkeypatch.setenv("TOY_SECONDS", "5")
+    monkeypatch.setenv("TOY_GATE", str(home / "never opened"))
     code, out, _ = capgraph("ask", "Paint the sky")
     assert code == 5
     assert "outcome: stopped by a limit" in out
@@ -234,11 +234,26 @@ def test_threads_are_listed_shown_forked_and_dropped(capgraph):
     _, out, _ = capgraph("threads", "show", "copy", "--json")
     assert json.loads(out)["conversation"][1] == {"from": "ai", "text": "The sky is blue."}
     assert capgraph("threads", "fork", "one", "two")[0] == 2
+    _, out, _ = capgraph("threads", "list", "--limit", "1", "--after", "two", "--json")
+    assert [t["thread_id"] for t in json.loads(out)] == ["one"]
     assert capgraph("threads", "prune", "one")[:2] == (0, "one\n")
     assert capgraph("ask", "Paint the sky", "--thread", "one")[0] == 0
     assert capgraph("threads", "prune", "one", "copy", "--delete", "--yes")[0] == 0
     _, out, _ = capgraph("threads", "list", "--json")
     assert [t["thread_id"] for t in json.loads(out)] == ["two"]
+
+
+def test_what_the_settings_keep_is_kept(capgraph, monkeypatch):
+    for turn in ("first", "second", "third"):
+        capgraph("ask", f"Paint the sky, {turn}", "--thread", "one")
+    monkeypatch.setenv("CAPGRAPH_PERSISTENCE__KEEP_TURNS", "2")
+    assert capgraph("threads", "prune")[:2] == (0, "one\n")
+    _, out, _ = capgraph("threads", "show", "one", "--json")
+    assert len(json.loads(out)["conversation"]) == 6
+    monkeypatch.setenv("CAPGRAPH_PERSISTENCE__KEEP_DAYS", "0.0000001")
+    assert capgraph("threads", "prune", "--yes")[:2] == (0, "one\n")
+    _, out, _ = capgraph("threads", "list", "--json")
+    assert json.loads(out) == []
 
 
 def test_a_run_is_drawn(capgraph, monkeypatch):
@@ -310,3 +325,15 @@ def test_check_says_what_is_wrong_and_how_to_mend_it(capgraph, home, config, are
     assert [f["area"] for f in wrong] == [area]
     assert words in wrong[0]["text"] + wrong[0]["fix"]
     assert wrong[0]["fix"] or "Fix:" in wrong[0]["text"]
+
+
+def test_a_secret_of_the_settings_is_not_shown(capgraph, home, monkeypatch):
+    (home / "capgraph.yml").write_text("modules: [toys]\nsecrets: [brush broke]\n")
+    monkeypatch.setenv("TOY_FAIL", "critical")
+    code, out, err = capgraph("ask", "Paint the sky", "--thread", "t1", "--json")
+    assert code == 1
+    assert "The ***." in out
+    assert "brush broke" not in out + err
+    _, out, _ = capgraph("threads", "show", "t1", "--json")
+    assert "The ***." in out
+    assert "brush broke" not in out

@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
+PATIENCE = 100
+"""Seconds after which something hangs, however busy the machine is."""
+pytestmark = pytest.mark.timeout(600)
 
 
 class Terminal:
@@ -46,7 +49,7 @@ class Terminal:
         self.shown = ""
         self._seen = 0
 
-    def expect(self, words, seconds=30):
+    def expect(self, words, seconds=PATIENCE):
         """Wait for words that come after those that were expected before."""
         end = time.monotonic() + seconds
         while (found := self.text.find(words, self._seen)) < 0:
@@ -72,7 +75,7 @@ class Terminal:
                 self._read(0.2)
         return self.expect(words, seconds=1)
 
-    def end(self, seconds=30):
+    def end(self, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < end:
             self._read(0.1)
@@ -109,7 +112,9 @@ def _own_terminal():
 @pytest.fixture
 def terminal(tmp_path):
     (tmp_path / "toys.py").write_bytes(TOYS.read_bytes())
-    (tmp_path / "capgraph.yml").write_text("name: toy painter\nmodules: [toys]\n")
+    (tmp_path / "capgraph.yml").write_text(
+        "name: toy painter\nmodules: [toys]\napprovals: {may_be_switched_off: true}\n"
+    )
     opened = []
 
     def start(*arguments, **toys):
@@ -164,7 +169,7 @@ def test_an_approval_is_edited_checked_and_given(terminal):
     ask.type("e")
     ask.expect("parameters> ")
     ask.type('{"width": -3}')
-    ask.expect("problem: parameters.width")
+    ask.expect("width -3")
     ask.expect("decision> ")
     ask.type("e")
     ask.expect("parameters> ")
@@ -188,8 +193,7 @@ def test_responding_instead_ends_the_turn_with_the_persons_words(terminal):
 def test_ctrl_c_at_a_question_leaves_it_open(terminal):
     ask = terminal("ask", "Paint the sky", "--thread", "t1", approval=1)
     ask.expect("decision> ")
-    ask.interrupt()
-    ask.expect("resume with: capgraph ask --thread t1")
+    ask.interrupt_until("resume with: capgraph ask --thread t1")
     assert ask.end() == 130
     again = terminal("ask", "--thread", "t1", approval=1)
     again.expect("decision> ")
@@ -199,8 +203,8 @@ def test_ctrl_c_at_a_question_leaves_it_open(terminal):
     assert terminal.log() == ["look", "paint began", "paint ended 10"]
 
 
-def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal):
-    chat = terminal("chat", "--thread", "t1", seconds=20)
+def test_ctrl_c_in_a_turn_offers_to_go_on_and_leaves_a_thread_to_resume(terminal, tmp_path):
+    chat = terminal("chat", "--thread", "t1", gate=tmp_path / "never opened")
     chat.expect("you> ")
     chat.type("Paint the sky")
     chat.expect("Mixing")

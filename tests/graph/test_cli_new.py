@@ -1,5 +1,6 @@
 """What ``capgraph new`` writes runs and passes its own tests."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def in_project(folder, *command):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=250,
     )
 
 
@@ -114,9 +115,32 @@ def test_capabilities_belong_to_a_project(folder, new):
     assert "is a package beside it" in err
 
 
-def test_a_second_node_is_left_to_the_person(folder, new):
+def test_a_second_node_is_added_to_the_first(folder, new):
     new("project", "station")
     new("node", "brief", "--in", "station")
     code, _, err = new("node", "other", "--role", "clarify", "--in", "station")
+    assert (code, err) == (0, "")
+    text = (folder / "station" / "capgraph.yml").read_text()
+    assert text.endswith(
+        "infrastructure:\n  - infrastructure\n  - station.nodes.brief\n  - station.nodes.other\n"
+    )
+    done = in_project(folder / "station", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_node_is_not_added_to_what_cannot_be_read_line_by_line(folder, new):
+    new("project", "station")
+    config = folder / "station" / "capgraph.yml"
+    config.write_text(config.read_text() + "infrastructure: [infrastructure]\n")
+    code, _, err = new("node", "brief", "--in", "station")
     assert code == 2
-    assert "station.nodes.other" in err
+    assert "Add station.nodes.brief at its end by hand" in " ".join(err.split())
+    assert not (folder / "station" / "station" / "nodes").exists()
+
+
+def test_a_new_project_is_served_by_the_agent_server(folder, new):
+    new("project", "station")
+    served = json.loads((folder / "station" / "langgraph.json").read_text())
+    module, _, name = served["graphs"]["agent"].partition(":")
+    assert (folder / "station" / module).is_file()
+    assert f"def {name}(" in (folder / "station" / module).read_text()

@@ -1,5 +1,6 @@
 """Signals and dead processes: the thread goes on where it stopped, with real processes."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from framework.stores import open_saver
+
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
+PATIENCE = 100
+"""Seconds after which something hangs, however busy the machine is."""
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+    pytest.mark.timeout(600),
+]
 
 
 class Home:
@@ -21,18 +29,21 @@ class Home:
 
     def __init__(self, folder):
         self.folder = folder
+        self.gate = folder / "gate"
+        self._processes = []
         (folder / "toys.py").write_bytes(TOYS.read_bytes())
         (folder / "capgraph.yml").write_text("modules: [toys]\n")
 
-    def start(self, *arguments, **toys):
+    def start(self, *arguments, gate=False):
+        """Start the command; with a gate, painting waits until the test opens it."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "XDG_DATA_HOME": str(self.folder / "data"),
             "TOY_LOG": str(self.folder / "log"),
-            **{f"TOY_{name.upper()}": str(value) for name, value in toys.items()},
+            **({"TOY_GATE": str(self.gate)} if gate else {}),
         }
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "framework.cli", *arguments],
             cwd=self.folder,
             env=environment,
@@ -41,18 +52,26 @@ class Home:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._processes.append(process)
+        return process
 
-    def run(self, *arguments, **toys):
-        return self.end(self.start(*arguments, **toys))
+    def run(self, *arguments):
+        return self.end(self.start(*arguments))
 
     @staticmethod
     def end(process):
-        try:
-            out, err = process.communicate(timeout=40)
-        finally:
-            process.kill()
+        out, err = process.communicate(timeout=PATIENCE)
         assert "Traceback" not in err, err
         return process.returncode, out, err
+
+    def close(self):
+        """End what a failed test left running."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
     @property
     def log(self):
@@ -60,16 +79,33 @@ class Home:
         return file.read_text().splitlines() if file.exists() else []
 
     def wait_for(self, line, process):
-        end = time.monotonic() + 30
-        while line not in self.log:
+        self._wait(lambda: line in self.log, process, line)
+
+    def wait_until_saved(self, key, process):
+        """Wait for a step's result in the database; a step without effect may end before it."""
+        url = f"sqlite:///{self.folder}/data/capgraph/threads.sqlite"
+
+        async def saved():
+            async with open_saver(url) as saver:
+                found = await saver.aget_tuple({"configurable": {"thread_id": "t1"}})
+            values = [value for *_, value in found.pending_writes if isinstance(value, dict)]
+            return any(value.get("key") == key for value in values)
+
+        self._wait(lambda: asyncio.run(saved()), process, f"result of {key}")
+
+    def _wait(self, done, process, what):
+        end = time.monotonic() + PATIENCE
+        while not done():
             assert process.poll() is None, process.communicate()
-            assert time.monotonic() < end, f"no {line!r} in {self.log}"
+            assert time.monotonic() < end, f"no {what!r}; the log says {self.log}"
             time.sleep(0.02)
 
 
 @pytest.fixture
 def home(tmp_path):
-    return Home(tmp_path)
+    home = Home(tmp_path)
+    yield home
+    home.close()
 
 
 def result(out):
@@ -77,7 +113,7 @@ def result(out):
 
 
 def test_ctrl_c_leaves_a_thread_that_the_printed_command_resumes(home):
-    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    process = home.start("ask", "Paint the sky", "--thread", "t1", gate=True)
     home.wait_for("paint began", process)
     process.send_signal(signal.SIGINT)
     code, out, err = home.end(process)
@@ -92,9 +128,10 @@ def test_ctrl_c_leaves_a_thread_that_the_printed_command_resumes(home):
 
 
 def test_sigterm_lets_the_running_step_end(home):
-    process = home.start("ask", "Paint the sky", "--thread", "t1", "--json", seconds=1)
+    process = home.start("ask", "Paint the sky", "--thread", "t1", "--json", gate=True)
     home.wait_for("paint began", process)
     process.send_signal(signal.SIGTERM)
+    home.gate.touch()
     code, out, err = home.end(process)
     assert err == ""
     assert home.log == ["look", "paint began", "paint ended 10"]
@@ -108,8 +145,9 @@ def test_sigterm_lets_the_running_step_end(home):
 
 
 def test_a_killed_run_goes_on_and_repeats_nothing_that_was_done(home):
-    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    process = home.start("ask", "Paint the sky", "--thread", "t1", gate=True)
     home.wait_for("paint began", process)
+    home.wait_until_saved("sky", process)
     process.kill()
     home.end(process)
     code, out, _ = home.run("threads", "show", "t1")
@@ -128,7 +166,7 @@ def test_a_killed_run_goes_on_and_repeats_nothing_that_was_done(home):
 
 
 def test_an_unfinished_turn_can_be_abandoned(home):
-    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=30)
+    process = home.start("ask", "Paint the sky", "--thread", "t1", gate=True)
     home.wait_for("paint began", process)
     process.kill()
     home.end(process)
@@ -137,21 +175,23 @@ def test_an_unfinished_turn_can_be_abandoned(home):
 
 
 def test_a_thread_that_is_being_run_is_not_run_twice(home):
-    process = home.start("ask", "Paint the sky", "--thread", "t1", seconds=4)
+    process = home.start("ask", "Paint the sky", "--thread", "t1", gate=True)
     home.wait_for("paint began", process)
     code, out, err = home.run("ask", "Look at the sky", "--thread", "t1", "--abandon")
     assert code in {1, 2}
     assert "is being run already" in out + err
+    home.gate.touch()
     assert home.end(process)[0] == 0
     assert home.log == ["look", "paint began", "paint ended 10"]
 
 
 def test_a_closed_pipe_ends_the_command_quietly(home):
-    process = home.start("ask", "Paint the sky", seconds=1)
+    process = home.start("ask", "Paint the sky", gate=True)
     assert process.stdout.readline().startswith("thread: ")
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=40)
+    home.gate.touch()
+    _, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     assert process.returncode != 0
 
@@ -167,6 +207,10 @@ def test_the_command_starts_without_the_heavy_libraries(home):
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=40
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr

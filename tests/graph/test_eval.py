@@ -114,13 +114,18 @@ def test_failures_are_shown_with_a_diff_and_fail_the_command(run: Command, folde
     assert "Below: passed is 0.500, below 1" in result.output
 
 
-def test_least_values_of_the_command_win(run: Command, folder: Path) -> None:
-    (folder / "set.yml").write_text(SET.replace("number: 3", "number: 4"), "utf-8")
-    assert run("set.yml").exit_code == 1
-    assert run("set.yml", "--min-passed", "0.5").exit_code == 0
-    assert run("set.yml", "--min-passed", "0", "--min-recall", "1").exit_code == 0
-    (folder / "set.yml").write_text(SET.replace("[read, add]", "[read, add, add]"), "utf-8")
-    result = run("set.yml", "--min-passed", "0", "--min-node-f1", "0.9")
+def test_least_values_of_the_set_decide(run: Command, folder: Path) -> None:
+    def write(text: str, least: str) -> None:
+        first = text.index("\ncases:")
+        whole = f"{text[:first]}\nthresholds: {least}{text[first:]}"
+        (folder / "set.yml").write_text(whole, "utf-8")
+
+    write(SET.replace("number: 3", "number: 4"), "{passed: 0.5}")
+    assert run("set.yml").exit_code == 0
+    write(SET.replace("number: 3", "number: 4"), "{passed: 0, recall: 1}")
+    assert run("set.yml").exit_code == 0
+    write(SET.replace("[read, add]", "[read, add, add]"), "{passed: 0, node_f1: 0.9}")
+    result = run("set.yml")
     assert result.exit_code == 1
     assert "Below: node_f1 is 0.800, below 0.9" in result.output
 
@@ -163,10 +168,6 @@ def test_what_cannot_be_used_is_told(run: Command, arguments: list[str], words: 
     result = run(*arguments)
     assert isinstance(result.exception, CapgraphError)
     assert words in str(result.exception)
-
-
-def test_a_share_above_one_is_a_usage_error(run: Command) -> None:
-    assert run("set.yml", "--min-recall", "1.2").exit_code == 2
 
 
 async def test_the_demonstration_keeps_what_it_promises(

@@ -16,10 +16,10 @@ async def test_a_step_of_a_long_plan_costs_what_a_step_of_a_short_one_costs() ->
             "messages": [("user", "work")],
             "planning_execution_plan": programs.chain_plan(steps),
         }
-        started = time.perf_counter()
+        started = time.process_time()
         out = await graph.ainvoke(given)
         assert out["execution_outcome"]["status"] == "completed"
-        return (time.perf_counter() - started) / steps
+        return (time.process_time() - started) / steps
 
     await seconds_per_step(40)
     short = min([await seconds_per_step(40) for _ in range(3)])

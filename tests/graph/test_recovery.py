@@ -14,7 +14,7 @@ from langgraph.types import Command, interrupt
 from framework import BaseCapability, CapabilityContext, ErrorClassification, ErrorSeverity
 from framework.base import CapabilityError, FatalExecutionError, capability_node
 from framework.telemetry import Retry, parse_event
-from framework.testing import fail_always, fail_times, with_faults
+from framework.testing import with_faults
 
 
 class Reading(CapabilityContext):
@@ -98,7 +98,7 @@ async def test_a_policy_gives_total_tries_and_the_waits_between_them(
 
 
 async def test_a_step_that_recovers_is_a_success(agent: Any, step: Any) -> None:
-    flaky = fail_times(measure, 2, ConnectionError("gone"))
+    flaky = with_faults(measure, *[ConnectionError("gone")] * 2)
     out = await agent(Reading, flaky, plans=[[step("a", "measure")]]).ask()
     assert flaky.faults.calls == 3
     assert out["execution_outcome"] == {"status": "completed", "done": ["a"], "missing": []}
@@ -124,7 +124,7 @@ async def test_what_the_other_side_asks_to_wait_is_waited(agent: Any, step: Any)
     class TooMany(Exception):
         response = Response()
 
-    flaky = fail_times(measure, 1, TooMany("slow down"))
+    flaky = with_faults(measure, TooMany("slow down"))
     bench = agent(Reading, flaky, plans=[[step("a", "measure")]])
     out = await bench.ask()
     assert bench.clock.sleeps == [17.0]
@@ -133,7 +133,7 @@ async def test_what_the_other_side_asks_to_wait_is_waited(agent: Any, step: Any)
 
 async def test_a_retry_is_announced(agent: Any, step: Any) -> None:
     bench = agent(
-        Reading, fail_times(measure, 1, TimeoutError("late")), plans=[[step("a", "measure")]]
+        Reading, with_faults(measure, TimeoutError("late")), plans=[[step("a", "measure")]]
     )
     events = [
         parse_event(event)
@@ -174,7 +174,7 @@ async def test_a_step_at_its_limit_is_not_tried_again_for_the_sake_of_another(
 async def test_programming_errors_are_never_tried_again(
     agent: Any, step: Any, error: type[Exception]
 ) -> None:
-    broken = fail_always(measure, error("a bug"))
+    broken = with_faults(measure, forever=error("a bug"))
     bench = agent(Reading, broken, plans=[[step("a", "measure")]])
     out = await bench.ask()
     assert broken.faults.calls == 1
@@ -191,7 +191,7 @@ async def test_what_acts_once_is_not_tried_again_by_default(
         """Send a letter."""
         return Reading(value=1)
 
-    broken = fail_always(send, error)
+    broken = with_faults(send, forever=error)
     bench = agent(Reading, broken, plans=[[step("a", "send")]])
     out = await bench.ask()
     assert broken.faults.calls == 1
@@ -251,7 +251,7 @@ async def test_a_new_plan_keeps_what_is_done_and_knows_why(agent: Any, step: Any
 
 @pytest.mark.parametrize("plans", [1, 2, 4])
 async def test_the_number_of_plans_is_bounded(agent: Any, step: Any, plans: int) -> None:
-    broken = fail_always(measure, severity(ErrorSeverity.REPLANNING))
+    broken = with_faults(measure, forever=severity(ErrorSeverity.REPLANNING))
     bench = agent(
         Reading, broken, plans=[[step("a", "measure")]], limits={"max_planning_attempts": plans}
     )
@@ -283,7 +283,7 @@ async def test_a_planner_that_never_gets_it_right_is_bounded(
 async def test_capabilities_are_chosen_again_exactly_as_often_as_allowed(
     agent: Any, step: Any, again: int
 ) -> None:
-    broken = fail_always(measure, severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
+    broken = with_faults(measure, forever=severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
 
     class Stubborn:
         calls = 0
@@ -315,7 +315,7 @@ async def test_the_next_choice_knows_what_did_not_fit(agent: Any, step: Any) -> 
         """Do it in another way."""
         return Total(value=1)
 
-    broken = fail_always(measure, severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
+    broken = with_faults(measure, forever=severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
     bench = agent(
         Reading, Total, broken, other, plans=[[step("a", "measure")], [step("b", "other")]]
     )
@@ -327,7 +327,7 @@ async def test_the_next_choice_knows_what_did_not_fit(agent: Any, step: Any) -> 
 async def test_choosing_again_ends_also_when_selection_is_switched_off(
     agent: Any, step: Any
 ) -> None:
-    broken = fail_always(measure, severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
+    broken = with_faults(measure, forever=severity(ErrorSeverity.RECLASSIFICATION, "wrong tool"))
     bench = agent(
         Reading, broken, plans=[[step("a", "measure")]], limits={"max_planning_attempts": 9}
     )
@@ -341,7 +341,7 @@ async def test_choosing_again_ends_also_when_selection_is_switched_off(
 
 
 async def test_critical_ends_with_what_failed_and_what_was_done(agent: Any, step: Any) -> None:
-    broken = fail_always(add, severity(ErrorSeverity.CRITICAL, "The adder is broken."))
+    broken = with_faults(add, forever=severity(ErrorSeverity.CRITICAL, "The adder is broken."))
     plan = [step("a", "measure"), step("t", "add", READING="a")]
     bench = agent(Reading, Total, measure, broken, plans=[plan])
     out = await bench.ask()
@@ -359,6 +359,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     agent: Any, step: Any, parallel: int
 ) -> None:
     ran: list[str] = []
+    later = asyncio.Event()
     cause = severity(ErrorSeverity.FATAL, "Disk is corrupt")
 
     @capability_node
@@ -369,7 +370,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
     @capability_node
     async def waits() -> Reading:
         """Begin late."""
-        await asyncio.sleep(0.05)
+        await later.wait()
         ran.append("waits")
         return Reading(value=1)
 
@@ -386,6 +387,7 @@ async def test_fatal_raises_with_its_cause_and_nothing_else_runs(
         await bench.ask()
     assert isinstance(info.value, RuntimeError)
     assert info.value.__cause__ is cause
+    later.set()
     await asyncio.sleep(0.15)
     assert ran == []
 
@@ -567,7 +569,7 @@ async def test_a_result_that_cannot_be_summarised_still_ends_with_a_message(
         """Give what cannot be told."""
         return Mute(value=1)
 
-    broken = fail_always(measure, severity(ErrorSeverity.CRITICAL))
+    broken = with_faults(measure, forever=severity(ErrorSeverity.CRITICAL))
     plan = [step("m", "dumb")] + ([step("a", "measure")] if then_fail else [])
     out = await agent(Mute, Reading, dumb, broken, plans=[plan]).ask()
     assert ("It broke" if then_fail else "no words") in said(out)
@@ -710,7 +712,9 @@ async def test_development_mode_raises_the_original(
 ) -> None:
     original = error("as it is")
     if where == "capability":
-        bench = agent(Reading, fail_always(measure, original), plans=[[step("a", "measure")]])
+        bench = agent(
+            Reading, with_faults(measure, forever=original), plans=[[step("a", "measure")]]
+        )
     else:
         bench = agent(Reading, measure, planner_faults=[original])
     config = bench.config(development={"raise_raw_errors": True})
@@ -726,7 +730,7 @@ async def test_development_mode_raises_the_original(
 
 async def test_independent_steps_finish_although_one_fails(agent: Any, step: Any) -> None:
     slow = with_faults(measure, 0.02)
-    broken = fail_always(add, severity(ErrorSeverity.CRITICAL))
+    broken = with_faults(add, forever=severity(ErrorSeverity.CRITICAL))
     plan = [step("a", "measure"), step("t", "add")]
     plan[1]["inputs"] = [{"READING": "old"}]
     bench = agent(Reading, Total, slow, broken, plans=[plan], given=["READING"])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import sys
 import threading
-from typing import Any
+import time
+from typing import Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 
 from framework import CapabilityContext, ErrorSeverity, Registry, build_graph, capability_node
 from framework.base import CapabilityError, FatalExecutionError
+from framework.graph.compiled import agent_graph
 
 GIVEN: Any = {"messages": [("user", "read the gauge")]}
 
@@ -63,7 +69,7 @@ def test_a_caller_that_stops_reading_stops_the_run() -> None:
     stream = graph.stream(GIVEN, config, stream_mode="updates")
     next(stream)
     stream.close()
-    assert not [t for t in threading.enumerate() if t.name == "capgraph stream"]
+    assert not [t for t in threading.enumerate() if t.name == "capgraph run"]
     assert graph.invoke(GIVEN, config)["messages"][-1].content == "The gauge shows 7."
 
 
@@ -77,3 +83,60 @@ def test_errors_reach_the_caller() -> None:
 def test_a_copy_with_configuration_keeps_the_synchronous_calls() -> None:
     copy = agent().with_config(tags=["copy"])
     assert copy.invoke(GIVEN)["execution_outcome"]["status"] == "completed"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+@pytest.mark.parametrize("call", ["invoke", "stream"])
+def test_ctrl_c_stops_the_run_and_waits_for_its_end(call: str) -> None:
+    ended: list[str] = []
+    main = threading.main_thread().ident
+
+    @capability_node(name="gauge", examples=["read the gauge"])
+    async def endless_gauge() -> Gauge:
+        """Read the gauge."""
+        if main is not None and not ended:
+            signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cancelled")
+        return Gauge(value=7)
+
+    graph = agent(endless_gauge)
+    # A shell that starts the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(graph.stream(GIVEN)) if call == "stream" else graph.invoke(GIVEN)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == ["cancelled"]
+    assert not [t for t in threading.enumerate() if t.name == "capgraph run"]
+
+
+class Count(TypedDict):
+    count: int
+
+
+def test_a_slow_reader_holds_the_run_back() -> None:
+    seen = 0
+
+    async def add(state: Count) -> Count:
+        nonlocal seen
+        seen = state["count"] + 1
+        return {"count": seen}
+
+    builder = StateGraph(Count)
+    builder.add_node("add", add)
+    builder.add_edge(START, "add")
+    builder.add_conditional_edges("add", lambda state: "add" if state["count"] < 500 else "__end__")
+    graph = agent_graph(builder.compile())
+    stream = graph.stream({"count": 0}, {"recursion_limit": 1000}, stream_mode="updates")
+    next(stream)
+    before = -1
+    while seen != before:  # until the run waits for its reader, or is through
+        before = seen
+        time.sleep(0.3)
+    assert seen < 100
+    assert len(list(stream)) == 499

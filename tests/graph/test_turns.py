@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from framework import CapabilityContext, ErrorSeverity
 from framework.base import BaseCapability, CapabilityError, PersistenceError, capability_node
 from framework.state import SURVIVES_A_TURN, AgentState
-from framework.testing import assert_plan, fail_always, with_faults
+from framework.testing import assert_plan, with_faults
 
 
 class Reading(CapabilityContext):
@@ -114,7 +114,9 @@ async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
 def test_what_survives_is_what_the_design_says() -> None:
     assert {"messages", "capability_context_data"} <= SURVIVES_A_TURN
     for key in SURVIVES_A_TURN - {"messages", "capability_context_data"}:
-        assert key in {"agent_control", "runtime_info"}, "another surviving key needs a reason"
+        assert key in {"agent_control", "control_begun", "control_turn", "runtime_info"}, (
+            "another surviving key needs a reason"
+        )
     assert set(AgentState.__annotations__) >= SURVIVES_A_TURN
 
 
@@ -234,7 +236,9 @@ async def test_the_last_plan_changed_by_the_caller_is_a_brought_one(agent: Any, 
 async def test_a_brought_plan_that_fails_says_so_instead_of_planning_from_nothing(
     agent: Any, step: Any, level: str
 ) -> None:
-    broken = fail_always(measure, CapabilityError("No power", severity=ErrorSeverity(level)))
+    broken = with_faults(
+        measure, forever=CapabilityError("No power", severity=ErrorSeverity(level))
+    )
     bench = agent(Reading, broken)
     out = await bench.ask("Run", planning_execution_plan={"steps": [step("a", "measure")]})
     assert "No power" in said(out)
@@ -305,13 +309,17 @@ async def test_a_key_of_the_graph_cannot_be_written_by_a_capability(
 
 
 async def test_only_plain_data_enters_the_state(agent: Any, step: Any) -> None:
-    class Odd:
-        def __str__(self) -> str:
-            return "odd"
-
-    result = {"ui_agent_context": {"level": ErrorSeverity.FATAL, "path": Path("a"), 1: {Odd()}}}
+    result = {"ui_agent_context": {"level": ErrorSeverity.FATAL, "path": Path("a"), 1: {2}}}
     out = await agent(returning(result, []), plans=[[step("a", "returns")]]).ask()
-    assert out["ui_agent_context"] == {"level": "fatal", "path": "a", "1": ["odd"]}
+    assert out["ui_agent_context"] == {"level": "fatal", "path": "a", "1": [2]}
+
+
+async def test_what_is_not_plain_fails_its_step_and_is_named(agent: Any, step: Any) -> None:
+    result = {"ui_agent_context": {"tool": {"handle": object()}}}
+    bench = agent(returning(result, []), plans=[[step("a", "returns")]])
+    out = await bench.ask()
+    assert not out.get("ui_agent_context")
+    assert "ui_agent_context of 'returns'.tool.handle is of type object" in said(out)
 
 
 @pytest.mark.parametrize("result", [7, "text", {1, 2}, object()])
@@ -353,6 +361,23 @@ async def test_a_message_that_is_too_long_is_a_clear_error(agent: Any) -> None:
 async def test_a_megabyte_is_refused_by_default(agent: Any) -> None:
     out = await agent(Reading, measure).ask("x" * 1_000_000)
     assert "1,000,000" in said(out)
+
+
+# --- always active --------------------------------------------------------------------------------
+
+
+async def test_what_is_always_active_is_so_when_nothing_else_is_chosen(
+    agent: Any, step: Any
+) -> None:
+    @capability_node(always_active=True)
+    async def note() -> Total:
+        """Take a note of every request."""
+        return Total(value=1)
+
+    bench = agent(note, plans=[[step("n", "note")]])
+    out = await bench.ask("Nothing that anybody does")
+    assert out["planning_active_capabilities"] == ["note"]
+    assert out["execution_step_results"]["n"]["success"]
 
 
 # --- one thread, two runs at once ---------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,8 +51,9 @@ def fail(status: int, code: str | None = None, **headers: str) -> Reply:
 class OpenAIServer:
     """The running endpoint: its address, what to answer and what it was asked."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, kind_of: Callable[[dict[str, Any]], str]) -> None:
         self.url = url
+        self._kind_of = kind_of
         self.replies: dict[str, list[Reply]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.times: list[float] = []
@@ -71,7 +72,7 @@ class OpenAIServer:
         return "\n\n".join(str(m.get("content")) for m in self.asked(kind)[call]["messages"])
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        kind = kind_of(body)
+        kind = self._kind_of(body)
         with self._lock:
             self.requests.append((kind, body))
             self.times.append(time.monotonic())
@@ -93,9 +94,18 @@ def kind_of(body: dict[str, Any]) -> str:
 @contextmanager
 def openai_server() -> Iterator[OpenAIServer]:
     """Serve until the block ends."""
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    with serve(_Handler, "/v1", kind_of) as server:
+        yield server
+
+
+@contextmanager
+def serve(
+    handler: type[BaseHTTPRequestHandler], path: str, kind_of: Callable[[dict[str, Any]], str]
+) -> Iterator[OpenAIServer]:
+    """Serve one wire format until the block ends."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     httpd.daemon_threads = True
-    server = OpenAIServer(f"http://127.0.0.1:{httpd.server_address[1]}/v1")
+    server = OpenAIServer(f"http://127.0.0.1:{httpd.server_address[1]}{path}", kind_of)
     httpd.script = server  # type: ignore[attr-defined]
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -107,15 +117,37 @@ def openai_server() -> Iterator[OpenAIServer]:
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class WireHandler(BaseHTTPRequestHandler):
+    """Answers requests from the script; a subclass knows how a provider writes them down."""
+
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *args: Any) -> None:
         """Keep the terminal quiet."""
 
+    def serves(self) -> bool:
+        """Tell whether the path is the provider's."""
+        raise NotImplementedError
+
+    def error(self, reply: Reply) -> dict[str, Any]:
+        """Write a failure down."""
+        return {"error": {"message": f"scripted {reply.status} {reply.code}", "code": reply.code}}
+
+    def whole(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Write an answer down in one piece."""
+        raise NotImplementedError
+
+    def pieces(self, body: dict[str, Any], reply: Reply) -> Iterator[dict[str, Any]]:
+        """Write an answer down as a stream."""
+        raise NotImplementedError
+
+    def streams(self, body: dict[str, Any]) -> bool:
+        """Tell whether the answer is wanted as a stream."""
+        return bool(body.get("stream"))
+
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers.get("content-length") or 0))
-        if not self.path.endswith("/chat/completions"):
+        if not self.serves():
             self._send(404, json.dumps({"error": {"message": f"no {self.path}"}}), {})
             return
         body = json.loads(raw)
@@ -124,12 +156,11 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(reply.delay)
         try:
             if reply.status != 200:
-                error = {"message": f"scripted {reply.status} {reply.code}", "code": reply.code}
-                self._send(reply.status, json.dumps({"error": error}), reply.headers)
-            elif body.get("stream"):
+                self._send(reply.status, json.dumps(self.error(reply)), reply.headers)
+            elif self.streams(body):
                 self._stream(body, reply)
             else:
-                self._send(200, json.dumps(_completion(body, reply)), reply.headers)
+                self._send(200, json.dumps(self.whole(body, reply)), reply.headers)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -152,19 +183,37 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         self.close_connection = True
-        for count, chunk in enumerate(_chunks(body, reply)):
+        for count, chunk in enumerate(self.pieces(body, reply)):
             if reply.hang_up_after is not None and count >= reply.hang_up_after:
                 if reply.code:
                     self._event(json.dumps({"error": {"message": "sorry", "code": reply.code}}))
                 return
-            self._event(json.dumps(chunk))
-        self._event("[DONE]")
+            self._event(json.dumps(chunk), chunk.get("type"))
+        self.finish_stream()
         self.wfile.write(b"0\r\n\r\n")
 
-    def _event(self, data: str) -> None:
-        piece = f"data: {data}\n\n".encode()
+    def finish_stream(self) -> None:
+        """Write what ends a stream, if anything does."""
+
+    def _event(self, data: str, name: object = None) -> None:
+        head = f"event: {name}\n" if isinstance(name, str) else ""
+        piece = f"{head}data: {data}\n\n".encode()
         self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
         self.wfile.flush()
+
+
+class _Handler(WireHandler):
+    def serves(self) -> bool:
+        return self.path.endswith("/chat/completions")
+
+    def whole(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        return _completion(body, reply)
+
+    def pieces(self, body: dict[str, Any], reply: Reply) -> Iterator[dict[str, Any]]:
+        return _chunks(body, reply)
+
+    def finish_stream(self) -> None:
+        self._event("[DONE]")
 
 
 def _usage(body: dict[str, Any], reply: Reply) -> dict[str, Any]:

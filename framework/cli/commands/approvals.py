@@ -25,7 +25,7 @@ app = typer.Typer(
 @app.command("list")
 def list_(config: Config = None, db: Database = None, as_json: Json = False) -> None:
     """List the standing rules, the oldest first."""
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import show_rows
 
     async def read(store: BaseStore) -> list[Rule]:
         from framework.stores import list_rules
@@ -47,21 +47,8 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
         )
         for rule in rules
     ]
-    console = make_console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(one_line(cell, 300) for cell in row))
-        return
-    if not rows:
-        typer.echo("There are no standing rules.")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("rule", "capability", "holds in", "until", "reason")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell, 300)) for cell in row))
-    console.print(table)
+    headings = ("rule", "capability", "holds in", "until", "reason")
+    show_rows(headings, rows, none="There are no standing rules.")
 
 
 @app.command("allow")
@@ -101,6 +88,7 @@ def revoke(
     db: Database = None,
 ) -> None:
     """Take a standing rule back."""
+    from framework.cli.terminal import say
 
     async def change(store: BaseStore) -> str:
         from framework.stores import list_rules, revoke_rule
@@ -116,7 +104,7 @@ def revoke(
         await revoke_rule(store, chosen)
         return chosen
 
-    typer.echo(with_store(config, db, change))
+    say(with_store(config, db, change))
 
 
 def _until(rule: Rule, now: datetime) -> str:

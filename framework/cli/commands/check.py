@@ -63,7 +63,9 @@ def _all_findings(
     except CapgraphError as exc:
         findings.append(checks.Finding.of_error("database", exc))
         url = ""
-    findings += checks.check_extras(settings, url)
+    if registry is not None:
+        findings += checks.check_promises(registry, settings, model, url)
+    findings += checks.check_extras(settings)
     findings += asyncio.run(checks.check_models(settings, model, ask=ask_models))
     if url:
         findings.append(asyncio.run(checks.check_database(url, settings)))

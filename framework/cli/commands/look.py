@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from framework.base import CapabilitySpec
 
 
+_MERMAID = {"running": "pending", "retrying": "pending", "waiting": "pending"}
+
+
 def capabilities(config: Config = None, as_json: Json = False) -> None:
     """List what the agent can do."""
     from framework.cli.agent import read_settings
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import show_rows
     from framework.registry import Registry
 
     registry = Registry.from_settings(read_settings(config))
@@ -27,20 +30,7 @@ def capabilities(config: Config = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    console = make_console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(one_line(_cell(value), 1000) for value in row.values()))
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for name in rows[0] if rows else ("name",):
-        table.add_column(name, overflow="fold", style="cyan" if name == "name" else "")
-    for row in rows:
-        table.add_row(*(Text(one_line(_cell(value), 1000)) for value in row.values()))
-    console.print(table)
+    show_rows(rows[0] if rows else ["name"], [map(_cell, row.values()) for row in rows])
 
 
 def graph(
@@ -56,11 +46,13 @@ def graph(
         raise ConfigurationError(
             "--plan and --thread cannot be drawn at once.", fix="Give one of them."
         )
+    from framework.cli.terminal import say
+
     if plan is not None:
         from framework.base import load_execution_plan_from_file
         from framework.planning import plan_mermaid
 
-        typer.echo(plan_mermaid(load_execution_plan_from_file(plan)))
+        say(plan_mermaid(load_execution_plan_from_file(plan)))
         return
     from framework.cli.agent import read_settings, without_models
 
@@ -68,13 +60,13 @@ def graph(
     if thread is not None:
         import asyncio
 
-        typer.echo(asyncio.run(_run_mermaid(settings, thread, db)))
+        say(asyncio.run(_run_mermaid(settings, thread, db)))
         return
     from framework.graph import build_graph
     from framework.registry import Registry
 
     built = build_graph(Registry.from_settings(settings), settings=settings)
-    typer.echo(built.get_graph().draw_mermaid())
+    say(built.get_graph().draw_mermaid())
 
 
 def run_statuses(values: Mapping[str, Any], *, over: bool) -> dict[str, str]:
@@ -88,22 +80,15 @@ def run_statuses(values: Mapping[str, Any], *, over: bool) -> dict[str, str]:
     >>> run_statuses({"planning_execution_plan": plan}, over=False)
     {'a': 'pending'}
     """
-    from framework.planning import CLOSING
+    from framework.cli.progress import Progress
 
-    plan = values.get("planning_execution_plan") or {}
-    results = values.get("execution_step_results") or {}
-    found: dict[str, str] = {}
-    for step in plan.get("steps") or []:
-        key, record = step["context_key"], results.get(step["context_key"])
-        if step["capability"] in CLOSING:
-            outcome = values.get("execution_outcome") or {}
-            found[key] = "done" if outcome.get("status") in {"completed", "partial"} else "pending"
-        elif record is None:
-            found[key] = "skipped" if over else "pending"
-        elif record.get("success"):
-            found[key] = "done"
-        else:
-            found[key] = "skipped" if record.get("skipped") else "failed"
+    steps = Progress.of_state(values).steps
+    found = {step.key: _MERMAID.get(step.state, step.state) for step in steps}
+    if over:
+        found = {k: "skipped" if state == "pending" else state for k, state in found.items()}
+    answered = (values.get("execution_outcome") or {}).get("status") in {"completed", "partial"}
+    for step in (values.get("planning_execution_plan") or {}).get("steps") or []:
+        found.setdefault(step["context_key"], "done" if answered else "pending")
     return found
 
 

@@ -23,6 +23,10 @@ Database = Annotated[
         " (default: a file of yours).",
     ),
 ]
+Thread = Annotated[
+    str | None,
+    typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Chat model as provider:name (default: as configured)."),

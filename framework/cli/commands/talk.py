@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from framework.cli.commands.options import Config, Database, Model
+from framework.cli.commands.options import Config, Database, Model, Thread
 from framework.cli.exit_codes import ExitCode
 
 Data = Annotated[
@@ -25,10 +25,7 @@ def ask(
     data: Data = None,
     config: Config = None,
     model: Model = None,
-    thread: Annotated[
-        str | None,
-        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
-    ] = None,
+    thread: Thread = None,
     db: Database = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One event per line as JSON; the last is the result.")
@@ -52,7 +49,7 @@ def ask(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Ask one question, and watch how the answer is found."""
-    from framework.cli.ask import Asking, AskOptions
+    from framework.cli.ask import AskOptions, ask_once
     from framework.cli.terminal import is_interactive, print_error
     from framework.cli.views import make_view
 
@@ -73,17 +70,14 @@ def ask(
     )
     view = make_view(as_json=as_json, plain=plain, quiet=quiet)
     asks = _ask_person if is_interactive() and not as_json else None
-    end = Asking(options, view, asks).run()
+    end = ask_once(options, view, asks)
     if quiet and end.error is not None:
         print_error(end.error)
     raise typer.Exit(ExitCode.of_status(end.status))
 
 
 def chat(
-    thread: Annotated[
-        str | None,
-        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
-    ] = None,
+    thread: Thread = None,
     data: Data = None,
     config: Config = None,
     model: Model = None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +16,7 @@ from framework.cli.commands.options import Config, Database, Json
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
+    from configs.settings import PersistenceSettings
     from framework.stores import ThreadSummary
 
 app = typer.Typer(name="threads", help="List, show, prune and fork threads.", no_args_is_help=True)
@@ -25,39 +28,28 @@ def list_(
     config: Config = None,
     db: Database = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    after: Annotated[
+        str | None, typer.Option("--after", help="Go on after this thread of the last page.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List threads, the one that was saved last first."""
-    from framework.cli.terminal import make_console, one_line
+    from framework.cli.terminal import show_rows
 
     async def read(saver: BaseCheckpointSaver[Any]) -> list[ThreadSummary]:
         from framework.stores import list_threads
 
-        return await list_threads(saver, limit=limit)
+        return await list_threads(saver, limit=limit, after=after)
 
     found = with_saver(config, db, read)
     if as_json:
         typer.echo(json.dumps([_data(item) for item in found], indent=2))
         return
     rows = [
-        (item.thread_id, item.status, _moment(item), str(item.turns), item.task or "")
-        for item in found
+        (item.thread_id, item.status, _moment(item), item.turns, item.task or "") for item in found
     ]
-    console = make_console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(one_line(cell, 300) for cell in row))
-        return
-    if not rows:
-        typer.echo("There are no threads.")
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("thread", "status", "saved", "turns", "last task")
-    for row in rows:
-        table.add_row(*(Text(one_line(cell, 300)) for cell in row))
-    console.print(table)
+    headings = ("thread", "status", "saved", "turns", "last task")
+    show_rows(headings, rows, none="There are no threads.")
 
 
 @app.command("show")
@@ -69,14 +61,12 @@ def show(
     from framework.cli.terminal import make_console, one_line, safe
 
     async def read(saver: BaseCheckpointSaver[Any]) -> tuple[ThreadSummary, list[Any]]:
-        from framework.stores import thread_summary
+        from framework.stores import thread_messages, thread_summary
 
         summary = await thread_summary(saver, thread)
         if summary is None:
             raise _no_such(thread)
-        found = await saver.aget_tuple({"configurable": {"thread_id": thread}})
-        values = found.checkpoint["channel_values"] if found else {}
-        return summary, values.get("messages") or []
+        return summary, await thread_messages(saver, thread)
 
     summary, messages = with_saver(config, db, read)
     if as_json:
@@ -117,25 +107,29 @@ def prune(
     config: Config = None,
     db: Database = None,
 ) -> None:
-    """Drop the history of threads, or the threads."""
-    from framework.cli.durations import read_duration
+    """Drop the history of threads, or the threads.
+
+    Without thread ids and options, do what the settings' persistence.keep_turns, keep_checkpoints
+    and keep_days say.
+    """
+    from framework.cli.agent import read_settings
     from framework.cli.terminal import one_line
 
-    if not thread and not everything and older_than is None:
+    kept = read_settings(config).persistence
+    by_settings = not (thread or everything or older_than is not None or delete)
+    steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
+    if not steps or not (by_settings or thread or everything or older_than is not None):
         raise ConfigurationError(
-            "It is not said which threads to prune.", fix="Name threads, or give --all."
+            "It is not said which threads to prune.",
+            fix="Name threads, give --all, or set persistence.keep_turns, keep_checkpoints or"
+            " keep_days.",
         )
     if thread and everything:
         raise ConfigurationError("--all and thread ids are given.", fix="Give one of them.")
-    if delete and older_than is not None:
-        raise ConfigurationError(
-            "--delete and --older-than are given.", fix="--older-than drops threads by itself."
-        )
-    age = read_duration(older_than) if older_than is not None else None
-    policy: Any = "older_than" if age else "delete" if delete else "keep_latest"
-    if policy != "keep_latest" and not yes:
+    age = next((step["older_than"] for step in steps if "older_than" in step), None)
+    if (age or delete) and not yes:
         which = "every thread" if not thread else f"{len(thread)} thread(s)"
-        which += f" not saved for {older_than}" if age else ""
+        which += f" not saved for {older_than or f'{kept.keep_days:g}d'}" if age else ""
         if not typer.confirm(f"Drop {which}? This cannot be undone."):
             raise typer.Exit(1)
 
@@ -145,7 +139,8 @@ def prune(
         for name in thread or ():
             if await thread_summary(saver, name) is None:
                 raise _no_such(name)
-        return await prune_threads(saver, thread or None, policy=policy, older_than=age)
+        found = [await prune_threads(saver, thread or None, **step) for step in steps]
+        return sorted({name for names in found for name in names})
 
     for name in with_saver(config, db, change):
         typer.echo(one_line(name))
@@ -189,6 +184,24 @@ def fork(
     typer.echo(one_line(target))
 
 
+def _by_options(older_than: str | None, delete: bool) -> list[dict[str, Any]]:
+    from framework.cli.durations import read_duration
+
+    if older_than is not None:
+        return [{"policy": "older_than", "older_than": read_duration(older_than)}]
+    return [{"policy": "delete" if delete else "keep_latest"}]
+
+
+def _by_settings(kept: PersistenceSettings) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    if kept.keep_days:
+        steps.append({"policy": "older_than", "older_than": timedelta(days=kept.keep_days)})
+    if kept.keep_turns or kept.keep_checkpoints:
+        counts = {"keep_turns": kept.keep_turns, "keep_checkpoints": kept.keep_checkpoints}
+        steps.append({"policy": "keep", **counts})
+    return steps
+
+
 def _no_such(thread: str) -> ConfigurationError:
     return ConfigurationError(
         f"There is no thread {thread[:80]!r}.",
@@ -202,15 +215,5 @@ def _moment(summary: ThreadSummary) -> str:
 
 
 def _data(summary: ThreadSummary) -> dict[str, Any]:
-    return {
-        "thread_id": summary.thread_id,
-        "status": summary.status,
-        "updated_at": summary.updated_at.isoformat() if summary.updated_at else None,
-        "turns": summary.turns,
-        "messages": summary.messages,
-        "task": summary.task,
-        "done": list(summary.done),
-        "missing": list(summary.missing),
-        "questions": dict(summary.questions),
-        "reason": summary.reason,
-    }
+    moment = summary.updated_at
+    return {**asdict(summary), "updated_at": moment.isoformat() if moment else None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from framework.cli.progress import Progress
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from framework.telemetry import Event
 
 
-class View(Protocol):
-    """Shows one turn."""
+class View:
+    """Shows one turn; this one shows nothing."""
 
     def begin(self, question: str | None, thread_id: str, progress: Progress) -> None:
         """Show what is asked, and what of it is done already."""
@@ -37,7 +37,7 @@ def make_view(
         quiet: Only the answer.
         heading: Name the thread first.
     """
-    from framework.cli.terminal import make_console, shows_live
+    from framework.cli.terminal import make_console
 
     if as_json:
         from framework.cli.views.json_lines import JsonLines
@@ -48,7 +48,7 @@ def make_view(
         from framework.cli.views.plain import AnswerOnly
 
         return AnswerOnly(console)
-    if plain or not shows_live(console):
+    if plain or not console.is_terminal or console.is_dumb_terminal:
         from framework.cli.views.plain import PlainLines
 
         return PlainLines(console, heading=heading)

@@ -6,13 +6,15 @@ import json
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from framework.cli.views import View
+
 if TYPE_CHECKING:
     from framework.cli.progress import Progress
     from framework.cli.turn import TurnEnd
     from framework.telemetry import Event
 
 
-class JsonLines:
+class JsonLines(View):
     """Writes the typed events for programs.
 
     Only ASCII is written, so no character of an answer can act on a terminal.
@@ -35,9 +37,6 @@ class JsonLines:
     def end(self, end: TurnEnd, progress: Progress) -> None:
         """Write the result."""
         self._write({"event_type": "result", **end.as_data()})
-
-    def close(self) -> None:
-        """Do nothing; every line was written at once."""
 
     def _write(self, data: object) -> None:
         self._file.write(json.dumps(data, default=str) + "\n")

@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from framework.cli.terminal import one_line, safe
+from framework.cli.views import View
 from framework.cli.views.endings import ending_lines
 from framework.cli.views.plain import event_lines
-from framework.cli.wrapping import WordWrapper
-from framework.telemetry import AnswerToken, PlanMade, Reclassify, Replan, Retry
+from framework.telemetry import PlanMade, Reclassify, Replan, Retry
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,8 +32,8 @@ _OUTCOME_STYLES = {"completed": "green", "partial": "yellow", "waiting": "magent
 _MOST_ROWS = 40
 
 
-class LiveView:
-    """Redraws the plan with the state and time of each step; the answer follows below it.
+class LiveView(View):
+    """Redraws the plan with the state and time of each step; the answer grows below it.
 
     Args:
         console: A terminal.
@@ -44,9 +44,7 @@ class LiveView:
         self._console = console
         self._live: Live | None = None
         self._progress: Progress | None = None
-        self._answering = False
         self._replanning = False
-        self._wrapper = WordWrapper(self._write, console.width)
         self._named = not heading
 
     def begin(self, question: str | None, thread_id: str, progress: Progress) -> None:
@@ -63,9 +61,6 @@ class LiveView:
 
     def event(self, event: Event, progress: Progress) -> None:
         """Redraw, or print what belongs above or below the plan."""
-        if isinstance(event, AnswerToken):
-            self._answer(event.text)
-            return
         if isinstance(event, Replan | Reclassify):
             self.close()  # the plan that failed stays on the screen; the next is drawn below it
             self._replanning = True
@@ -75,7 +70,7 @@ class LiveView:
         if isinstance(event, PlanMade):
             self._replanning = False
             self._above([f"repaired: {one_line(repair, 400)}" for repair in event.repairs])
-        if self._live is None and not self._answering:
+        if self._live is None:
             self._start()
 
     def end(self, end: TurnEnd, progress: Progress) -> None:
@@ -83,12 +78,8 @@ class LiveView:
         from rich.text import Text
 
         self.close()
-        if self._answering:
-            self._wrapper.flush()
-            self._console.print("\n")
-        elif end.answer:
-            self._console.print(Text(safe(end.answer)), end="\n\n")
-        self._answering = False
+        if answer := end.answer or progress.answer:
+            self._console.print(Text(safe(answer)), end="\n\n")
         *lines, outcome = ending_lines(end, progress)
         if end.resume_command:
             resume, outcome = outcome, lines.pop()
@@ -100,10 +91,10 @@ class LiveView:
             self._console.print(Text(resume), soft_wrap=True)
 
     def close(self) -> None:
-        """Stop redrawing; what was drawn last stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        """Stop redrawing; what was drawn last stays, but for the answer, which follows whole."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
     def _start(self) -> None:
         from rich.live import Live
@@ -122,19 +113,6 @@ class LiveView:
         for line in lines:
             self._console.print(Text(line, style="yellow"))
 
-    def _write(self, text: str) -> None:
-        from rich.text import Text
-
-        self._console.print(Text(text), end="", soft_wrap=True)
-
-    def _answer(self, text: str) -> None:
-        if not self._answering:
-            self.close()
-            self._console.print()
-            self._answering = True
-            self._wrapper = WordWrapper(self._write, self._console.width)
-        self._wrapper.feed(safe(text))
-
     def _render(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
@@ -146,21 +124,26 @@ class LiveView:
         if progress.selected:
             names = Text(one_line(" · ".join(progress.selected), 1000), style="cyan")
             parts.append(Text.assemble(("capabilities  ", "bold"), names))
+        room = max(3, self._console.height - 10)
+        answer = progress.answer if self._live is not None else ""
         if progress.steps and not self._replanning:
-            parts.append(self._table(progress))
+            parts.append(self._table(progress, room // 2 if answer else room))
         elif progress.phase and progress.outcome is None:
             from rich.spinner import Spinner
 
             parts.append(Spinner("dots", Text(one_line(progress.phase), style="dim")))
+        if answer:
+            lines = Text(safe(answer)).wrap(self._console, self._console.width)
+            parts += [Text(), *lines[-max(2, room // 2) :]]
         return Group(*parts)
 
-    def _table(self, progress: Progress) -> RenderableType:
+    def _table(self, progress: Progress, room: int) -> RenderableType:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
         steps = list(progress.steps)
-        shown = visible_steps(steps, min(_MOST_ROWS, max(3, self._console.height - 10)))
+        shown = visible_steps(steps, min(_MOST_ROWS, room))
         table = Table(
             box=SIMPLE_HEAD,
             title=Text(f"plan {progress.version}", style="bold"),
@@ -169,11 +152,11 @@ class LiveView:
             show_edge=False,
         )
         table.add_column("", width=1)
-        table.add_column("step", overflow="ellipsis", no_wrap=True)
-        table.add_column("capability", overflow="ellipsis", no_wrap=True, style="cyan")
-        table.add_column("from", overflow="ellipsis", no_wrap=True, style="dim", max_width=28)
+        table.add_column("step", no_wrap=True)
+        table.add_column("capability", no_wrap=True, style="cyan")
+        table.add_column("from", no_wrap=True, style="dim", max_width=28)
         table.add_column("time", justify="right", no_wrap=True, min_width=7)
-        table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column("", no_wrap=True, ratio=1)
         now = time.time()
         for step in shown:
             sign, style = _SIGNS[step.state]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +27,21 @@ from typing import Any
 
 TOOL = "advance"
 DESCRIPTION = "Return the number that follows a number."
+VERBS = (
+    "find", "list", "summarise", "compare", "archive", "check", "rank", "export", "count", "plot",
+)  # fmt: skip
+THINGS = (
+    "overdue invoices", "open orders", "late deliveries", "energy readings", "sick notes",
+    "travel expenses", "support tickets", "server alarms", "sales figures", "stock levels",
+)  # fmt: skip
+PLACES = (
+    "paris", "lyon", "berlin", "madrid", "rome", "oslo", "vienna", "porto", "ghent", "zurich",
+)  # fmt: skip
+
+
+async def look(limit: int = 10) -> int:
+    """Do what each of the further tools does."""
+    return limit
 
 
 @dataclass
@@ -54,18 +70,33 @@ class Work:
     """What to do.
 
     Attributes:
-        steps: Tool calls, each with the result of the one before.
+        steps: Tool calls, each with the result of the one before; 0 for small talk.
         tally: Counts the model's calls; ``None`` while the time is taken, for counting takes time.
+        others: How many further tools there are, which the work does not need.
     """
 
     steps: int
     tally: Tally | None = None
+    others: int = 0
     request: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.request = (
             f"Begin with 0 and call {TOOL} {self.steps} times, each time with its last result."
+            if self.steps
+            else "hello"
         )
+
+    def other_tools(self) -> list[tuple[str, str]]:
+        """Return names and descriptions of the further tools."""
+        found = itertools.islice(itertools.product(THINGS, PLACES, VERBS), self.others)
+        return [
+            (
+                f"{verb}_{thing.replace(' ', '_')}_{place}",
+                f"{verb.capitalize()} the {thing} of the {place.capitalize()} office.",
+            )
+            for thing, place, verb in found
+        ]
 
     def decide(self, last: int | None) -> int | None:
         """Return the next argument of the tool, or ``None`` when the work is done.

@@ -1,4 +1,4 @@
-"""capgraph: the model is asked for the choice, the plan and the answer, never between steps."""
+"""capgraph: the model is asked for the plan and the answer, never between steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from pydantic import BaseModel
 
 from configs.settings import load_settings
-from framework import CapabilityContext, Registry, build_graph, capability_node
+from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
 from framework.testing import ModelCall, ScriptedModel
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
 
 
 class Value(CapabilityContext):
@@ -28,6 +29,19 @@ class Value(CapabilityContext):
 async def advance(value: Value | None = None) -> Value:
     """Return the number that follows a number."""
     return Value(number=(value.number if value else 0) + 1)
+
+
+def other(name: str, text: str) -> type[BaseCapability]:
+    """Return a capability that the work does not need."""
+
+    class Parameters(BaseModel):
+        limit: int = 10
+
+    async def execute(self: Any) -> dict[str, Any]:
+        return {name.upper(): {"found": await look(self.parameters.limit)}}
+
+    parts = {"description": text, "provides": [name.upper()], "name": name, "execute": execute}
+    return capability_node(type(name, (BaseCapability,), {**parts, "Parameters": Parameters}))
 
 
 class CountedModel(ScriptedModel):
@@ -44,8 +58,16 @@ class CountedModel(ScriptedModel):
 def script(work: Work) -> CountedModel:
     """Return a model that answers as a good one would."""
     answers = {
-        "Choice": json.dumps({"reason": "It advances a number.", "capabilities": [TOOL]}),
-        "ExecutionPlan": json.dumps({"steps": [planned(n) for n in range(1, work.steps + 1)]}),
+        "Choice": json.dumps(
+            {"reason": "It advances.", "capabilities": [TOOL], "answer": ""}
+            if work.steps
+            else {"reason": "Small talk.", "capabilities": [], "answer": "0"}
+        ),
+        "ExecutionPlan": json.dumps(
+            {"steps": [planned(n) for n in range(1, work.steps + 1)]}
+            if work.steps
+            else {"steps": [], "answer": "0"}
+        ),
         None: f"The last result is {work.steps}.",
     }
 
@@ -62,13 +84,8 @@ def script(work: Work) -> CountedModel:
 
 def planned(number: int) -> dict[str, Any]:
     """Return one step of the plan as a model writes it."""
-    step: dict[str, Any] = {
-        "context_key": f"value_{number}",
-        "capability": TOOL,
-        "task_objective": f"Advance to {number}",
-        "expected_output": "VALUE",
-    }
-    return {**step, "inputs": [{"VALUE": f"value_{number - 1}"}]} if number > 1 else step
+    step: dict[str, Any] = {"capability": TOOL}
+    return {**step, "inputs": [str(number - 1)]} if number > 1 else step
 
 
 @asynccontextmanager
@@ -77,6 +94,8 @@ async def prepare(work: Work, folder: Path | None, capability: Any = advance) ->
     registry = Registry()
     registry.register(Value)
     registry.register(capability)
+    for name, text in work.other_tools():
+        registry.register(other(name, text))
 
     def runner(saver: Any) -> Run:
         graph = build_graph(registry, script(work), saver, settings=load_settings())
@@ -87,8 +106,10 @@ async def prepare(work: Work, folder: Path | None, capability: Any = advance) ->
                 {"configurable": {"thread_id": uuid.uuid4().hex}},
                 durability="sync" if saver else None,
             )
+            if not work.steps:
+                return int(out["messages"][-1].content)
             values = out["capability_context_data"]["VALUE"]
-            return int(values[f"value_{work.steps}"]["number"])
+            return max(int(value["number"]) for value in values.values())
 
         return run
 

@@ -16,7 +16,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from framework.testing import ModelCall, ScriptedModel
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
 
 
 @tool(TOOL, description=DESCRIPTION)
@@ -24,16 +24,20 @@ async def advance(value: int) -> int:
     return value + 1
 
 
+def tools_of(work: Work) -> list[Any]:
+    return [advance, *(tool(name, description=text)(look) for name, text in work.other_tools())]
+
+
 def script(work: Work) -> ScriptedModel:
     """Return a model that reads the last result and calls the tool with it."""
-    tools = json.dumps(convert_to_openai_tool(advance))
+    tools = json.dumps([convert_to_openai_tool(each) for each in tools_of(work)])
 
     def answer(call: ModelCall) -> AIMessage:
         last = call.messages[-1]
         known = int(str(last.content)) if isinstance(last, ToolMessage) else None
         value = work.decide(known)
         if value is None:
-            message = AIMessage(content=str(known))
+            message = AIMessage(content=str(known or 0))
         else:
             asked = {"name": TOOL, "args": {"value": value}, "id": f"call_{value}"}
             message = AIMessage(content="", tool_calls=[asked])
@@ -56,7 +60,7 @@ async def prepare(work: Work, folder: Path | None) -> AsyncIterator[Run]:
     """Build the agent; keep threads in SQLite when there is a folder."""
 
     def runner(saver: Any) -> Run:
-        agent = create_agent(script(work), [advance], checkpointer=saver)
+        agent = create_agent(script(work), tools_of(work), checkpointer=saver)
 
         async def run() -> int:
             out = await agent.ainvoke(

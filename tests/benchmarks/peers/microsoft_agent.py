@@ -26,7 +26,7 @@ from agent_framework import (
 )
 from agent_framework.observability import ChatTelemetryLayer
 
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
 
 
 @tool(name=TOOL, description=DESCRIPTION)
@@ -48,7 +48,7 @@ class ScriptedClient(BaseChatClient):
         known = int(str(last.result)) if last.type == "function_result" else None
         value = self.work.decide(known)
         if value is None:
-            content = Content.from_text(str(known))
+            content = Content.from_text(str(known or 0))
         else:
             content = Content.from_function_call(f"call_{value}", TOOL, arguments={"value": value})
         message = Message("assistant", [content])
@@ -89,7 +89,10 @@ async def prepare(work: Work, folder: Path | None) -> AsyncIterator[Run]:
         kept = [FileHistoryProvider(folder)] if folder else None
     agent = Agent(
         client,
-        tools=[advance],
+        tools=[
+            advance,
+            *(tool(name=name, description=text)(look) for name, text in work.other_tools()),
+        ],
         context_providers=kept,
         require_per_service_call_history_persistence=folder is not None,
     )

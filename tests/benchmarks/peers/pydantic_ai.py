@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
 
 
 def script(work: Work) -> FunctionModel:
@@ -32,7 +32,7 @@ def script(work: Work) -> FunctionModel:
         known = int(last.content) if isinstance(last, ToolReturnPart) else None
         value = work.decide(known)
         part = (
-            TextPart(str(known))
+            TextPart(str(known or 0))
             if value is None
             else ToolCallPart(TOOL, {"value": value}, f"call_{value}")
         )
@@ -67,6 +67,9 @@ async def prepare(work: Work, folder: Path | None) -> AsyncIterator[Run]:
     @agent.tool_plain(name=TOOL, description=DESCRIPTION)
     async def advance(value: int) -> int:
         return value + 1
+
+    for name, text in work.other_tools():
+        agent.tool_plain(name=name, description=text)(look)
 
     async def run() -> int:
         result = await agent.run(work.request, usage_limits=UsageLimits(request_limit=None))

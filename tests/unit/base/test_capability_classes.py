@@ -417,7 +417,7 @@ async def test_inputs_and_parameters_are_validated() -> None:
 
     with pytest.raises(ValidationError, match="READING"):
         await run_capability(take, parameters={"n": 1})
-    with pytest.raises(ValidationError, match="n: "):
+    with pytest.raises(ValidationError, match="n 'many'"):
         await run_capability(take, inputs={Reading: Reading(value=1)}, parameters={"n": "many"})
     with pytest.raises(ValidationError, match="value"):
         await run_capability(take, inputs={Reading: {"valu": 1}}, parameters={"n": 1})
@@ -540,6 +540,27 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         save_execution_plan_to_file({"steps": [{"parameters": {"x": object()}}]}, path)  # type: ignore[dict-item, list-item, typeddict-item]
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("plan", [{}, {"steps": []}, {"stamp": {"id": "1"}, "steps": []}])
+def test_an_empty_plan_is_read_back_as_an_empty_plan(tmp_path: Path, plan: Any) -> None:
+    save_execution_plan_to_file(plan, tmp_path / "plan.json")
+    assert load_execution_plan_from_file(tmp_path / "plan.json") == {"steps": []}
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (None, "no list of steps"),
+        ({"steps": None}, "no list of steps"),
+        ({"steps": [], "extra": 1}, "extra"),
+        ({"steps": [{"task_objective": "\ud800"}]}, "not plain JSON"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, plan: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        save_execution_plan_to_file(plan, tmp_path / "plan.json")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

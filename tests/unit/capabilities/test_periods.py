@@ -7,8 +7,8 @@ from datetime import datetime
 import pytest
 
 from capabilities.periods.connect import parse
+from capabilities.periods.items import Options
 from capabilities.periods.reading import options_from, time_range_of
-from capabilities.periods.scan import Options
 from framework.base import ValidationError
 from framework.testing import run_capability
 

@@ -1,5 +1,6 @@
 """From options to settings, data and database."""
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from framework.cli.agent import (
     data_context,
     database_url,
     new_thread_id,
+    open_agent,
     read_settings,
 )
 from framework.registry import Registry
@@ -34,7 +36,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registry():
-    registry = Registry()
+    registry = Registry(given=["DATA_SOURCE"])
     registry.register(FileList)
     return registry
 
@@ -62,10 +64,19 @@ def test_a_configuration_that_is_missing_is_named(home):
         read_settings(Path("none.yml"))
 
 
-def test_data_files_take_the_place_of_configured_ones(home):
-    (home / "capgraph.yml").write_text("context: {DATA_SOURCE: {a: {files: [x]}}, OTHER: {b: {}}}")
-    assert set(read_settings(None).context) == {"DATA_SOURCE", "OTHER"}
-    assert set(read_settings(None, ["new.csv"]).context) == {"OTHER"}
+async def test_data_files_take_the_place_of_configured_ones(home):
+    (home / "capgraph.yml").write_text(
+        "modules: [capabilities.contexts]\n"
+        "given: [DATA_SOURCE, TIME_RANGE]\n"
+        "context: {DATA_SOURCE: {a: {files: [x]}}, TIME_RANGE: {b: {label: all}}}\n"
+    )
+    settings = await asyncio.to_thread(read_settings, None)
+    async with open_agent(settings, db="memory", data=["vega:new.csv"]) as agent:
+        assert set(agent.settings.context) == {"TIME_RANGE"}
+        assert agent.data == {"DATA_SOURCE": {"data": {"files": ["vega:new.csv"]}}}
+    async with open_agent(settings, db="memory") as agent:
+        assert set(agent.settings.context) == {"DATA_SOURCE", "TIME_RANGE"}
+        assert agent.data == {}
 
 
 def test_data_files_are_found_from_any_folder(home, registry):
@@ -81,7 +92,7 @@ def test_a_data_file_that_is_missing_is_named(home, registry):
 
 
 def test_an_agent_that_reads_no_data_says_so(home):
-    with pytest.raises(ConfigurationError, match=r"no context type DATA_SOURCE.*Fix:"):
+    with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
         data_context(["x.csv"], Registry())
 
 
@@ -111,3 +122,20 @@ def test_new_thread_ids_differ_and_can_be_used():
     ids = {new_thread_id() for _ in range(100)}
     assert len(ids) == 100
     assert all(check_thread_id(item) == item for item in ids)
+
+
+@pytest.mark.may_block
+async def test_the_command_line_reads_its_folder_and_the_files_of_data(home, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "far.csv"
+    elsewhere.write_text("a\n1\n")
+    settings = read_settings(None)
+    assert settings.data_folders == [str(home)]
+    async with open_agent(settings, db="memory", data=[str(elsewhere), "vega:cars.json"]) as agent:
+        assert agent.settings.data_folders == [str(home), str(elsewhere)]
+
+
+def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home):
+    (home / "capgraph.yml").write_text("data_folders: [/srv/data]\n")
+
+    assert read_settings(None).data_folders == ["/srv/data"]
+    assert Settings().data_folders == []

@@ -135,3 +135,32 @@ def test_ctrl_c_is_not_swallowed(monkeypatch):
     monkeypatch.setattr("builtins.input", interrupt)
     with pytest.raises(KeyboardInterrupt):
         questions.ask_all(asked(STEP), Console(file=io.StringIO()))
+
+
+def test_an_approver_sees_all_of_what_would_run(monkeypatch):
+    code = "print(1)\n" * 3000 + "print('the end')"
+    steps = [
+        {
+            "context_key": "a",
+            "capability": "python",
+            "task_objective": "Count " + "very " * 400 + "carefully",
+            "parameters": {"code": code},
+            "when": {"step": "b"},
+        }
+    ]
+    plan = {**STEP, "context_key": "plan", "kind": "plan", "parameters": {"steps": steps}}
+    for entry in (plan, {**STEP, **steps[0], "task_objective": "Count to the end carefully"}):
+        _, shown = answer(monkeypatch, asked(entry), "a")
+        flat = " ".join(shown.split())
+        assert "the end')" in flat
+        assert flat.count("print(1)") == 3000
+        assert "carefully" in flat
+    shown = "\n".join(question_lines(asked(plan)["i1"]))
+    assert '"step": "b"' in shown
+
+
+def test_characters_that_deceive_an_approver_are_shown(monkeypatch):
+    step = {**STEP, "parameters": {"to": "pay\u200bpal\u3164\u00ad"}, "description": "a\u2066b"}
+    _, shown = answer(monkeypatch, asked(step), "a")
+    assert "pay\\u200bpal\\u3164\\xad" in shown
+    assert "a\\u2066b" in shown

@@ -6,7 +6,6 @@ from framework.base import ConfigurationError
 from framework.cli.durations import read_duration
 from framework.cli.exit_codes import ExitCode
 from framework.cli.terminal import one_line, safe
-from framework.cli.wrapping import WordWrapper
 
 HOSTILE = "\x1b]0;title\x07 \x9b2J \u202eevil\u2069 \r over \x08\x7f \ud800"
 
@@ -25,36 +24,6 @@ def test_line_breaks_stay_in_text_and_go_from_lines():
 
 def test_a_long_line_is_shortened():
     assert one_line("x" * 500, 20) == "x" * 19 + "…"
-
-
-def wrapped(text, width, size):
-    shown = []
-    wrapper = WordWrapper(shown.append, width)
-    for start in range(0, len(text), size):
-        wrapper.feed(text[start : start + size])
-    wrapper.flush()
-    return "".join(shown)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_wrapping_does_not_depend_on_where_the_pieces_end(size):
-    text = "A sentence of several words,\n\n  - an item\nand 温度 end"
-    assert wrapped(text, 12, size) == wrapped(text, 12, 1000)
-
-
-def test_wrapping_breaks_between_words_and_loses_none():
-    text = "The hottest day was 19 July 2015 with 35.0 °C in Seattle"
-    lines = wrapped(text, 15, 3).split("\n")
-    assert max(map(len, lines)) <= 15
-    assert " ".join(lines) == text
-
-
-def test_a_word_longer_than_the_line_is_kept_whole():
-    assert wrapped("a " + "x" * 30 + " b", 10, 4) == "a\n" + "x" * 30 + "\nb"
-
-
-def test_wide_characters_count_two_columns():
-    assert wrapped("温度 温度", 6, 1) == "温度\n温度"
 
 
 @pytest.mark.parametrize(

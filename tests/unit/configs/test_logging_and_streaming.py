@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,8 +10,8 @@ import pytest
 from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
-from configs.logger import SafeFormatter, clean_text, get_logger, mask_secrets
-from configs.streaming import get_streamer
+from configs.logger import SafeFormatter, get_logger
+from configs.streaming import get_streamer, step_of_plan
 
 
 def test_kinds_of_messages(caplog: pytest.LogCaptureFixture) -> None:
@@ -35,40 +36,6 @@ def test_a_logger_by_name() -> None:
     assert get_logger(name="mine").name == "capgraph.mine"
     with pytest.raises(ValueError, match="source='x'"):
         get_logger("x")
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"),
-        ("one\ntwo\rthree", "one\\ntwo\\rthree"),
-        ("\u202edesrever", "\\u202edesrever"),
-        ("tab\tstays, größe too", "tab\tstays, größe too"),
-    ],
-)
-def test_control_characters_become_visible(text: str, clean: str) -> None:
-    assert clean_text(text) == clean
-
-
-@pytest.mark.parametrize(
-    ("text", "secret"),
-    [
-        ("api_key=abc123", "abc123"),
-        ('{"password": "hunter2"}', "hunter2"),
-        ("Authorization: Bearer abc.def", "abc.def"),
-        ("postgresql://me:pw12@host/db", "pw12"),
-        ("key sk-abcdefghijkl was refused", "sk-abcdefghijkl"),
-        ("token = 'tok-1'", "tok-1"),
-    ],
-)
-def test_secrets_are_masked(text: str, secret: str) -> None:
-    assert secret not in mask_secrets(text)
-    assert "***" in mask_secrets(text)
-
-
-def test_ordinary_text_is_left_alone() -> None:
-    for text in ("processed 4012 rows", "https://host/path", "the tokens of a sentence", "a:b@c"):
-        assert mask_secrets(text) == text
 
 
 def test_a_formatted_record_is_safe() -> None:
@@ -129,3 +96,16 @@ async def test_preparation_has_three_steps(component: str, place: int) -> None:
 @pytest.mark.parametrize("state", [None, {}, {"planning_execution_plan": "odd"}])
 async def test_a_streamer_needs_no_plan(state: Any) -> None:
     assert "step" not in (await events_of("weather", state))[0]
+
+
+async def test_steps_side_by_side_name_their_own_place() -> None:
+    plan = {"planning_execution_plan": {"steps": [{}] * 5}, "planning_current_step_index": 0}
+
+    async def step(index: int) -> Any:
+        with step_of_plan(index, 5):
+            return (await events_of("weather", plan))[0]
+
+    sent = await asyncio.gather(*(step(index) for index in range(5)))
+    assert [event["step"] for event in sent] == [1, 2, 3, 4, 5]
+    odd = await events_of("weather", {**plan, "planning_current_step_index": "two"})
+    assert odd[0]["step"] == 1

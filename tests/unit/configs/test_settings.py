@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from configs.errors import CapgraphError, ConfigurationError
-from configs.settings import Settings, load_settings, read_yaml
+from configs.settings import Settings, load_settings
+from configs.yaml_files import read_yaml
 
 
 @pytest.fixture
@@ -85,6 +86,69 @@ def test_a_wrong_environment_variable_is_named(
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("CAPGRAPH_APPROVAL__STEPS", "no 'approval'. Fix: Write CAPGRAPH_APPROVALS__STEPS"),
+        ("CAPGRAPH_MODL", "Write CAPGRAPH_MODEL."),
+        ("capgraph_limit__max_steps", "CAPGRAPH_LIMITS__MAX_STEPS"),
+        ("CAPGRAPH_ELSEWHERE__A", "Use one of: name, "),
+        ("CAPGRAPH_LIMITS__MAX_PARALEL", "write 'max_parallel'"),
+    ],
+)
+@pytest.mark.parametrize("make", [load_settings, Settings])
+def test_a_variable_that_would_do_nothing_is_refused_with_the_nearest_key(
+    monkeypatch: pytest.MonkeyPatch, variable: str, words: str, make: Any
+) -> None:
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(ValueError) as caught:
+        make()
+    if make is load_settings or "PARALEL" not in variable:
+        assert isinstance(caught.value, ConfigurationError)
+        assert words in str(caught.value)
+
+
+def test_variables_of_the_application_are_left_alone(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPGRAPH_KEY", "secret")
+    assert load_settings(write("description: ${CAPGRAPH_KEY}")).description == "secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("limits: {max_parallel: true}", "limits.max_parallel"),
+        ("limits: {max_model_calls: false}", "limits.max_model_calls"),
+        ("limits: {max_retry_delay_seconds: .inf}", "limits.max_retry_delay_seconds"),
+        ("limits: {run_timeout_seconds: .nan}", "limits.run_timeout_seconds"),
+        ("limits: {step_timeout_seconds: true}", "limits.step_timeout_seconds"),
+        ("selection: {shortlist: true}", "selection.shortlist"),
+        (
+            "models: {planning: {model: x, timeout_seconds: .inf}}",
+            "models.planning.timeout_seconds",
+        ),
+    ],
+)
+def test_what_is_no_usable_number_is_refused(write: Any, text: str, path: str) -> None:
+    with pytest.raises(ConfigurationError, match=path):
+        load_settings(write(text))
+
+
+def test_the_nearest_key_of_a_file_is_named(write: Any) -> None:
+    text = "modl: x\nmodels: {planning: {model: x, temprature: 0}}"
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(write(text))
+    assert "modl: unknown key. Fix: write 'model'" in str(caught.value)
+    assert "models.planning.temprature: unknown key. Fix: write 'temperature'" in str(caught.value)
+
+
+def test_keys_may_come_from_a_shared_part_of_the_file(write: Any) -> None:
+    text = "limits: &l {max_steps: 5}\ncontext: {A: {<<: *l, max_steps: 6}}"
+    found = load_settings(write(text))
+    assert found.context == {"A": {"max_steps": 6}}
+
+
 def test_variables_in_files(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WHO", "me")
     found = load_settings(write("name: ${WHO}\ndescription: by ${NOBODY:-someone}"))
@@ -102,6 +166,12 @@ def test_variables_in_files(write: Any, monkeypatch: pytest.MonkeyPatch) -> None
         ("1: a", "not settings"),
         ("name: !!python/object/apply:os.system ['true']", "not valid YAML"),
         ("a: &a {b: *a}", "nested too deeply"),
+        ("name: a\nname: b", "'name' is given twice, in lines 1 and 2"),
+        (
+            "limits:\n  max_steps: 1\n  max_parallel: 2\n  max_steps: 3",
+            "'max_steps' is given twice",
+        ),
+        ("models: {planning: {model: a}, planning: {model: b}}", "'planning' is given twice"),
     ],
 )
 def test_a_file_that_is_no_configuration_says_why(write: Any, text: str, words: str) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from configs.limits import Limits
-from framework.base import CapabilitySpec
+from framework.base import CapabilitySpec, ErrorSeverity
+from framework.base.ports import Failure
 from framework.engine import Route, route
-from framework.engine.routing import decisive
+from framework.engine.caller_plan import plan_digest
+from framework.pipeline.failures import decisive
 from framework.planning import StaticCatalog
 
 CATALOG = StaticCatalog.of(
@@ -27,6 +29,13 @@ PLAN = {
 }
 POLICY = {"max_attempts": 3, "delay_seconds": 0.5, "backoff_factor": 1.5}
 LIMITS = Limits(max_planning_attempts=2, max_reclassifications=1)
+
+
+def decided(state: dict[str, Any], catalog: Any, limits: Limits) -> Route:
+    """Route a state whose plan was put in force."""
+    plan = state.get("planning_execution_plan")
+    accepted = {} if plan is None else {"planning_accepted": plan_digest(plan)}
+    return route({**accepted, **state}, catalog, limits)
 
 
 def failed(severity: Any, origin: str, **state: Any) -> dict[str, Any]:
@@ -89,7 +98,7 @@ TABLE = [
 def test_every_severity(severity: str, count: str, origin: str, expected: Route) -> None:
     state = failed(severity, origin, **COUNTS.get((severity, count), {}))
     before = copy.deepcopy(state)
-    assert route(state, CATALOG, LIMITS) == expected
+    assert decided(state, CATALOG, LIMITS) == expected
     assert state == before  # the decision writes nothing
 
 
@@ -101,25 +110,25 @@ def test_an_unknown_severity_ends_the_turn(severity: Any, origin: str) -> None:
 
 def test_a_failure_without_any_details_ends_the_turn() -> None:
     state = {"control_has_error": True, "control_error_info": {"x": 1}}
-    assert route(state, CATALOG, LIMITS).target == "error"
+    assert decided(state, CATALOG, LIMITS).target == "error"
 
 
 def test_the_first_classification_does_not_count_as_a_repetition() -> None:
     state = failed("reclassification", "capability")
-    assert route(state, CATALOG, Limits(max_reclassifications=1)).target == "classifier"
-    assert route(state, CATALOG, Limits(max_reclassifications=0)).target == "error"
+    assert decided(state, CATALOG, Limits(max_reclassifications=1)).target == "classifier"
+    assert decided(state, CATALOG, Limits(max_reclassifications=0)).target == "error"
 
 
 def test_failures_of_the_planner_itself_count_as_plans() -> None:
     state = failed("replanning", "node", control_attempts={"orchestrator": 2})
     state["control_error_info"]["node_name"] = "orchestrator"
-    assert route(state, CATALOG, LIMITS).target == "error"
+    assert decided(state, CATALOG, LIMITS).target == "error"
 
 
 def test_settings_bound_the_tries_whatever_the_policy_says() -> None:
     state = failed("retriable", "capability", control_attempts={"a": 2})
     state["control_error_info"]["retry_policy"] = {"max_attempts": 1000}
-    assert route(state, CATALOG, Limits(max_attempts=2)).target == "error"
+    assert decided(state, CATALOG, Limits(max_attempts=2)).target == "error"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +144,7 @@ def test_settings_bound_the_tries_whatever_the_policy_says() -> None:
     ],
 )
 def test_the_way_without_a_failure(state: dict[str, Any], target: str) -> None:
-    assert route(state, CATALOG, LIMITS).target == target
+    assert decided(state, CATALOG, LIMITS).target == target
 
 
 def done(*keys: str) -> dict[str, Any]:
@@ -144,16 +153,16 @@ def done(*keys: str) -> dict[str, Any]:
 
 def test_only_steps_whose_inputs_exist_run() -> None:
     state = {"planning_execution_plan": PLAN, "execution_step_results": {}}
-    assert route(state, CATALOG, LIMITS).steps == ("a",)
+    assert decided(state, CATALOG, LIMITS).steps == ("a",)
     state["execution_step_results"] = done("a")
-    assert route(state, CATALOG, LIMITS).steps == ("b",)
+    assert decided(state, CATALOG, LIMITS).steps == ("b",)
     state["execution_step_results"] = done("a", "b")
-    assert route(state, CATALOG, LIMITS).target == "respond"
+    assert decided(state, CATALOG, LIMITS).target == "respond"
 
 
 def test_a_plan_that_ends_in_a_question_asks_it() -> None:
     plan = {"steps": [{"context_key": "q", "capability": "clarify"}]}
-    assert route({"planning_execution_plan": plan}, CATALOG, LIMITS).target == "clarify"
+    assert decided({"planning_execution_plan": plan}, CATALOG, LIMITS).target == "clarify"
 
 
 def test_a_step_that_waits_for_a_person_is_asked_about_when_nothing_else_can_run() -> None:
@@ -167,21 +176,21 @@ def test_a_step_that_waits_for_a_person_is_asked_about_when_nothing_else_can_run
         "planning_execution_plan": plan,
         "execution_pending_approvals": {"a": {"kind": "step"}},
     }
-    assert route(state, CATALOG, LIMITS).steps == ("b",)
+    assert decided(state, CATALOG, LIMITS).steps == ("b",)
     state["execution_step_results"] = done("b")
-    assert route(state, CATALOG, LIMITS).target == "approval"
+    assert decided(state, CATALOG, LIMITS).target == "approval"
 
 
 def test_a_plan_that_names_what_is_no_longer_registered_goes_to_a_person() -> None:
     plan = {"steps": [{"context_key": "a", "capability": "invented"}]}
-    found = route({"planning_execution_plan": plan}, CATALOG, LIMITS)
+    found = decided({"planning_execution_plan": plan}, CATALOG, LIMITS)
     assert found.target == "approval"
     assert "invented" in found.reason
 
 
 def test_the_gravest_of_several_failures_decides() -> None:
     entries = [
-        {"context_key": key, "classification": {"severity": severity}}
+        Failure(ErrorSeverity(severity), "It broke.", key=key)
         for key, severity in [
             ("a", "retriable"),
             ("b", "replanning"),
@@ -189,4 +198,33 @@ def test_the_gravest_of_several_failures_decides() -> None:
             ("d", "critical"),
         ]
     ]
-    assert decisive(entries)["context_key"] == "c"
+    assert decisive(entries).key == "c"
+
+
+def test_a_plan_that_nobody_checked_is_checked_first() -> None:
+    for accepted in (None, plan_digest({"steps": []})):
+        state = {"planning_execution_plan": PLAN, "planning_accepted": accepted}
+        assert route(state, CATALOG, LIMITS).target == "accept"
+
+
+def test_a_step_that_has_no_tries_left_is_not_tried_by_the_router() -> None:
+    state = failed("retriable", "capability", control_attempts={"a": 1})
+    state["control_error_info"]["final"] = True
+    assert decided(state, CATALOG, LIMITS).target == "error"
+    state["control_error_info"]["final"] = False
+    assert decided(state, CATALOG, LIMITS).target == "capabilities"
+
+
+@pytest.mark.parametrize(
+    ("severity", "budget"),
+    [
+        ("replanning", {"plans": 2}),
+        ("reclassification", {"classifications": 2}),
+        ("reclassification", {"plans": 2}),
+    ],
+)
+def test_what_a_turn_has_used_up_counts_whatever_nodes_write(
+    severity: str, budget: dict[str, int]
+) -> None:
+    state = failed(severity, "capability", control_budget=budget)
+    assert decided(state, CATALOG, LIMITS).target == "error"

@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from configs.settings import load_settings
 from framework.base import CapabilityError, LimitError, ModelError
+from framework.base.ports import STAGES, Attempt
 from framework.models import RoleModel, model_strategies
-from framework.models.around import ModelAttempt
 from framework.models.calls import streamed, structured
 from framework.selection import Candidate, LexicalSelector
 from framework.testing import ScriptedModel
@@ -30,14 +30,14 @@ class Around:
         self,
         stage: str,
         log: list[str],
-        change: Callable[[ModelAttempt], ModelAttempt] | None = None,
+        change: Callable[[Attempt], Attempt] | None = None,
     ) -> None:
         self.stage = stage
         self._log = log
         self._change = change
 
-    async def around(self, attempt: ModelAttempt, call_next: Any) -> Any:
-        self._log.append(f"{self.stage} {attempt.capability}")
+    async def around(self, attempt: Attempt, call_next: Any) -> Any:
+        self._log.append(f"{self.stage} {attempt.kind} {attempt.capability}")
         result = await (call_next(self._change(attempt)) if self._change else call_next())
         self._log.append(f"left {self.stage}")
         return result
@@ -48,13 +48,19 @@ async def test_stages_stand_in_their_order_whatever_order_they_are_given_in() ->
     around = [Around(stage, log) for stage in ("call", "permit", "bound", "reserve", "ledger")]
     role = RoleModel("planning", ScriptedModel(responses=[{"a": 1}]), around=around)
     assert await structured(role, SCHEMA, ASK) == {"a": 1}
-    entered = [f"{stage} model:planning" for stage in ("reserve", "bound", "call")]
-    assert log == [*entered, "left call", "left bound", "left reserve"]
+    order = [stage for stage in STAGES if stage in {middleware.stage for middleware in around}]
+    entered = [f"{stage} model planning" for stage in order]
+    assert order[0] == "permit"
+    assert log == [*entered, *(f"left {stage}" for stage in reversed(order))]
 
 
 async def test_another_model_and_a_shorter_history_can_be_put_in_place() -> None:
     first, second = ScriptedModel(responses=[]), ScriptedModel(responses=["From the second."])
-    change = Around("call", [], lambda a: replace(a, model=second, messages=a.messages[-1:]))
+    change = Around(
+        "call",
+        [],
+        lambda a: replace(a, inputs={"model": second, "messages": a.inputs["messages"][-1:]}),
+    )
     answer = await streamed(RoleModel("answer", first, around=[change]), ASK)
     assert answer.text == "From the second."
     assert (len(first.calls), second.calls[0].messages) == (0, (ASK[1],))
@@ -68,7 +74,7 @@ async def test_what_waits_for_its_turn_is_not_counted_as_the_models_time() -> No
     class Waits:
         stage = "reserve"
 
-        async def around(self, attempt: ModelAttempt, call_next: Any) -> Any:
+        async def around(self, attempt: Attempt, call_next: Any) -> Any:
             await asyncio.sleep(1.1)
             return await call_next()
 
@@ -84,7 +90,7 @@ async def test_a_refusal_passes_as_it_is(error: Exception) -> None:
     class Refuses:
         stage = "call"
 
-        async def around(self, attempt: ModelAttempt, call_next: Any) -> Any:
+        async def around(self, attempt: Attempt, call_next: Any) -> Any:
             raise error
 
     with pytest.raises(type(error)) as caught:
@@ -96,7 +102,11 @@ async def test_behaviors_stand_around_every_role() -> None:
     log: list[str] = []
     model = ScriptedModel(responses=[{"reason": "", "capabilities": ["a"]}, AIMessage("Hm.")])
     found = model_strategies(
-        model, sensor_registry(), load_settings(), LexicalSelector(), [Around("call", log)]
+        model,
+        sensor_registry(),
+        load_settings(selection={"strategy": "model"}),
+        LexicalSelector(),
+        [Around("call", log)],
     )
     assert (await found["selector"].select("x", [Candidate("a", "Does a.")])).names == ("a",)
-    assert log[0] == "call model:selection"
+    assert log[0] == "call model selection"

@@ -38,6 +38,7 @@ class FirstOnes:
 
 
 def strategies(model: Any, registry: Registry | None = None, **settings: Any) -> dict[str, Any]:
+    settings.setdefault("selection", {"strategy": "model"})
     return model_strategies(
         model, registry or sensor_registry(), load_settings(**settings), FirstOnes()
     )
@@ -173,16 +174,15 @@ async def test_planning_prompts_share_their_beginning() -> None:
     assert first.messages[0] == second.messages[0]
     assert first.messages[1] != second.messages[1]
     assert first.messages[0].text.endswith("# GUIDE")
-    assert (
-        "- wipe: Erases all readings.\n  needs: nothing; gives: nothing\n  acts on the world, and"
-        in (first.messages[0].text)
-    )
-    assert "needs: READING (many); gives: TOTAL" in first.messages[0].text
+    shown = first.messages[0].text
+    assert "- wipe: Erases all readings. Acts on the world, and cannot be undone." in shown
+    assert "- add_up: Adds up readings. Needs READING (many). Gives TOTAL." in shown
 
 
-def test_the_schema_of_plans_has_the_fields_of_plans() -> None:
+def test_the_schema_of_plans_has_only_fields_of_plans() -> None:
     item = PLAN_SCHEMA["properties"]["steps"]["items"]
-    assert set(item["properties"]) == set(PlannedStep.__annotations__)
+    assert set(item["properties"]) < set(PlannedStep.__annotations__)
+    assert item["required"] == ["capability"]
 
 
 def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
@@ -197,14 +197,14 @@ def test_a_planner_is_shown_the_parameters_of_a_capability() -> None:
     from framework.base import CapabilitySpec
 
     text = describe_capability(CapabilitySpec("look", "Looks.", parameters=Parameters))
-    assert '"days": {"type": "integer"}' in text
-    assert '"title": {"default": "none", "type": "string"}' in text
-    assert '"unit": {"enum": ["K", "F"], "type": "string"}' in text
-    integers = '{"type": "integer"}'
-    assert f'{{"additionalProperties": {integers}, "type": "object"}}' in text
-    assert f'{{"items": {integers}, "type": "array"}}' in text
+    assert '"days":{"type":"integer"}' in text
+    assert '"title":{"default":"none","type":"string"}' in text
+    assert '"unit":{"enum":["K","F"],"type":"string"}' in text
+    integers = '{"type":"integer"}'
+    assert f'{{"additionalProperties":{integers},"type":"object"}}' in text
+    assert f'{{"items":{integers},"type":"array"}}' in text
     assert "Says nothing new" not in text
-    assert '"required": ["days"]' in text
+    assert '"required":["days"]' in text
 
 
 async def test_what_is_no_plan_comes_back_for_the_check() -> None:

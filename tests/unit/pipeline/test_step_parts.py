@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +13,9 @@ from configs.limits import Limits
 from framework import CapabilityContext, ErrorSeverity
 from framework.base import CapabilityError, CapabilitySpec, Requirement, ValidationError
 from framework.engine.turn_outcome import outcome_of
-from framework.pipeline.inputs import resolve_inputs, resolve_parameters
-from framework.pipeline.retry import RetryPolicy, wait_seconds
-from framework.pipeline.sort_result import sort_output
+from framework.pipeline.inputs import resolve_inputs
+from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.pipeline.sort_result import sort_result
 
 
 class Reading(CapabilityContext):
@@ -69,26 +68,13 @@ def test_inputs_that_were_not_asked_for_are_handed_over_too() -> None:
     assert found == {"READING": Reading(value=1)}
 
 
-def test_parameters() -> None:
-    class Parameters(pydantic.BaseModel):
-        n: int
-        unit: str = "K"
-
-    assert resolve_parameters(spec(), {"parameters": {"x": 1}}) == {"x": 1}
-    assert resolve_parameters(spec(), {"parameters": None}) == {}
-    typed = spec(parameters=Parameters)
-    assert resolve_parameters(typed, {"parameters": {"n": 1}}) == Parameters(n=1)
-    with pytest.raises(ValidationError, match="n: ") as info:
-        resolve_parameters(typed, {"parameters": {"n": "x"}})
-    assert info.value.severity is ErrorSeverity.REPLANNING
-
-
 # --- outputs -----------------------------------------------------------------------------------------
 
 
 def sort(result: Any, *provides: str, expected: str | None = None, stored: Any = ()) -> Any:
     step: Any = {"context_key": "k", "expected_output": expected}
-    return sort_output(result, list(stored), spec(provides=provides), step, "k", TYPES)
+    found = sort_result(result, list(stored), spec(provides=provides), step, "k", TYPES)
+    return found.updates, found.contexts
 
 
 @pytest.mark.parametrize(
@@ -160,7 +146,10 @@ def test_no_returned_key_is_ever_lost(result: dict[str, Any], provides: bool) ->
     step: Any = {"context_key": "k", "expected_output": "REST" if provides else None}
     error = ""
     try:
-        updates, contexts = sort_output(result, [], declared, step, "k", {})
+        found = sort_result(result, [], declared, step, "k", {})
+        updates, contexts = found.updates, found.contexts
+        if found.plan is not None:
+            updates = {**updates, "planning_execution_plan": found.plan}
     except CapabilityError as exc:
         error = str(exc)
     if error:

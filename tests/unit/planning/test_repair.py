@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from framework.base import CapabilitySpec, Requirement
-from framework.planning import StaticCatalog, check_plan, repair_plan
+from framework.planning import Repair, StaticCatalog, check_plan, repair_plan
 
 
 class Options(BaseModel):
@@ -347,6 +347,41 @@ def test_inputs_in_another_form(inputs: Any) -> None:
     assert (made[1]["inputs"], left) == ([{"PLACE": "p"}], [])
 
 
+def links(steps: list[Any], index: int) -> Any:
+    return steps[index].get("inputs")
+
+
+def test_inputs_may_name_a_step_by_its_number_or_a_result_by_its_key() -> None:
+    two = [{"capability": "average"}, {"capability": "average"}]
+    stored = {"DATA": ["old", "new"]}
+    steps, codes, left = mend(
+        {**two[0], "inputs": ["old"]},
+        {**two[1], "inputs": ["new"]},
+        {"capability": "compare", "inputs": ["1", 2]},
+        stored=stored,
+    )
+    assert left == []
+    assert links(steps, 0) == [{"DATA": "old"}]
+    assert links(steps, 2) == [{"MEAN": "mean"}, {"MEAN": "mean_2"}]
+    assert codes.count("CG-P12") == 3
+
+
+@pytest.mark.parametrize("named", ["0", "3", "9", "nobody", "-1", "²", True, None, 10**30])
+def test_an_input_that_names_nothing_is_left_to_the_planner(named: Any) -> None:
+    _, _, left = mend(
+        {"capability": "average", "inputs": [{"DATA": "old"}]},
+        {"capability": "describe", "expected_output": "MEAN_TEXT"},
+        {"capability": "compare", "inputs": ["1", named]},
+        stored={"DATA": ["old"]},
+    )
+    assert left == ([] if named is None else ["CG-P12"])
+
+
+def test_a_short_input_of_a_type_that_nobody_takes_is_left() -> None:
+    _, _, left = mend({"capability": "locate"}, {"capability": "average", "inputs": ["1"]})
+    assert "CG-P12" in left
+
+
 def test_outputs() -> None:
     made, _, left = mend(
         step("p", "locate", expected_output="WHERE"),
@@ -389,14 +424,14 @@ def test_a_repair_says_what_it_did() -> None:
         "[CG-P13] 'd', inputs: 'no PLACE' became 'PLACE: home, from locate' (the only capability"
         " that supplies it)",
     ]
-    assert mended.repairs[0].to_dict() == {
-        "code": "CG-P04",
-        "context_key": "d",
-        "field": "capability",
-        "before": "'Fetch'",
-        "after": "'fetch'",
-        "reason": "the only registered name that is near",
-    }
+    assert mended.repairs[0] == Repair(
+        code="CG-P04",
+        context_key="d",
+        field="capability",
+        before="'Fetch'",
+        after="'fetch'",
+        reason="the only registered name that is near",
+    )
 
 
 def test_a_reversed_plan_of_a_thousand_steps_is_mended() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework.base import PlanError
-from framework.planning import carry_over, fingerprint, fingerprints, next_version
+from framework.planning import carry_over, fingerprints, next_version
 
 
 def step(key: str, capability: str, *reads: str, **more: Any) -> dict[str, Any]:
@@ -63,13 +63,6 @@ def test_a_changed_step_runs_again_and_so_does_what_reads_it(fields: Any) -> Non
 def test_a_reworded_objective_counts_only_where_nothing_else_says_what_to_do() -> None:
     assert "place" in carry_over(OLD, changed(0, task_objective="Find Oslo"), DONE).kept
     assert carry_over(OLD, changed(1, task_objective="by hour"), DONE).kept == {"place": "place"}
-    assert (
-        "data"
-        in carry_over(OLD, changed(1, task_objective="by hour"), DONE, objective="never").kept
-    )
-    assert (
-        carry_over(OLD, changed(0, task_objective="Find Oslo"), DONE, objective="always").kept == {}
-    )
     same = changed(1, task_objective="Fetch the  DATA.")
     old = changed(1, task_objective="fetch the data")
     assert "data" in carry_over(old, same, DONE).kept
@@ -115,7 +108,6 @@ def test_the_first_plan_and_odd_records_keep_nothing() -> None:
     assert carry_over(None, OLD, {}).kept == {}
     records = {"place": None, "data": {"success": "yes"}, "mean": True}
     assert carry_over(OLD, OLD, records).kept == {}
-    assert json.loads(json.dumps(carry_over(OLD, OLD, DONE).to_dict()))["kept"]
 
 
 # Fingerprints.
@@ -131,7 +123,7 @@ def test_fingerprints_do_not_depend_on_names_order_or_the_process() -> None:
     }
     old, again = fingerprints(OLD), fingerprints(new)
     assert again["readings"] == old["data"]
-    assert old["data"] == fingerprint(OLD["steps"][1], OLD) == PINNED
+    assert old["data"] == PINNED
 
 
 def test_fingerprints_change_with_the_work() -> None:
@@ -165,9 +157,7 @@ def test_equal_steps_have_different_fingerprints() -> None:
     assert fingerprints(reordered) == prints
 
 
-def test_a_fingerprint_needs_a_step_of_the_plan_and_plain_data() -> None:
-    with pytest.raises(PlanError, match="'x' is not part of the plan"):
-        fingerprint({"context_key": "x"}, OLD)
+def test_a_fingerprint_needs_plain_data() -> None:
     with pytest.raises(PlanError, match="not plain JSON"):
         fingerprints({"steps": [{"context_key": "x", "parameters": {"a": object()}}]})  # type: ignore[dict-item]
 
@@ -175,9 +165,9 @@ def test_a_fingerprint_needs_a_step_of_the_plan_and_plain_data() -> None:
 # History.
 
 
-def test_the_history_says_who_replaced_what_and_why() -> None:
+def test_the_history_says_who_wrote_what_and_why() -> None:
     first = next_version([], OLD)
-    assert (first["version"], first["reason"], first["changes"]) == (1, "the request", [])
+    assert (first["version"], first["reason"]) == (1, "the request")
     new = copy.deepcopy(OLD)
     new["steps"][2:3] = [step("median", "average", "data", parameters={"kind": "median"})]
     new["steps"].insert(0, step("memory", "recall"))
@@ -189,20 +179,11 @@ def test_the_history_says_who_replaced_what_and_why() -> None:
     assert second["version"] == 2
     assert second["kept"] == {"place": "place", "data": "data"}
     assert second["outcome"] == {"place": "done", "data": "done", "mean": "failed"}
-    assert second["changes"] == [
-        {"old": None, "new": "memory", "fields": [], "status": None},
-        {"old": "mean", "new": "median", "fields": ["parameters"], "status": "failed"},
-        {"old": "answer", "new": "answer", "fields": ["inputs"], "status": None},
-    ]
     assert json.loads(json.dumps(second)) == second
 
 
-def test_dropped_steps_and_given_plans_are_named() -> None:
+def test_a_given_plan_begins_the_history() -> None:
     short: Any = {"steps": [OLD["steps"][0], OLD["steps"][3]]}
     entry = next_version([], short, previous=OLD, author="approval", outcome={"data": "skipped"})
     assert (entry["version"], entry["author"]) == (1, "approval")
     assert entry["reason"] == "a new plan was asked for"
-    assert [(c["old"], c["new"], c["status"]) for c in entry["changes"]] == [
-        ("data", None, "skipped"),
-        ("mean", None, None),
-    ]

@@ -9,10 +9,7 @@ import pytest
 from framework.base import PlanError
 from framework.planning import (
     blocked_steps,
-    critical_path,
     dependencies,
-    is_chain,
-    makespan,
     ready_steps,
 )
 
@@ -76,31 +73,3 @@ def test_a_failure_blocks_what_reads_it_but_not_the_answer() -> None:
     assert blocked_steps(DIAMOND, ["b"]) == ["d"]
     assert blocked_steps(DIAMOND, ["a"]) == ["b", "c", "d"]
     assert blocked_steps(DIAMOND, []) == []
-
-
-def test_chains() -> None:
-    assert is_chain(plan("a", "b: a", "c: b a", "respond"))
-    assert is_chain(plan("a"))
-    assert is_chain(plan())
-    assert not is_chain(DIAMOND)
-    assert not is_chain(plan("a", "b", "respond"))
-
-
-def test_lengths() -> None:
-    times = {"a": 1.0, "b": 5.0, "c": 2.0, "d": 1.0}
-    assert critical_path(DIAMOND, times) == (7.0, ("a", "b", "d", "respond"))
-    assert makespan(DIAMOND, times) == 7.0
-    assert makespan(DIAMOND, times, 1) == 9.0
-    assert critical_path(plan(), {}) == (0.0, ())
-    assert makespan(plan(), {}) == 0.0
-
-
-def test_no_waves() -> None:
-    """A dependent of a short step does not wait for a long neighbour."""
-    uneven = plan("short", "long", "after_short: short")
-    assert makespan(uneven, {"short": 1, "long": 4, "after_short": 3}) == 4
-
-
-def test_concurrency_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="positive, not 0"):
-        makespan(DIAMOND, {}, 0)

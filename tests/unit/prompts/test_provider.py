@@ -118,3 +118,23 @@ def test_broken_installed_prompts_are_reported_with_their_cause(
     install(tmp_path, "gamma", "not_a_module_at_all:X")
     with pytest.raises(ConfigurationError, match="not_a_module_at_all"):
         get_framework_prompts("gamma")
+
+
+def test_a_property_that_fails_says_why() -> None:
+    class Broken(PromptProvider):
+        @property
+        def get_weather_prompt_builder(self) -> PromptBuilder:
+            return self.nothing_of_the_kind  # type: ignore[return-value]
+
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        Broken().get_weather_prompt_builder  # noqa: B018 - the look-up is what fails
+
+
+def test_prompts_of_capabilities_come_by_configuration() -> None:
+    class Ours(PromptBuilder):
+        role = "You are ours."
+
+    assert get_framework_prompts().get_python_prompt_builder().get_role()
+    provider = PromptProvider(python=Ours())
+    assert provider.get_python_prompt_builder().get_role() == "You are ours."
+    assert provider.get_memory_extraction_prompt_builder().get_role()

@@ -12,11 +12,14 @@ import pytest
 
 from framework import BaseCapability, CapabilityContext, Registry, build_graph
 from framework.base import (
+    BaseInfrastructureNode,
+    CapabilityError,
     ClassifierExample,
     OrchestratorGuide,
     RegistryError,
     TaskClassifierGuide,
     capability_node,
+    infrastructure_node,
 )
 from framework.registry.discovery import import_object
 
@@ -319,3 +322,113 @@ def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
     graph = build_graph(registry)
     assert {*registry.infrastructure, "a"} <= set(graph.get_graph().nodes)
     assert "router" in graph.get_graph().draw_mermaid()
+
+
+# --- a registry as a value ------------------------------------------------------------------------
+
+
+def test_a_frozen_registry_refuses_every_change_and_says_how_to_get_another() -> None:
+    registry = Registry()
+    one = registry.register(capability("one"))
+    registry.frozen()
+    for change in (
+        lambda: registry.register(capability("two")),
+        lambda: registry.register(one),
+        lambda: registry.unregister("one"),
+        lambda: registry.give("READING"),
+        lambda: registry.discover("infrastructure", override=True),
+    ):
+        with pytest.raises(RegistryError, match=r"cannot change any more.*registry\.with_"):
+            change()
+    assert registry.frozen() is registry
+
+
+def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
+    registry = Registry(given=["PLACE"])
+    registry.register(capability("one"))
+    registry.register(capability("two"))
+    registry.frozen()
+    new = capability("two", description="Better")
+    other = registry.with_(capability("three"), new, Reading, without=["one"])
+    assert list(other.capabilities) == ["two", "three"]
+    assert other.capabilities["two"].cls is new
+    assert other.context_types["READING"] is Reading
+    assert other.given == registry.given
+    assert list(registry.capabilities) == ["one", "two"]
+    assert not registry.context_types
+    other.register(capability("four"))
+    with pytest.raises(RegistryError, match="'nine'"):
+        registry.with_(without=["nine"])
+
+
+def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
+    def guide(self: Any) -> Any:
+        return self.nothing_of_the_kind
+
+    registry = Registry()
+    registry.register(capability("weather", _create_classifier_guide=guide))
+    with pytest.raises(RegistryError, match=r"guides of .*'weather'.*nothing_of_the_kind"):
+        build_graph(registry)
+    with pytest.raises(CapabilityError, match="nothing_of_the_kind"):
+        registry.candidates()
+
+
+# --- what discovery passes by ---------------------------------------------------------------------
+
+UNDECORATED = """
+from framework.base import BaseCapability, BaseInfrastructureNode, capability_node
+
+class _Shared(BaseCapability):
+    name = description = "shared"
+    async def execute(self): ...
+
+class Half(BaseCapability):
+    "Only others derive from it: it has no name."
+
+@capability_node
+class Good(_Shared):
+    name = "good"
+
+class Child(Good):
+    name = "child"
+
+class Watcher(BaseInfrastructureNode):
+    name = description = "watch"
+    @staticmethod
+    async def execute(state): ...
+"""
+
+
+def test_discovery_names_what_lacks_its_decorator(package: Any) -> None:
+    registry = Registry()
+    with pytest.raises(RegistryError) as caught:
+        registry.discover(package(things=UNDECORATED))
+    text = str(caught.value)
+    assert "2 class(es)" in text
+    assert "things.Child (@capability_node)" in text
+    assert "things.Watcher (@infrastructure_node)" in text
+    assert list(registry.capabilities) == ["good"]
+
+
+# --- infrastructure nodes of one's own --------------------------------------------------------------
+
+
+def infrastructure(name: str, **attributes: Any) -> Any:
+    async def execute(state: Any) -> dict[str, Any]:
+        return {}
+
+    namespace = {"name": name, "description": "Looks on", "execute": staticmethod(execute)}
+    base = (BaseInfrastructureNode,)
+    return infrastructure_node(type("Watcher", base, {**namespace, **attributes}))
+
+
+def test_a_node_that_no_edge_would_reach_is_refused_with_the_roles() -> None:
+    registry = Registry()
+    with pytest.raises(RegistryError, match=r"'monitoring'.*never run.*task_extraction, classif"):
+        registry.register(infrastructure("monitoring"))
+    with pytest.raises(RegistryError, match=r"cannot stand before 'router'"):
+        registry.register(infrastructure("monitoring", before="router"))
+    with pytest.raises(ValueError, match="before 'classifier' and after 'respond'"):
+        infrastructure("monitoring", before="classifier", after="respond")
+    registry.register(infrastructure("monitoring", after="respond"))
+    assert registry.infrastructure["monitoring"].after == "respond"

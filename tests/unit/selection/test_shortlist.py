@@ -24,12 +24,6 @@ async def test_the_nearest_are_kept_in_the_order_of_the_registry() -> None:
     assert kept == sorted(kept, key=order.index)
 
 
-async def test_those_that_are_always_active_stay_beside_the_limit() -> None:
-    kept = await names("Dim the lamp", limit=2, always=("memory", "refund"))
-    assert len(kept) == 4
-    assert {"memory", "refund", "lights"} <= set(kept)
-
-
 async def test_excluded_ones_are_left_out() -> None:
     kept = await names("Dim the lamp", limit=3, excluded={"lights": "offline", "memory": "x"})
     assert "lights" not in kept

@@ -8,7 +8,7 @@ import pytest
 
 from framework import BaseCapability, CapabilityContext
 from framework.base import CapabilityError, ValidationError, capability_node
-from framework.testing import assert_plan, fail_always, fail_times, run_capability, with_faults
+from framework.testing import assert_plan, run_capability, with_faults
 
 pytest_plugins = ["pytester"]
 
@@ -50,7 +50,7 @@ async def test_each_form_runs_and_can_be_made_to_fail(form: Any) -> None:
     run = await run_capability(form, parameters={"n": 3})
     value = run.output if isinstance(run.output, dict) else run.output.model_dump()
     assert value == {"value": 3}
-    flaky = fail_times(form, 1, ConnectionError("gone"))
+    flaky = with_faults(form, ConnectionError("gone"))
     assert flaky.capability_spec.name == form.capability_spec.name
     assert flaky.capability_spec.provides == form.capability_spec.provides
     with pytest.raises(ConnectionError, match="gone"):
@@ -96,7 +96,7 @@ async def test_scripts_of_faults_are_followed_in_order() -> None:
         except (ValueError, KeyError) as exc:
             outcomes.append(type(exc).__name__)
     assert outcomes == [1, "ValueError", 1, "KeyError", 1]
-    always = fail_always(function, OSError)
+    always = with_faults(function, forever=OSError)
     for _ in range(3):
         with pytest.raises(OSError):
             await run_capability(always)
@@ -154,7 +154,7 @@ def test_a_plan_can_be_checked_against_a_registry(registry: Any) -> None:
 
 
 def test_the_plugin_gives_its_fixtures_to_any_project(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest("pytest_plugins = ['framework.testing.plugin']")
+    pytester.makeconftest("pytest_plugins = ['capgraph_pytest']")
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(
         """

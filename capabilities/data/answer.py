@@ -1,0 +1,116 @@
+"""From files and a query, or a question, to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from capabilities.contexts import Answer, QueryResult, TimeRange
+from capabilities.data.engine import compute
+from capabilities.data.fill import fill
+from capabilities.data.query import Filter, Query
+from capabilities.data.say import say
+from capabilities.data.schema import read_tables
+from capabilities.data.session import open_session
+from capabilities.data.words import MAX_TEXT
+from capabilities.periods.items import Interval
+from capabilities.periods.reading import read_times
+from framework.base import ErrorSeverity, ValidationError
+
+
+def answer_query(
+    files: Sequence[str],
+    query: Query,
+    times: TimeRange | None,
+    settings: Mapping[str, Any],
+) -> QueryResult:
+    """Compute a query that was given.
+
+    Args:
+        files: The files.
+        query: The query; it is obeyed to the letter.
+        times: Periods for a query that names none.
+        settings: Settings of the capability.
+
+    Raises:
+        ValidationError: The query does not fit the data; says what there is.
+    """
+    if times is not None and not query.periods:
+        query = query.model_copy(update=_limits(times, query))
+    return _answers(files, lambda _profiles: [query], settings, "")
+
+
+def answer_question(
+    files: Sequence[str],
+    question: str,
+    times: TimeRange | None,
+    previous: Sequence[Query],
+    settings: Mapping[str, Any],
+) -> QueryResult:
+    """Fill a query from a question and compute it.
+
+    Args:
+        files: The files.
+        question: The question.
+        times: Its times, where they were read before.
+        previous: Queries of the question before.
+        settings: Settings of the capability.
+
+    Raises:
+        ValidationError: Words of the question cannot be placed, or the data has no such rows.
+    """
+    question = question[:MAX_TEXT]
+    parsed = None
+    if times is not None and times.read_from == question:
+        parsed = replace(
+            read_times(question, settings),
+            intervals=[Interval(p.start, p.end, p.label) for p in times.periods],
+            endpoints=[Interval(p.start, p.end, p.label) for p in times.endpoints],
+        )
+    try:
+        return _answers(
+            files,
+            lambda profiles: fill(question, profiles, settings, previous, parsed),
+            settings,
+            question,
+        )
+    except ValidationError as exc:
+        # Without a model nobody can ask in another way.
+        exc.severity = ErrorSeverity.CRITICAL
+        raise
+
+
+def _answers(
+    files: Sequence[str], queries: Any, settings: Mapping[str, Any], question: str
+) -> QueryResult:
+    answers: list[Answer] = []
+    notes: list[str] = []
+    with open_session(settings) as session:
+        profiles = read_tables(session, files, settings)
+        for query in queries(profiles):
+            found = compute(session, profiles, query)
+            notes += [note for note in found.notes if note not in notes]
+            answers.append(
+                Answer(
+                    query=found.query,
+                    table=found.profile.table.label,
+                    unit=found.unit,
+                    frequency=found.profile.frequency,
+                    rows=found.rows,
+                    text=say(found),
+                )
+            )
+    return QueryResult(answers=answers, notes=notes, files=list(files), question=question)
+
+
+def _limits(times: TimeRange, query: Query) -> dict[str, Any]:
+    where = list(query.where)
+    for column, numbers in (
+        ("month_of_year", times.months),
+        ("weekday", times.weekdays),
+        ("hour_of_day", times.hours),
+    ):
+        if numbers:
+            where.append(Filter(column=column, op="in", value=list(numbers)))
+    return {"periods": [(p.start, p.end) for p in times.periods], "where": where}

@@ -1,0 +1,151 @@
+"""The one question that data can be asked: what to compute, over which rows, grouped how."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Aggregate = Literal[
+    "rows", "count", "sum", "mean", "median", "min", "max", "std", "percentile", "distinct",
+    "missing", "correlation", "slope", "first", "last", "streak", "gaps", "values",
+]  # fmt: skip
+Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in", "missing", "present"]
+
+TIME_UNITS = ("hour", "day", "week", "month", "quarter", "year", "decade")
+"""Groups of times that follow each other."""
+TIME_PARTS = ("weekday", "weekend", "hour_of_day", "month_of_year", "iso_week")
+"""Groups of times that come again."""
+_WITHOUT_VALUE = ("rows", "streak", "gaps")
+_LONGEST = 500
+
+
+class Filter(BaseModel):
+    """A test that rows must pass."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    column: str = Field(
+        max_length=_LONGEST,
+        description="Column, arithmetic of columns, 'time', or a part of the time.",
+    )
+    op: Operator = "="
+    value: str | bool | float | int | list[str | bool | float | int] | None = Field(
+        default=None, description="A value, or a list for in; a column for <, <=, >, >=."
+    )
+    unit: str | None = Field(default=None, description="Unit of the value, such as 'kg'.")
+
+    @model_validator(mode="after")
+    def _value_fits(self) -> Filter:
+        if self.op in ("missing", "present"):
+            if self.value is not None:
+                raise ValueError(f"{self.op!r} takes no value")
+        elif self.value is None:
+            raise ValueError(f"{self.op!r} needs a value; for empty cells use 'missing'")
+        return self
+
+
+class Query(BaseModel):
+    """What to compute.
+
+    A column is named as in the file; ``time`` is the time of a row, and ``hour`` to ``decade``,
+    ``weekday``, ``weekend``, ``hour_of_day``, ``month_of_year`` and ``iso_week`` are parts of it
+    (``time.month`` where a column is called month).
+
+    >>> Query(aggregate="mean", value="temp", group_by=["month"]).limit
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    aggregate: Aggregate = Field(
+        description="'values' lists single rows, 'rows' counts them, 'streak' finds the longest"
+        " run of rows that pass 'where', 'gaps' counts missing times, 'slope' is a year's change."
+    )
+    value: str | None = Field(
+        default=None,
+        max_length=_LONGEST,
+        description="Column, or arithmetic of columns such as 'tip / total_bill' (names that are"
+        " no identifiers in backticks).",
+    )
+    by: str | None = Field(
+        default=None,
+        max_length=_LONGEST,
+        description="Second column of a correlation; divisor of a ratio of sums.",
+    )
+    percentile: float | None = Field(default=None, ge=0, le=100)
+    where: list[Filter] = Field(default=[], max_length=20)
+    periods: list[tuple[datetime | None, datetime | None]] = Field(
+        default=[], max_length=24, description="[from, to (excluded)]; several are compared."
+    )
+    group_by: list[str] = Field(
+        default=[],
+        max_length=4,
+        description="Columns, or of the time: hour, day, week, month, quarter, year, decade,"
+        " weekday, weekend, hour_of_day, month_of_year, iso_week.",
+    )
+    rolling: int | None = Field(
+        default=None, ge=2, le=100_000, description="Mean over this many rows, up to each row."
+    )
+    change: bool = Field(
+        default=False,
+        description="Change of each group of times against the one before; of later periods"
+        " against the first.",
+    )
+    share: bool = Field(default=False, description="Percent of the total of all rows.")
+    having: Filter | None = Field(
+        default=None, description="Test of the result; its column is 'value'."
+    )
+    order: Literal["highest", "lowest", "group"] = "group"
+    limit: int | None = Field(default=None, ge=1, le=100)
+    show: list[str] = Field(
+        default=[], max_length=12, description="Further columns of the rows that are listed."
+    )
+    unit: str | None = Field(default=None, description="Unit of the answer.")
+    table: str | None = Field(default=None, description="File or table, when there are several.")
+    join: str | None = Field(default=None, description="Second table, joined by its key.")
+
+    @field_validator("periods")
+    @classmethod
+    def _local(
+        cls, value: list[tuple[datetime | None, datetime | None]]
+    ) -> list[tuple[datetime | None, datetime | None]]:
+        """Times of the data are local; a zone that is written beside one is left out."""
+        return [
+            (a.replace(tzinfo=None) if a else None, b.replace(tzinfo=None) if b else None)
+            for a, b in value
+        ]
+
+    @field_validator("where", "periods", "group_by", "show", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return [] if value is None else value
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Query:
+        problem = None
+        if self.aggregate not in _WITHOUT_VALUE and self.value is None:
+            problem = f"{self.aggregate!r} needs a 'value'"
+        elif self.aggregate == "correlation" and self.by is None:
+            problem = "'correlation' needs a second column in 'by'"
+        elif self.by is not None and self.aggregate not in ("correlation", "sum"):
+            problem = "'by' goes with 'correlation' and 'sum' only"
+        elif (self.aggregate == "percentile") != (self.percentile is not None):
+            problem = "'percentile' as aggregate and as number go together"
+        elif self.having is not None and (
+            self.having.op not in ("=", "!=", "<", "<=", ">", ">=")
+            or isinstance(self.having.value, str | list)
+        ):
+            problem = "'having' compares the result with a number"
+        elif self.aggregate == "streak" and not self.where:
+            problem = "'streak' needs the test of its rows in 'where'"
+        elif self.aggregate in ("streak", "gaps", "values") and self.group_by:
+            problem = f"{self.aggregate!r} cannot be grouped; keep one group with a filter"
+        if problem:
+            raise ValueError(problem)
+        return self
+
+    def column_names(self) -> list[str]:
+        """Name all that may be a column, to find the table that has them."""
+        found = [self.value, self.by, *self.group_by, *self.show]
+        return [name for name in [*found, *(f.column for f in self.where)] if name]

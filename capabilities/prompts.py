@@ -1,0 +1,84 @@
+"""Prompts for capabilities that ask a model: memory, time ranges, analysis code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from framework.prompts import DATA_RULE, PromptBuilder, as_data, as_request
+
+
+class MemoryExtractionPrompt(PromptBuilder):
+    """Finds facts about a person that are worth keeping. Context: ``conversation``."""
+
+    role = "You find what a person wants an agent to remember about them."
+    instructions = (
+        "Rules:\n"
+        "- Keep what the person states about themselves or asks to be remembered, as short"
+        " sentences that can be understood later without the conversation.\n"
+        "- Keep nothing that the agent said, nothing guessed, and no passwords or keys.\n"
+        "- Nothing to remember is a good answer.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(self, *, conversation: str = "", **_: Any) -> str:
+        """Show the conversation."""
+        return as_data("conversation", conversation)
+
+
+class TimeRangeParsingPrompt(PromptBuilder):
+    """Reads time ranges. Context: ``text``, ``now`` (ISO 8601), ``timezone``."""
+
+    role = "You turn the times that a text speaks of into a start and an end."
+    instructions = (
+        "Rules:\n"
+        "- Give start and end as ISO 8601 with an offset; the end is not part of the range.\n"
+        "- Relative times count from the present given below, in its zone.\n"
+        "- A text that names no time has no range; do not make one up.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(
+        self, *, text: str = "", now: str = "", timezone: str = "", **_: Any
+    ) -> str:
+        """Show the present and the text."""
+        zone = f" ({timezone})" if timezone else ""
+        present = f"The present is {now}{zone}.\n\n" if now else ""
+        return present + as_data("text", text)
+
+
+class PythonPrompt(PromptBuilder):
+    """Writes analysis code.
+
+    Context: ``task``, ``inputs`` (descriptions of the data at hand), ``failure`` (text of the
+    last run's error), ``previous`` (the code that failed).
+    """
+
+    role = "You write Python that answers a question about data at hand."
+    instructions = (
+        "Rules:\n"
+        "- Answer with one complete program and nothing else.\n"
+        "- There is no network, and no file but those in the working folder.\n"
+        "- Use only the inputs that are listed, under the names given there.\n"
+        "- Check that the data has what you need, and raise an error that says what is missing.\n"
+        f"- {DATA_RULE}"
+    )
+
+    def get_dynamic_context(
+        self,
+        *,
+        task: str = "",
+        inputs: Sequence[str] = (),
+        failure: str = "",
+        previous: str = "",
+        **_: Any,
+    ) -> str:
+        """Show the question, the inputs and the last failure."""
+        parts = [as_request(task)]
+        if inputs:
+            parts.append("Inputs:\n" + as_data("inputs", "\n".join(inputs)))
+        if previous:
+            parts.append("Your last program:\n" + as_data("program", previous))
+        if failure:
+            parts.append("How it failed:\n" + as_data("failure", failure))
+        return "\n\n".join(parts)

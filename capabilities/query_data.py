@@ -1,0 +1,176 @@
+"""The capability that answers questions about the user's data files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import Field, model_validator
+from pydantic import ValidationError as PydanticError
+
+from capabilities.contexts import DataSource, QueryResult, TimeRange
+from capabilities.data.answer import answer_query, answer_question
+from capabilities.data.examples import (
+    MOVEMENTS,
+    PICTURES,
+    TIMED_QUESTIONS,
+    UNRELATED,
+    UNTIMED_QUESTIONS,
+)
+from capabilities.data.fresh import made_in_this_plan
+from capabilities.data.query import Aggregate, Query
+from capabilities.data.schema import schema_of
+from capabilities.data.work import classify_data_error, run_work
+from framework.base import (
+    BaseCapability,
+    ClassifierExample,
+    OrchestratorExample,
+    OrchestratorGuide,
+    PlannedStep,
+    TaskClassifierGuide,
+    capability_node,
+)
+
+_ASKS = re.compile(
+    r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
+    r"|min(?:imum)?|highest|lowest|how many|number of|(?:share|fraction|percentage|pct) of"
+    r"|correlat\w*|standard deviation|percentile)\b",
+    re.IGNORECASE,
+)
+
+
+class QueryDataParameters(Query):
+    """A query; without any of it, one is filled from the task by plain rules."""
+
+    aggregate: Aggregate | None = Field(  # type: ignore[assignment]
+        default=None, description=Query.model_fields["aggregate"].description
+    )
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> QueryDataParameters:
+        given = self.model_dump(exclude_defaults=True)
+        if given and self.aggregate is None:
+            raise ValueError("a query needs an 'aggregate'")
+        if given:
+            Query.model_validate(given)
+        return self
+
+    @property
+    def query(self) -> Query | None:
+        """The query; ``None`` when nothing was given."""
+        given = self.model_dump(exclude_defaults=True)
+        return Query.model_validate(given) if given else None
+
+
+@capability_node
+class QueryData(BaseCapability):
+    """Computes one typed query with DuckDB over CSV, TSV, Parquet, JSON and SQLite files.
+
+    Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the bounds ``max_seconds``,
+    ``max_rows``, ``max_columns``, ``max_file_bytes``, ``max_spill_bytes``, ``memory_limit``.
+    """
+
+    name = "query_data"
+    description = (
+        "Answers a question about measurements and tables in the user's data files: highest and"
+        " lowest values with their dates, averages, totals, counts, shares, changes, comparisons,"
+        " breakdowns by month or category, correlations."
+    )
+    provides: list[str] = ["QUERY_RESULT"]  # noqa: RUF012 - as every capability declares it
+    requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
+    classify_error = staticmethod(classify_data_error)
+    Parameters = QueryDataParameters
+
+    async def execute(self) -> QueryResult:
+        """Compute the query of the parameters, else the one that the task can be read as."""
+        source: DataSource = self.inputs["DATA_SOURCE"]
+        times: TimeRange | None = self.inputs.get("TIME_RANGE")
+        if not made_in_this_plan(self.state, self.step, "TIME_RANGE"):
+            times = None
+        query = self.parameters.query
+        self.progress(f"Reading {', '.join(source.files)[:200]}")
+        if query is not None:
+            return await run_work(
+                self.config, answer_query, source.files, query, times, self.config
+            )
+        return await run_work(
+            self.config, answer_question, source.files, self.task, times,
+            _last_queries(self.state, source.files), self.config,
+        )  # fmt: skip
+
+    @staticmethod
+    def recognises(task: str) -> bool | None:
+        """A question for a figure, or one that follows another."""
+        return True if _ASKS.search(task) else None
+
+    @staticmethod
+    async def planning_notes(state: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+        """Show the planner the tables of the files that are at hand."""
+        stored = (state.get("capability_context_data") or {}).get("DATA_SOURCE") or {}
+        parts = []
+        for key, data in list(stored.items())[-3:]:
+            try:
+                files = DataSource.model_validate(data).files
+            except PydanticError:
+                continue  # the step that reads it says what is wrong
+            task = str(state.get("task_current_task") or "")
+            parts.append(f"{key}:\n" + await run_work(config, schema_of, files, task, config))
+        return "\n".join(parts)
+
+    def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        return OrchestratorGuide(
+            instructions=(
+                "One step for each question that has an answer of its own. State the whole query"
+                " as parameters, with the names of columns and values as the tables list them:"
+                " the words of the objective are not read. Give times as 'periods'."
+            ),
+            examples=[
+                OrchestratorExample(
+                    step=PlannedStep(
+                        context_key="hottest_day",
+                        capability="query_data",
+                        task_objective="Find the hottest day of the summer of 2015",
+                        success_criteria="The day and its value are known",
+                        expected_output="QUERY_RESULT",
+                        parameters=cast(
+                            "Any",
+                            {
+                                "aggregate": "values",
+                                "value": "temp_max",
+                                "order": "highest",
+                                "limit": 1,
+                                "periods": [["2015-06-01", "2015-09-01"]],
+                            },
+                        ),
+                        inputs=[{"DATA_SOURCE": "files"}],
+                    ),
+                    scenario_description="A question about the user's files",
+                    context_requirements={"DATA_SOURCE": "the files, given by the caller"},
+                )
+            ],
+            priority=20,
+        )
+
+    def _create_classifier_guide(self) -> TaskClassifierGuide:
+        asked = (*TIMED_QUESTIONS, *UNTIMED_QUESTIONS, *MOVEMENTS, *PICTURES)
+        return TaskClassifierGuide(
+            instructions="Activate when the answer must come from the user's data files.",
+            examples=[
+                *(ClassifierExample(q, True, "asks about data") for q in asked),
+                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
+            ],
+        )
+
+
+def _last_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:
+    """Return the queries of the last result about the same files."""
+    stored = (state.get("capability_context_data") or {}).get("QUERY_RESULT") or {}
+    for data in reversed(list(stored.values())):
+        try:
+            result = QueryResult.model_validate(data)
+        except PydanticError:
+            continue
+        if result.files == files:
+            return [answer.query for answer in result.answers]
+    return []

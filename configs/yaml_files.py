@@ -1,0 +1,109 @@
+"""YAML files of settings: safe, bounded, each key once, with values from the environment."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.errors import ConfigurationError
+
+_MAX_VALUES = 100_000
+
+
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read one YAML file safely; ``${NAME}`` and ``${NAME:-default}`` come from the environment.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        values = yaml.load(text, _UniqueKeys)  # noqa: S506 - derived from the safe loader
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(
+            f"The configuration file {str(path)!r} cannot be read: {exc}."
+            " Fix: check the path and its permissions."
+        ) from exc
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise ConfigurationError(
+            f"The configuration file {str(path)!r} is not valid YAML: {exc}."
+            " Fix: correct the place that the message names."
+        ) from exc
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigurationError(
+            f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
+            " Fix: write 'key: value' lines."
+        )
+    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1))
+    return expanded
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """The safe loader, which would keep the last of two equal keys and drop the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} is given twice, in lines {seen[key.value]} and {line}"
+                )
+            seen[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int = 0) -> Any:
+    if next(seen) > _MAX_VALUES:
+        raise ConfigurationError(
+            f"The configuration file {file!r} is too large: more than {_MAX_VALUES:,} values."
+            " Fix: shorten it; YAML references count each time."
+        )
+    if depth > 50:
+        raise ConfigurationError(
+            f"The configuration file {file!r} is nested too deeply at {where!r}."
+            " Fix: flatten it; YAML references must not form a loop."
+        )
+    if isinstance(value, dict):
+        return {
+            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [
+            _expand(item, file, f"{where}[{n}]", seen, depth + 1) for n, item in enumerate(value)
+        ]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        found = os.environ.get(match["name"], match["default"])
+        if found is None:
+            raise ConfigurationError(
+                f"{where!r} in {file!r} needs the environment variable {match['name']!r},"
+                f" which is not set. Fix: set it, or write ${{{match['name']}:-default}}."
+            )
+        return found
+
+    return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
+
+
+def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+    """Lay one mapping over another, section by section."""
+    merged = dict(base)
+    for key, value in update.items():
+        if isinstance(value, dict) and isinstance(merged.get(key), dict):
+            merged[key] = deep_merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged

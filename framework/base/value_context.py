@@ -1,0 +1,101 @@
+"""Context types of plain values, for functions that return no context type of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import BaseModel, create_model, field_validator
+from pydantic.errors import PydanticUserError
+from typing_extensions import is_typeddict
+
+from framework.base.context import CapabilityContext
+from framework.base.errors import ValidationError
+from framework.base.values import short_text
+
+
+class ValueContext(CapabilityContext):
+    """Base of the context types that hold one plain value.
+
+    Attributes:
+        value: The value.
+    """
+
+    value: Any
+
+    @field_validator("value", mode="after")
+    @classmethod
+    def _keys_survive(cls, value: Any) -> Any:
+        """Refuse keys that would come back as text, unless the type says how it is written."""
+        if not cls.model_fields["value"].metadata and (key := _lost_key(value)) is not None:
+            raise ValueError(
+                f"the key {repr(key)[:80]} of a dictionary is of type {type(key).__name__} and"
+                " would come back as text; use text for keys"
+            )
+        return value
+
+    def get_summary(self) -> str:
+        """Return text as it is; any other value with the name of what gave it."""
+        if isinstance(self.value, str):
+            return short_text(self.value)
+        data = self.model_dump(mode="json", warnings=False)["value"]
+        return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
+
+
+def _lost_key(value: Any) -> Any:
+    level = [value]
+    for _ in range(8):
+        for item in level:
+            if isinstance(item, Mapping):
+                for key in item:
+                    if isinstance(key, (tuple, frozenset)):
+                        return key
+        level = [
+            child
+            for item in level
+            if isinstance(item, (Mapping, list, tuple))
+            for child in (item.values() if isinstance(item, Mapping) else item)
+        ]
+    return None
+
+
+def value_fields(kind: type[CapabilityContext]) -> list[str]:
+    """Name the fields of a plain value of a structured type; none of any other context type."""
+    if not issubclass(kind, ValueContext):
+        return []
+    annotation = kind.model_fields["value"].annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    if dataclasses.is_dataclass(annotation):
+        return [entry.name for entry in dataclasses.fields(annotation)]
+    return list(annotation.__annotations__) if is_typeddict(annotation) else []
+
+
+def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]:
+    """Make the context type of what a function returns.
+
+    Args:
+        name: Name of the capability; the type is named after it.
+        annotation: Type of the value: anything that pydantic reads and writes.
+        module: Where the function stands.
+
+    Raises:
+        ValidationError: The value could not be kept as plain data.
+
+    >>> value_context("tank_level", float, __name__)(value=2.5).get_summary()
+    'tank level: 2.5'
+    """
+    try:
+        made = create_model(name, __base__=ValueContext, __module__=module, value=(annotation, ...))
+    except PydanticUserError as exc:
+        shown = getattr(annotation, "__qualname__", None) or repr(annotation)
+        told = str(exc).split("\n")[0]
+        raise ValidationError(
+            f"{name!r} returns {shown}, which cannot be kept as plain data: {told}",
+            fix="Return text, numbers, lists, dictionaries, a data class, a pydantic model or a"
+            " TypedDict; or say how it is written and read:"
+            " Annotated[T, PlainSerializer(...), PlainValidator(...)].",
+        ) from exc
+    # Two functions of one name in different modules are two types; the registry tells them apart.
+    return cast("type[ValueContext]", made)

@@ -1,0 +1,287 @@
+"""The one gate of a plan: whoever wrote it, it is checked, judged and put in force here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langgraph.types import Overwrite
+
+from framework.base.errors import ErrorSeverity, PlanError, PolicyError
+from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.ports import Verdict, now_text
+from framework.engine.caller_plan import plan_digest
+from framework.engine.services import Services
+from framework.pipeline.failures import clear_failure
+from framework.pipeline.permit import judge, weighed
+from framework.pipeline.retry_policy import RetryPolicy, declared_policy
+from framework.planning import (
+    CLOSING,
+    CarryOver,
+    Problem,
+    by_depth,
+    carry_over,
+    fingerprints,
+    next_version,
+    repair_plan,
+)
+from framework.state import TurnView
+from framework.telemetry import PlanMade, emit
+
+PLAN = "plan"
+"""Key under which decisions about a whole plan stand."""
+
+
+class PlanProblemsError(PlanError):
+    """A plan with problems that no repair can settle.
+
+    Attributes:
+        problems: All of them.
+    """
+
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A plan that may run.
+
+    Attributes:
+        plan: The plan, mended and in order of depth.
+        repairs: What was mended, in words.
+        verdict: Whether a person has to look at it first, and why.
+    """
+
+    plan: ExecutionPlan
+    repairs: list[str] = field(default_factory=list)
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+async def check(
+    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+) -> Checked:
+    """Check a plan, mend what has one right answer, and ask the operator's policies.
+
+    Args:
+        plan: The plan, of whatever form.
+        view: The turn.
+        services: Shared dependencies.
+        active: The capabilities that it may use; ``None`` for all.
+
+    Raises:
+        PlanProblemsError: It has problems, or brings back what a person rejected.
+        PolicyError: A policy refuses it.
+    """
+    repaired = repair_plan(
+        plan,
+        services.registry,
+        view.contexts,
+        active=active,
+        max_steps=services.limits.max_steps,
+    )
+    if repaired.problems:
+        listed = "; ".join(str(problem) for problem in repaired.problems)
+        raise _problems(
+            f"The plan has {len(repaired.problems)} problem(s): {listed}",
+            "Correct the plan, or ask in other words.",
+            repaired.problems,
+        )
+    mended = by_depth(repaired.plan)
+    _refuse_rejected(mended, view)
+    verdict = await _judged(mended, view, services)
+    return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
+
+
+def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
+    error = PlanProblemsError(message, fix=fix, severity=ErrorSeverity.CRITICAL)
+    error.problems = tuple(problems)
+    return error
+
+
+async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
+    verdicts = [await policy.review(plan, view) for policy in services.plan_policies]
+    verdict = weighed(verdicts, "the plan")
+    if services.runner.step_policies:
+        for step in plan["steps"]:
+            # Asked again at dispatch, which is where a person is asked about the step.
+            if step["capability"] not in CLOSING and step["context_key"] not in view.done:
+                await judge(services.runner.step_policies, step, view)
+    return verdict
+
+
+async def accept(
+    checked: Checked,
+    view: TurnView,
+    services: Services,
+    *,
+    author: str = "orchestrator",
+    previous: ExecutionPlan | None = None,
+    plans_made: int = 1,
+) -> dict[str, Any]:
+    """Return the update that puts a checked plan in force.
+
+    Args:
+        checked: The plan; it has been checked.
+        view: The turn.
+        services: Shared dependencies.
+        author: ``orchestrator``, ``caller``, a capability's name, or ``approval`` (a person, who
+            is not asked again).
+        previous: The plan that it replaces.
+        plans_made: How many plans this one took.
+    """
+    results = view.results
+    failure = view.failure or view.last_failure
+    plan = checked.plan
+    carried = carry_over(previous, plan, results)
+    history = next_version(
+        view.state.get("planning_history") or [],
+        plan,
+        previous=previous,
+        author=author,
+        failed=failure.get("context_key"),
+        reason=failure.get("user_message") or "the request",
+        carried=carried,
+        outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
+        at=now_text(),
+    )
+    again = set(carried.rerun)
+    digest = plan_digest(plan)
+    stamp = {"id": uuid.uuid4().hex, "version": history["version"]}
+    plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
+    emit(PlanMade(plan=dict(plan), version=history["version"], repairs=checked.repairs))
+    made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
+    return {
+        # A record under a key that another step now bears would pass for that step's result.
+        "execution_step_results": Overwrite(
+            {**{k: r for k, r in results.items() if k not in again}, **_kept(carried)}
+        ),
+        "capability_context_data": carried.context_updates(view.contexts),
+        "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
+        "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
+        "planning_execution_plan": plan,
+        "planning_accepted": digest,
+        "planning_history": [dict(history)],
+        "planning_ready_for_execution": True,
+        "planning_current_step_index": 0,
+        "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
+        "execution_pending_approvals": {},
+        **await _review(checked, plan, digest, author, view, services),
+        **(clear_failure() if view.failure else {}),
+    }
+
+
+async def _review(
+    checked: Checked,
+    plan: ExecutionPlan,
+    digest: str,
+    author: str,
+    view: TurnView,
+    services: Services,
+) -> dict[str, Any]:
+    """Have a person look at the plan where somebody wants that."""
+    problems = list(checked.verdict.problems)
+    wanted = services.settings.approvals.plans or view.switches.get("planning_mode_enabled")
+    asked = bool(wanted) or checked.verdict.decision == "ask"
+    works = any(step["capability"] not in CLOSING for step in plan["steps"])
+    ledger = services.ledger(view)
+    if not (asked and works):
+        return {}
+    if author == "approval":
+        await ledger.agree(digest, PLAN)
+        return {}
+    await ledger.want_review(digest, problems)
+    return {
+        "control_is_awaiting_validation": True,
+        "control_validation_context": {
+            "kind": PLAN,
+            "plan": (plan.get("stamp") or {}).get("id"),
+            "problems": problems,
+        },
+        "control_validation_timestamp": now_text(),
+    }
+
+
+def _allowance(plan: ExecutionPlan, again: set[str], view: TurnView, services: Services) -> int:
+    """Return how many tries the turn may make: what it may so far, and what this plan can need."""
+    limits = services.limits
+    if limits.max_turn_attempts is not None:
+        return limits.max_turn_attempts
+    needed = 0
+    tries: dict[str, int] = {}
+    for step in plan["steps"]:
+        name = step["capability"]
+        spec = services.registry.capabilities.get(name)
+        if spec is None or step["context_key"] not in again:
+            continue
+        if name not in tries:
+            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
+            tries[name] = policy.max_attempts
+        needed += tries[name]
+    return int(view.budget.get("attempts", 0)) + needed
+
+
+def review_possible(view: TurnView, services: Services) -> bool:
+    """Tell whether plans of this turn may have to be looked at before they run."""
+    return bool(
+        services.settings.approvals.plans
+        or services.plan_policies
+        or view.switches.get("planning_mode_enabled")
+    )
+
+
+def is_accepted(view: TurnView) -> bool:
+    """Tell whether the plan in the state is the one that was put in force last."""
+    return view.state.get("planning_accepted") == plan_digest(view.plan)
+
+
+def _kept(carried: CarryOver) -> dict[str, Any]:
+    """Return the results that serve the new plan; an effect under another name was done before."""
+    return {
+        key: {**record, "source": "ledger"}
+        if record.get("effect") and carried.kept.get(key) != key
+        else record
+        for key, record in carried.results.items()
+    }
+
+
+def respond_step(task: str) -> PlannedStep:
+    """Return the step with which a plan answers."""
+    return PlannedStep(context_key="answer", capability="respond", task_objective=task)
+
+
+def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
+    """Make sure that a plan does not bring back what a person rejected in this turn.
+
+    Raises:
+        PlanProblemsError: It does.
+    """
+    rejected = [
+        (key, entry) for key, entry in view.decisions.items() if entry.get("decision") == "reject"
+    ]
+    if not rejected:
+        return
+    prints = sorted(fingerprints(plan).values())
+    for key, entry in rejected:
+        given = entry.get("fingerprints") or []
+        if prints == given if key == PLAN else set(given) & set(prints):
+            what = "the plan" if key == PLAN else f"step {key!r}"
+            raise _problems(
+                f"A person rejected {what} ({entry.get('reason') or 'no reason was given'}), and"
+                " the new plan has it again.",
+                "Ask in other words, or agree to the step.",
+            )
+
+
+__all__ = [
+    "PLAN",
+    "Checked",
+    "PlanProblemsError",
+    "PolicyError",
+    "accept",
+    "check",
+    "is_accepted",
+    "respond_step",
+    "review_possible",
+]

@@ -1,0 +1,169 @@
+"""What the answers of a person do: agreements go to the ledger, the rest into the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.approvals.answers import Answer
+from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
+from framework.base.errors import ErrorSeverity
+from framework.base.ports import Failure
+from framework.engine.services import Services
+from framework.pipeline.failures import raise_failure
+from framework.pipeline.permit import agreement_digest
+from framework.planning import fingerprints
+from framework.planning.parameters import validated_parameters
+from framework.state import TurnView
+
+
+async def apply_answers(
+    answers: Mapping[str, Answer],
+    view: TurnView,
+    services: Services,
+    rules: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Take up decisions about steps, and return the state update that follows from them.
+
+    Args:
+        answers: The decisions, by context key.
+        view: The turn.
+        services: Shared dependencies.
+        rules: Steps that a standing rule approved, with its id.
+    """
+    pending = dict(view.pending)
+    steps = {step["context_key"]: dict(step) for step in view.steps}
+    prints = fingerprints(view.plan)
+    decisions: dict[str, dict[str, Any]] = {}
+    results: dict[str, Any] = {}
+    for key, rule in (rules or {}).items():
+        decisions[key] = {"decision": "approve", "rule": rule}
+        await _agree(key, pending[key], Answer(decision="approve"), view, services)
+    for key, answer in answers.items():
+        asked = pending.get(key) or {}
+        decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
+        await _agree(key, asked or {"kind": MISSING}, answer, view, services)
+        if answer.decision == "edit":
+            steps[key]["parameters"] = answer.parameters
+        if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
+            results[key] = _skipped(key, steps)
+    for key, entry in decisions.items():
+        if entry["decision"] not in {"reject", "respond"}:
+            pending.pop(key, None)
+    update: dict[str, Any] = {
+        "execution_pending_approvals": pending,
+        "approval_decisions": decisions,
+        "approved_payload": {
+            key: answer.model_dump(mode="json") for key, answer in answers.items()
+        },
+    }
+    if any(answer.decision == "edit" for answer in answers.values()):
+        from framework.engine.caller_plan import plan_digest
+
+        plan = {**view.plan, "steps": list(steps.values())}
+        update |= {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
+    if results:
+        update["execution_step_results"] = results
+    rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
+    names = {key: str(steps[key]["capability"]) for key in rejected}
+    return {**update, **ending(answers, rejected, names, view, services)}
+
+
+async def _agree(
+    key: str, asked: Mapping[str, Any], answer: Answer, view: TurnView, services: Services
+) -> None:
+    """Leave word in the ledger what a person agreed to: what was shown, and nothing else."""
+    ledger = services.ledger(view)
+    kind = asked.get("kind", STEP)
+    if kind == UNKNOWN and answer.decision in {"rerun", "skip", "done"}:
+        decision = {"decision": answer.decision, "outputs": answer.outputs}
+        await ledger.decide(asked["effect"], int(asked["run"]), decision)
+    elif kind == ACTED and answer.decision == "approve":
+        await ledger.agree(asked["digest"], key)
+    elif kind == STEP and answer.decision in {"approve", "edit"}:
+        shown = dict(asked.get("shown") or {})
+        if answer.decision == "edit":
+            spec = services.registry.capabilities[asked["capability"]]
+            _, shown["parameters"] = validated_parameters(spec, answer.parameters or {})
+        await ledger.agree(agreement_digest(asked["capability"], shown), key)
+
+
+def ending(
+    answers: Mapping[str, Answer],
+    rejected: Mapping[str, str],
+    names: Mapping[str, str],
+    view: TurnView,
+    services: Services,
+) -> dict[str, Any]:
+    """Return what rejections and answers in words change about the turn."""
+    update: dict[str, Any] = {}
+    if rejected:
+        update |= _rejection(rejected, names, view, services)
+    responses = [a.message for a in answers.values() if a.decision == "respond"]
+    if responses:
+        update["task_custom_message"] = "\n\n".join(responses)
+    update["approval_approved"] = not rejected and not responses
+    return update
+
+
+def plan_rejected(answer: Answer, view: TurnView) -> dict[str, dict[str, Any]]:
+    """Remember which plan a person rejected, so that it is not shown again."""
+    entry = {
+        "decision": "reject",
+        "reason": answer.reason,
+        "fingerprints": sorted(fingerprints(view.plan).values()),
+    }
+    return {PLAN: entry}
+
+
+def _decision(
+    answer: Answer, asked: Mapping[str, Any], step: Mapping[str, Any], fingerprint: str | None
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"decision": answer.decision}
+    if answer.decision == "edit":
+        entry["before"] = step.get("parameters") or {}
+    if asked.get("kind") == UNKNOWN:
+        entry |= {UNKNOWN: answer.decision, "run": asked.get("run")}
+    if answer.decision in {"approve", "reject"}:
+        # A later plan of this turn is held against what was not agreed to.
+        entry["fingerprints"] = [fingerprint]
+    if answer.decision == "reject":
+        entry["reason"] = answer.reason
+    return entry
+
+
+def _skipped(key: str, steps: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "step_index": list(steps).index(key),
+        "capability": steps[key]["capability"],
+        "task_objective": steps[key].get("task_objective"),
+        "success": False,
+        "decided_by_person": True,
+        "skipped": True,
+        "error": "Skipped by a person.",
+    }
+
+
+def _rejection(
+    rejected: Mapping[str, str],
+    names: Mapping[str, str],
+    view: TurnView,
+    services: Services,
+) -> dict[str, Any]:
+    key, reason = next(iter(rejected.items()))
+    # One question is one rejection, however many steps it has.
+    count = view.attempts.get("approval", 0) + 1
+    bound = services.settings.approvals.max_rejections
+    message = f"A person rejected step {key!r} ({names[key]}): {reason or 'no reason was given'}."
+    if key == PLAN:
+        message = f"A person rejected the plan: {reason or 'no reason was given'}."
+    failure = Failure(
+        severity=ErrorSeverity.REPLANNING if count < bound else ErrorSeverity.CRITICAL,
+        message=message,
+        metadata={"rejected_by_person": dict(rejected), "category": "rejected"},
+        capability=names[key],
+        key=key,
+        attempts=0,
+        more={"rejected": sorted(rejected)},
+    )
+    return {**raise_failure([failure]), "control_attempts": {"approval": count}}

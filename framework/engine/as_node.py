@@ -1,0 +1,287 @@
+"""A capability as a node: of a graph of one's own, by ``Command(goto=...)``, or in a unit test.
+
+It passes the same stages as in a plan. What a plan's router does around a step, the node does
+itself: it tries again, asks a person by a LangGraph task that does nothing else, and writes down
+what the step left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from langgraph.config import get_config
+from langgraph.func import task
+
+from framework.approvals import (
+    Answer,
+    question_entry,
+    question_of,
+    read_answers,
+    standing_rules,
+)
+from framework.base.budget import TurnBudget
+from framework.base.errors import (
+    CapabilityError,
+    ConfigurationError,
+    ErrorSeverity,
+    InfrastructureError,
+)
+from framework.base.plan import PlannedStep
+from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.spec import CapabilitySpec
+from framework.engine.asking import ask_person
+from framework.engine.bind import unbound_services
+from framework.engine.run_scope import run_scope
+from framework.engine.services import Services
+from framework.langgraph_compat import channels_of_graph
+from framework.pipeline.effect_ledger import EffectLedger, digest_of
+from framework.pipeline.failures import clear_failure, raise_failure
+from framework.pipeline.job import Door
+from framework.pipeline.permit import agreement_digest
+from framework.pipeline.run_config import current_runtime
+from framework.pipeline.state_update import last_result, to_state
+from framework.state import TurnView
+from framework.telemetry.metered import counting
+
+_JUMPS = 2
+"""How many steps beside its plan a turn may try as often as the settings allow."""
+
+
+async def run_capability_node(
+    spec: CapabilitySpec, state: Mapping[str, Any], services: Services | None = None, **_: Any
+) -> dict[str, Any]:
+    """Run the plan's current step with one capability, or the capability by itself.
+
+    Args:
+        spec: What the capability declares.
+        state: The graph's state.
+        services: What ``bind`` or ``build_graph`` decided; without, default limits hold.
+
+    Returns:
+        State updates: the capability's own, and the bookkeeping of the step.
+
+    Raises:
+        ConfigurationError: The capability needs what only bound services give.
+        InfrastructureError: The graph's state has no place for the result.
+    """
+    in_run = current_runtime() is not None
+    bound = services if services is not None else unbound_services(spec)
+    view = bound.view(state)
+    attempt = _attempt(spec, view)
+    # Without turns nothing would ever begin a new budget: then it is that of this visit.
+    budget = TurnBudget.from_plain(view.budget if view.begun else {})
+    # In a graph of one's own nobody has said yet what holds inside its run.
+    inside = run_scope(bound, get_config()) if in_run else nullcontext()
+    with inside, counting(budget, bound.limits.max_model_calls):
+        record = await _answered(attempt, view, bound, budget, in_run=in_run)
+    update = _update(record, view, plain=not in_run)
+    if in_run:
+        if view.begun:
+            update["control_budget"] = budget.to_plain()
+        return _kept(update, spec)
+    return update
+
+
+def _attempt(spec: CapabilitySpec, view: TurnView) -> Attempt:
+    steps = view.steps
+    index = view.state.get("planning_current_step_index") or 0
+    step = steps[index] if index < len(steps) else PlannedStep()
+    if step.get("capability", spec.name) != spec.name:
+        step = PlannedStep()
+    return Attempt(
+        capability=spec.name,
+        step=step,
+        key=step.get("context_key") or f"{index}_{spec.name}",
+        index=index,
+        total=len(steps),
+        objective=step.get("task_objective") or view.task or f"Execute {spec.name}",
+    )
+
+
+async def _answered(
+    attempt: Attempt,
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+    *,
+    in_run: bool,
+) -> StepRecord:
+    """Run the step; ask a person whatever it needs to know, as often as it asks."""
+    runtime = current_runtime()
+    # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
+    apart = not view.begun and not attempt.step and runtime is not None
+    visit = runtime.execution_info.task_id if apart else ""
+    agreements = _AnsweredLedger(*services.records(view), visit=visit)
+    # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
+    beside = not (attempt.step or services.limits.max_turn_attempts)
+    bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
+    tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if beside else budget
+    door = Door(
+        view=view,
+        ledger=agreements,
+        plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
+        failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
+        state_keys=channels_of_graph() if in_run else None,
+        unsorted=not in_run,
+        budget=tries,
+    )
+    while True:
+        result = await services.runner.run(attempt, door)
+        if beside:
+            budget.jumps = tries.attempts
+        if isinstance(result, StepRecord):
+            return result
+        if result is None:
+            raise InfrastructureError(
+                f"The step {attempt.key!r} was put off, and no router is there to take it up.",
+                fix="Run the graph again; it goes on with this node.",
+            )
+        answer = await _ask(result, attempt, view, services)
+        edited = await agreements.take(result, answer, attempt)
+        if edited is None:
+            return _refused(attempt, answer)
+        attempt = edited
+
+
+async def _ask(question: Question, attempt: Attempt, view: TurnView, services: Services) -> Answer:
+    if not services.journal().durable:
+        raise ConfigurationError(
+            f"A person has to decide about {attempt.capability!r}, and nothing would keep the"
+            " question until then.",
+            fix="Compile the graph with a checkpointer.",
+        )
+    if question.kind == "step":
+        store = getattr(current_runtime(), "store", None)
+        rules = await standing_rules(store, services.clock.now())
+        if rules.covering(attempt.capability, view.thread_id, view.caller.user_id):
+            return Answer(decision="approve")
+    entry = question_entry(
+        {**attempt.step, "context_key": attempt.key, "capability": attempt.capability},
+        question.to_state(),
+        view.contexts,
+        services.registry,
+    )
+    shown = question_of({}, [entry])
+    asked = _asking(shown, services)
+    answers, _ = read_answers(await asked(), shown, services.registry, services.limits)
+    return answers[attempt.key]
+
+
+def _asking(question: dict[str, Any], services: Services) -> Any:
+    name = f"ask about {question['steps'][0]['capability']}"
+
+    async def ask() -> Any:
+        # A task that only asks: its answers are never taken for those of the capability's own
+        # questions, and nothing runs again when one comes.
+        def read(given: Any) -> tuple[Any, list[str]]:
+            return given, read_answers(given, question, services.registry, services.limits)[1]
+
+        return ask_person(question, read)
+
+    decorate: Any = task(name=name)
+    return decorate(ask)
+
+
+class _AnsweredLedger(EffectLedger):
+    """The turn's ledger, with the answers that this execution of the node has got.
+
+    Answers come back from LangGraph in the order of the questions, so the questions must be the
+    same each time the node runs: an answer of this node is not read from the records.
+    """
+
+    def __init__(self, *records: Any, visit: str) -> None:
+        super().__init__(*records, visit=visit)
+        self._agreed: set[str] = set()
+        self._decided: dict[tuple[str, int], dict[str, Any]] = {}
+
+    async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
+        """Tell whether a person agreed to this step in this execution."""
+        return digest in self._agreed
+
+    async def outcome_of(self, effect: str, run: int) -> dict[str, Any]:
+        """Return what a person decided in this execution about one run of an effect."""
+        return self._decided.get((effect, run), {})
+
+    async def take(self, question: Question, answer: Answer, attempt: Attempt) -> Attempt | None:
+        """Take up an answer; return the attempt to go on with, ``None`` for a refusal."""
+        if answer.decision in {"reject", "respond"}:
+            return None
+        if question.kind == "unknown_outcome":
+            self._decided[question.effect, question.run] = answer.model_dump(mode="json")
+            return attempt
+        shown = dict(question.shown)
+        if answer.decision == "edit":
+            shown["parameters"] = answer.parameters or {}
+            step: Any = {**attempt.step, "parameters": answer.parameters}
+            attempt = replace(attempt, step=step)
+            self._agreed.add(agreement_digest(question.capability, shown))
+            return attempt
+        self._agreed.add(question.digest or digest_of(shown))
+        return attempt
+
+
+def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
+    said = answer.reason or answer.message or "no reason was given"
+    failure = Failure(
+        severity=ErrorSeverity.CRITICAL,
+        message=f"A person rejected {attempt.capability!r}: {said}.",
+        metadata={"rejected_by_person": {attempt.key: answer.reason}, "category": "rejected"},
+        capability=attempt.capability,
+        key=attempt.key,
+    )
+    return StepRecord(
+        key=attempt.key,
+        capability=attempt.capability,
+        index=attempt.index,
+        objective=attempt.objective,
+        error=failure,
+    )
+
+
+def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any]:
+    update = to_state(record, view.plan_id)
+    update["execution_last_result"] = last_result(record.entry(), record.error)
+    if record.plan is not None:
+        update["planning_execution_plan"] = record.plan
+    if record.error is None:
+        update |= {"planning_current_step_index": record.index + 1}
+        # Beside a node that failed, a success must not take the failure back.
+        if plain or view.failure is not None:
+            update |= clear_failure()
+        return update
+    failures = (view.state.get("control_retry_count") or 0) + record.error.attempts
+    return {
+        **update,
+        **raise_failure([record.error]),
+        "control_retry_count": failures,
+        "control_current_step_retry_count": failures,
+    }
+
+
+def _kept(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
+    """Leave out bookkeeping that the graph has no place for; a result without one is an error.
+
+    Raises:
+        InfrastructureError: The result, or the failure, would be lost.
+    """
+    channels = channels_of_graph()
+    if channels is None:
+        return update
+    if update.get("control_has_error") and "control_error_info" not in channels:
+        info = update["control_error_info"]
+        raise CapabilityError(
+            f"{spec.name!r} failed: {info['user_message']}",
+            fix="Give the graph AgentState (or a subclass) as its state, to handle failures there.",
+        )
+    carried = {"capability_context_data", "messages", "planning_execution_plan"}
+    lost = sorted(name for name in carried & set(update) if name not in channels)
+    if lost:
+        raise InfrastructureError(
+            f"{spec.name!r} gave {lost}, and the graph's state has no such key, so it would be"
+            " lost.",
+            fix="Give the graph AgentState (or a subclass) as its state, or declare the key.",
+        )
+    return {name: value for name, value in update.items() if name in channels}

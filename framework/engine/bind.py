@@ -1,0 +1,193 @@
+"""Services: made from capabilities and what an operator decides, for a graph of ours or one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from langgraph.config import get_config
+from langgraph.runtime import get_runtime
+
+from configs.logger import SecretMasker
+from framework.base.errors import ConfigurationError, RegistryError
+from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.spec import CapabilitySpec
+from framework.engine.default_strategies import ChainPlanner
+from framework.engine.defaults_policy import AskAboutDefaults
+from framework.engine.services import Services
+from framework.engine.strategies import choose_strategies
+from framework.langgraph_compat import lent_saver, saves_as_it_goes
+from framework.pipeline.capacity import Capacity
+from framework.pipeline.journal import Journal
+from framework.pipeline.runner import StepRunner
+from framework.prompts import get_framework_prompts
+from framework.registry import Registry
+from framework.state import AgentState, StateSchema
+from framework.telemetry import EventDispatcher
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+
+    from configs.settings import Settings
+    from framework.base.clock import Clock
+
+
+def bind(
+    capabilities: Registry | Iterable[Any],
+    *,
+    model: Any = None,
+    settings: Settings | None = None,
+    behaviors: Sequence[Middleware] = (),
+    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
+    sinks: Sequence[Sink] = (),
+    capacity: Capacity | None = None,
+    clock: Clock | None = None,
+    embeddings: Any = None,
+    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    state_schema: type[Any] = AgentState,
+    **strategies: Any,
+) -> Services:
+    """Bring capabilities together with what an operator decides about them.
+
+    ``services.node(capability)`` is the node for a graph of one's own; a step keeps there what it
+    promises in a plan.
+
+    Args:
+        capabilities: A registry, or capabilities and context types themselves.
+        model: As for ``build_graph``.
+        settings: All settings; the defaults when not given.
+        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
+            ``async around(attempt, call_next)``.
+        policies: What is asked before a plan is accepted (``review``) and before a step starts
+            (``decide``); one object may do both.
+        sinks: What takes up the events of runs.
+        capacity: Slots for steps; shared by all graphs of the process when not given.
+        clock: Source of time.
+        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
+        checkpointer: Saver of the graph; a graph of one's own lends its own.
+        state_schema: The graph's state.
+        **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
+
+    Raises:
+        ConfigurationError: A behaviour, a policy or a model cannot be used.
+        RegistryError: Two capabilities share a name.
+
+    >>> from framework import BaseCapability, capability_node
+    >>> @capability_node
+    ... class Hello(BaseCapability):
+    ...     name = "hello"
+    ...     description = "Says hello"
+    ...     async def execute(self):
+    ...         return {}
+    >>> sorted(bind([Hello]).registry.capabilities)
+    ['hello']
+    """
+    if settings is None:
+        from configs.settings import load_settings
+
+        settings = load_settings()
+    registry = as_registry(capabilities).frozen()
+    plan_policies, step_policies = _sorted_policies(policies)
+    chosen = choose_strategies(registry, settings, model, embeddings, strategies, behaviors)
+    if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
+        step_policies = (*step_policies, careful)
+    prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
+    runner = StepRunner(
+        registry,
+        settings,
+        clock=clock,
+        capacity=capacity,
+        chat_model=chosen.pop("chat_model", lambda _role: None),
+        behaviors=behaviors,
+        step_policies=step_policies,
+        schema=StateSchema.of(state_schema),
+    )
+    return Services(
+        runner=runner,
+        journal=lambda: running_journal(checkpointer),
+        plan_policies=plan_policies,
+        events=EventDispatcher(tuple(sinks)),
+        masker=SecretMasker.of(settings),
+        prompts=prompts,
+        **chosen,
+    )
+
+
+def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
+    """Return a registry of whatever was given: itself, or one that holds the items."""
+    if isinstance(capabilities, Registry):
+        return capabilities
+    registry = Registry()
+    items = list(capabilities)
+    for place, item in enumerate(items):
+        if any(item is other for other in items[:place]):
+            raise RegistryError(f"{item!r} is given twice.", fix="Give each capability once.")
+        registry.register(item)
+    return registry
+
+
+def _sorted_policies(
+    given: Any,
+) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
+    policies = list(given) if isinstance(given, (list, tuple)) else [given]
+    for policy in policies:
+        asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
+        if isinstance(policy, type) or not asks:
+            raise ConfigurationError(
+                f"{policy!r} is no policy.",
+                fix="Give an object with 'async review(plan, view)' or 'async decide(step, view)'.",
+            )
+    return (
+        tuple(policy for policy in policies if callable(getattr(policy, "review", None))),
+        tuple(policy for policy in policies if callable(getattr(policy, "decide", None))),
+    )
+
+
+def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Journal:
+    """Return the journal of the running thread; a server may have brought its own saver."""
+    try:
+        config = get_config()
+    except RuntimeError:
+        return Journal()
+    info = get_runtime().execution_info
+    found = None
+    if info is not None and saves_as_it_goes(config):
+        found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
+    thread = (config.get("configurable") or {}).get("thread_id")
+    saver = lent_saver(config) or checkpointer
+    return Journal(saver, None if thread is None else str(thread), checkpoint=found)
+
+
+def unbound_services(spec: CapabilitySpec) -> Services:
+    """Return what a capability runs with that nobody bound: default limits, the run's own saver.
+
+    Raises:
+        ConfigurationError: It declares what nobody would keep here.
+    """
+    promised = [
+        name
+        for name, declared in (
+            ("requires_approval", spec.requires_approval),
+            ('effect="once"', spec.effect == "once"),
+            ("permission", getattr(spec.cls, "permission", None) is not None),
+        )
+        if declared
+    ]
+    if promised:
+        raise ConfigurationError(
+            f"The node of {spec.name!r} is not bound, and nothing would keep its"
+            f" {' and '.join(promised)}.",
+            fix=f"services = bind([{spec.cls.__name__}]); use services.node({spec.cls.__name__}).",
+        )
+    cls: Any = spec.cls
+    return _unbound(cls)
+
+
+@lru_cache(maxsize=256)
+def _unbound(cls: Any) -> Services:
+    from configs.settings import Settings
+
+    registry = Registry(infrastructure=())
+    registry.register(cls)
+    return bind(registry, settings=Settings(infrastructure=[]))

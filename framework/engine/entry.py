@@ -1,0 +1,197 @@
+"""The door of a graph: what a caller may send, by name; everything else is refused here.
+
+LangGraph drops unknown input keys and obeys a caller's ``Command(update=…)`` and
+``Command(goto=…)``, so a graph that keeps promises has to look at its input itself.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import convert_to_messages
+from langgraph.types import Command
+
+from framework.base.errors import ValidationError
+from framework.base.ports import now_text
+from framework.engine.services import Services
+from framework.langgraph_compat import is_task
+from framework.registry import Registry
+from framework.state import load_context
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+SWITCHES = frozenset(
+    {
+        "approval_disabled",
+        "capability_selection_bypass_enabled",
+        "planning_mode_enabled",
+        "task_extraction_bypass_enabled",
+    }
+)
+_OUTPUT_KEYS = frozenset({"execution_outcome", "execution_step_results", "control_turn"})
+
+
+def admitted(
+    given: Any, config: Mapping[str, Any], services: Services, *, saved: bool = False
+) -> Any:
+    """Return the input as the graph may see it.
+
+    Args:
+        given: What the caller sends.
+        config: The run's configuration.
+        services: What the operator of the graph decided.
+        saved: Whether a saver keeps the run.
+
+    Raises:
+        ValidationError: It holds what a caller may not send; names it.
+    """
+    if given is None:
+        return given
+    if isinstance(given, Command):
+        return _only_an_answer(given)
+    inside = is_task(config)
+    if not isinstance(given, Mapping):
+        if inside:
+            return given
+        raise ValidationError(
+            f"The graph was given {type(given).__name__}, not a dictionary.",
+            fix='Give {"messages": [("user", "…")]}.',
+        )
+    keys = services.runner.schema.from_caller
+    if inside:
+        # The state of an outer graph flows in whole; only these keys are read.
+        given = {key: value for key, value in given.items() if key in keys}
+    else:
+        _refuse_unknown(given, keys, services.registry)
+    if saved and not inside and "thread_id" not in (config.get("configurable") or {}):
+        raise ValidationError(
+            "The graph keeps its threads, and no thread is named.",
+            fix='Pass {"configurable": {"thread_id": "…"}} as the second argument.',
+        )
+    checked = dict(given)
+    if "messages" in checked:
+        _check_messages(checked["messages"])
+    if checked.get("agent_control") is not None:
+        check_switches(checked["agent_control"], services.settings)
+    if checked.get("capability_context_data") is not None:
+        _check_contexts(checked["capability_context_data"], services.registry, inside=inside)
+    if checked.get("planning_execution_plan") is not None:
+        checked["planning_execution_plan"] = _stamped(checked["planning_execution_plan"])
+    return checked
+
+
+def _refuse_unknown(given: Mapping[str, Any], keys: frozenset[str], registry: Registry) -> None:
+    unknown = sorted(str(key) for key in given if key not in keys)
+    if not unknown:
+        return
+    fix = f"Send only {', '.join(sorted(keys))}."
+    if _OUTPUT_KEYS & set(unknown):
+        fix = (
+            "This looks like an earlier output. Pass the new message and the thread: the"
+            ' graph keeps the rest itself ({"messages": [("user", "…")]}).'
+        )
+    elif set(unknown) & set(registry.context_types):
+        fix = 'Send context data under "capability_context_data".'
+    raise ValidationError(f"A caller may not send {', '.join(unknown)}.", fix=fix)
+
+
+def check_switches(given: Any, settings: Settings) -> None:
+    """Make sure that a caller may set these switches.
+
+    Args:
+        given: What stands under ``agent_control``.
+        settings: All settings; they say which switches may be used.
+
+    Raises:
+        ValidationError: One is unknown, or not a caller's to set.
+    """
+    if not isinstance(given, Mapping):
+        raise ValidationError(
+            f"agent_control is {type(given).__name__}, not a dictionary of switches.",
+            fix=f"Use {', '.join(sorted(SWITCHES))}.",
+        )
+    for name, value in given.items():
+        if name not in SWITCHES:
+            raise ValidationError(
+                f"agent_control.{name} is no switch.",
+                fix=f"Use {', '.join(sorted(SWITCHES))}.",
+            )
+        if not isinstance(value, bool):
+            raise ValidationError(
+                f"agent_control.{name} is {value!r:.80}.", fix="Use true or false."
+            )
+    approvals = settings.approvals
+    if given.get("approval_disabled") and not approvals.may_be_switched_off:
+        raise ValidationError(
+            "agent_control.approval_disabled is not a caller's to set here.",
+            fix="The operator allows it with approvals.may_be_switched_off.",
+        )
+    if given.get("planning_mode_enabled") is False and approvals.plans:
+        raise ValidationError(
+            "agent_control.planning_mode_enabled cannot be switched off here: the operator"
+            " wants every plan looked at.",
+            fix="Leave it out.",
+        )
+
+
+def _check_contexts(given: Any, registry: Registry, *, inside: bool) -> None:
+    if not isinstance(given, Mapping):
+        raise ValidationError(
+            f"capability_context_data is {type(given).__name__}.",
+            fix='Write {"TYPE": {"key": {…}}}.',
+        )
+    for kind, entries in given.items():
+        if kind not in registry.given and not inside:
+            known = ", ".join(sorted(registry.given)) or "none"
+            raise ValidationError(
+                f"capability_context_data.{kind} is no context type that a caller supplies.",
+                fix=f"The types are: {known}; registry.give(...) names them.",
+            )
+        if not isinstance(entries, Mapping) or not all(isinstance(k, str) for k in entries):
+            raise ValidationError(
+                f"capability_context_data.{kind} is {type(entries).__name__}, not entries by key.",
+                fix=f'Write {{"{kind}": {{"key": {{…}}}}}}.',
+            )
+        for key, data in entries.items():
+            load_context(kind, key, data, registry.context_types)
+
+
+def _only_an_answer(given: Command[Any]) -> Command[Any]:
+    """Let a caller answer questions, and nothing else.
+
+    Raises:
+        ValidationError: The command does more.
+    """
+    more = [name for name in ("goto", "graph") if getattr(given, name) not in (None, ())]
+    if given.update is not None:
+        update = given.update
+        keys = update if isinstance(update, Mapping) else [pair[0] for pair in update]
+        more += [f"update of {key}" for key in keys] or ["update"]
+    if more or given.resume is None:
+        named = ", ".join(more) or "nothing"
+        raise ValidationError(
+            f"A caller's Command may only answer a question; this one holds {named}.",
+            fix="Send Command(resume=…), or the input as a dictionary.",
+        )
+    return given
+
+
+def _check_messages(given: Any) -> None:
+    messages = given if isinstance(given, (list, tuple)) else [given]
+    try:
+        convert_to_messages(list(messages))
+    except Exception as exc:
+        raise ValidationError(
+            f"The messages cannot be read: {exc!s:.300}.",
+            fix='Give messages, or pairs such as ("user", "What is new?").',
+        ) from exc
+
+
+def _stamped(plan: Any) -> Any:
+    """Mark a plan as brought by this call, so that it is not taken for one that was left over."""
+    steps = plan.get("steps") if isinstance(plan, Mapping) else plan
+    stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": now_text()}
+    return {"steps": steps, "stamp": stamp}

@@ -1,0 +1,226 @@
+"""One infrastructure node: timed, metered, its failure read and its update checked.
+
+The stages that apply to a node are ``observe`` (log, model calls), ``settle`` (what it gave, what
+its failure means) and ``call``; it has no inputs, no effect and no slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command, Overwrite
+
+from configs.limits import Limits
+from configs.logger import get_logger
+from configs.streaming import get_streamer
+from framework.base.budget import TurnBudget
+from framework.base.errors import (
+    ErrorSeverity,
+    FatalExecutionError,
+    InfrastructureError,
+    LimitError,
+    PersistenceError,
+)
+from framework.base.ports import Failure
+from framework.base.spec import InfrastructureSpec
+from framework.engine.services import Services
+from framework.pipeline.call import accepted_arguments
+from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
+from framework.pipeline.run_config import current_runtime, raw_errors_wanted
+from framework.pipeline.sort_result import plain_value
+from framework.state import STATE_KEYS, TurnView
+from framework.telemetry import about
+from framework.telemetry.metered import counting
+
+_COUNTED = {
+    "orchestrator": "plans",
+    "classifier": "classifications",
+    "router": "routings",
+}
+_ROUTINGS = 100
+"""Decisions of the router that a turn may take besides those for its steps."""
+_CLOSING = frozenset({"respond", "clarify", "error"})
+_BEGIN = "begin_turn"
+
+
+async def run_infrastructure_node(
+    spec: InfrastructureSpec,
+    state: Mapping[str, Any],
+    services: Services | None = None,
+    **extra: Any,
+) -> Any:
+    """Run one infrastructure node: timing, streaming, classification, bookkeeping.
+
+    Returns:
+        The node's state updates or ``Command``; after a failure, the error entry of the state.
+
+    Raises:
+        FatalExecutionError: The failure was classified FATAL; the cause is chained.
+    """
+    logger = get_logger("framework", spec.name)
+    started = time.perf_counter()
+    view = TurnView(state)
+    # What the state says before a turn begins belongs to the last one.
+    before, ids = ({}, {}) if spec.name == _BEGIN else (view.budget, view.ids)
+    budget = TurnBudget.from_plain(before)
+    limits = services.limits if services is not None else Limits()
+    if not spec.quiet:
+        logger.info("Starting %s", spec.description)
+    try:
+        if spec.name == "router" and budget.routings > _ROUTINGS + 2 * budget.allowed_attempts:
+            raise LimitError(
+                f"The router has decided {budget.routings} times in this turn, and it does not"
+                " end.",
+                fix="Look at the nodes of your own that send the turn back to it.",
+            )
+        with about(**ids), counting(budget, limits.max_model_calls):
+            result = await spec.cls.execute(
+                state, **_arguments(spec, state, services, logger, extra)
+            )
+        update = _checked(spec, result, services)
+    except (GraphBubbleUp, FatalExecutionError, PersistenceError):
+        # What cannot be saved must not be reported as done: the run stops, the thread stays.
+        raise
+    except Exception as exc:
+        if raw_errors_wanted():
+            raise
+        failure = _failure(spec, exc, time.perf_counter() - started, view)
+        _count(spec, budget, failure)
+        update = {**raise_failure([failure]), "control_attempts": {spec.name: failure.attempts}}
+        update |= _used(spec, budget, before, services)
+        # The router has no node behind it that would look at its failure.
+        return Command(update=update, goto="error") if spec.name == "router" else update
+    if not spec.quiet:
+        logger.info("Completed %s in %.2fs", spec.description, time.perf_counter() - started)
+    _count(spec, budget, None, update)
+    used = _used(spec, budget, before, services)
+    if isinstance(update, Command):
+        return replace(update, update=[*_pairs(update.update), *used.items()])
+    return _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
+
+
+def _arguments(
+    spec: InfrastructureSpec,
+    state: Mapping[str, Any],
+    services: Services | None,
+    logger: Any,
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    offered = {
+        **extra,
+        "logger": logger,
+        "streamer": get_streamer("framework", spec.name, state),
+        "runtime": current_runtime(),
+        "services": services,
+    }
+    names = accepted_arguments(spec.cls.execute)
+    return offered if names is None else {n: v for n, v in offered.items() if n in names}
+
+
+def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -> Any:
+    if result is None:
+        return {}
+    if not isinstance(result, (Mapping, Command)):
+        raise InfrastructureError(
+            f"{spec.name!r} returned {type(result).__name__}.",
+            fix="Return a dictionary of state updates, a Command or None.",
+        )
+    keys = services.runner.schema.names if services is not None else STATE_KEYS
+    written = _pairs(result.update if isinstance(result, Command) else result)
+    unknown = sorted({name for name, _ in written} - keys)
+    if unknown:
+        raise InfrastructureError(
+            f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
+            fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
+        )
+    plain = [(name, plain_value(name, item, spec.name)) for name, item in written]
+    if isinstance(result, Command):
+        return replace(result, update=plain)
+    update = dict(plain)
+    if isinstance(update.get("control_budget"), Overwrite):
+        del update["control_budget"]  # what a turn has used up, no node can give back
+    return update
+
+
+def _pairs(update: Any) -> list[tuple[str, Any]]:
+    """Return an update as pairs, the form in which LangGraph takes a key twice."""
+    return list(update.items()) if isinstance(update, Mapping) else list(update or ())
+
+
+def _taken_back(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
+    # A node that succeeds after its own failure takes the error back.
+    if view.failure is None or view.failure.get("node_name") != spec.name:
+        return {}
+    return {**clear_failure(), "control_attempts": {spec.name: 0}}
+
+
+def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
+    context = {
+        "infrastructure_node": spec.name,
+        "execution_time": duration,
+        "current_state": view.state,
+    }
+    tries = view.attempts.get(spec.name, 0) + 1
+    failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
+    if failure.severity is ErrorSeverity.FATAL:
+        raise fatal(spec.name, failure) from exc
+    get_logger("framework", spec.name).warning(
+        "%s failed (%s): %s", spec.name, failure.severity.value, failure.message
+    )
+    return failure
+
+
+def _count(
+    spec: InfrastructureSpec,
+    budget: TurnBudget,
+    failure: Failure | None,
+    update: Any = None,
+) -> None:
+    """Count plans and choices, whoever makes them; those whose making failed count as well."""
+    name = _COUNTED.get(spec.name)
+    if name is None or (failure is not None and failure.severity is ErrorSeverity.RETRIABLE):
+        return
+    made = 1
+    told = update.get("control_budget") if isinstance(update, Mapping) else None
+    if isinstance(told, Mapping):
+        made = max(1, int(told.get(name, 0)) - getattr(budget, name))
+        budget.allowed_attempts = max(budget.allowed_attempts, int(told.get("allowed_attempts", 0)))
+    setattr(budget, name, getattr(budget, name) + made)
+
+
+def _used(
+    spec: InfrastructureSpec,
+    budget: TurnBudget,
+    before: Mapping[str, Any],
+    services: Services | None,
+) -> dict[str, Any]:
+    """Return what the node used up; a turn begins with nothing used."""
+    if services is None:
+        return {}
+    plain = budget.to_plain()
+    if spec.name == _BEGIN:
+        return {"control_budget": Overwrite(plain)}
+    return {} if plain == TurnBudget.from_plain(before).to_plain() else {"control_budget": plain}
+
+
+def _spoken(
+    spec: InfrastructureSpec,
+    update: dict[str, Any],
+    view: TurnView,
+    services: Services | None,
+) -> dict[str, Any]:
+    """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
+    if spec.name not in _CLOSING or services is None or update.get("control_has_error"):
+        return update
+    from framework.engine.turn_outcome import outcome_of
+
+    outcome = update.get("execution_outcome") or outcome_of(view.state)
+    if update.get("messages"):
+        return {**update, "execution_outcome": outcome}
+    text = f"The turn ended ({outcome['status']}), and {spec.name!r} wrote no message."
+    return {**update, "messages": [AIMessage(content=text)], "execution_outcome": outcome}

@@ -1,0 +1,70 @@
+"""What holds inside a run of a graph: its secrets are masked, its events stamped, its prompts used."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextvars import ContextVar, Token, copy_context
+from typing import Any
+
+from configs.logger import use_masker
+from configs.streaming import heard
+from framework.engine.services import Services
+from framework.prompts.provider import use_prompts
+
+_inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
+_UNSET = object()
+
+
+def run_scope(
+    services: Services, config: Mapping[str, Any], *, listened: bool = True
+) -> AbstractContextManager[None]:
+    """Return what a run goes on in.
+
+    A stream goes on piece by piece, and what reads it must not see what holds inside, so the
+    block is entered anew for each piece. A run inside another one is masked with the secrets of
+    both, and its events go to the sinks of both, under the ids of the outer one.
+
+    Args:
+        services: Whose run it is.
+        config: The run's configuration.
+        listened: Whether anybody beside the sinks takes up the run's events.
+    """
+    around = _inside.get()
+    if any(known is services for known in around):
+        return nullcontext()
+    ids: dict[str, str | None] = {}
+    if not around:
+        thread = (config.get("configurable") or {}).get("thread_id")
+        ids["run_id"] = str(config.get("run_id") or uuid.uuid4())
+        ids["thread_id"] = None if thread is None else str(thread)
+    before = copy_context()
+    with ExitStack() as stack:
+        stack.enter_context(heard(listened or services.events.has_sinks))
+        stack.enter_context(use_masker(services.masker))
+        if services.prompts is not None:
+            stack.enter_context(use_prompts(services.prompts))
+        stack.enter_context(services.events.run(**ids))
+        held = {
+            var: value
+            for var, value in copy_context().items()
+            if before.get(var, _UNSET) is not value
+        }
+    held[_inside] = (*around, services)
+    return _Scope(held)
+
+
+class _Scope(AbstractContextManager[None]):
+    """Values of context variables, worked out once and set for each piece of a run."""
+
+    def __init__(self, held: Mapping[ContextVar[Any], Any]) -> None:
+        self._held = held
+        self._tokens: list[Token[Any]] = []
+
+    def __enter__(self) -> None:
+        self._tokens = [var.set(value) for var, value in self._held.items()]
+
+    def __exit__(self, *_: object) -> None:
+        for token in self._tokens:
+            token.var.reset(token)

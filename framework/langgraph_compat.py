@@ -1,0 +1,207 @@
+"""All that touches private or undocumented parts of LangGraph, each part with a contract test.
+
+What stands here may change with a new LangGraph; ``tests/contract/test_langgraph_facts.py`` says
+so at once. Nothing else in the project reads such a name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph._internal._config import ensure_config
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.pregel._call import CACHE, get_runnable_for_task
+from langgraph.pregel._checkpoint import achannels_from_checkpoint
+from langgraph.types import Interrupt
+
+INTERRUPT = "__interrupt__"
+"""The channel of a checkpoint's writes that holds open questions."""
+_NEXT_NODE = ("branch:to:", "__start__")
+
+
+def is_task(config: Mapping[str, Any]) -> bool:
+    """Tell whether a graph that is run with this configuration is run inside another's task.
+
+    A graph that a node calls with a ``thread_id`` of its own is not: LangGraph drops the task.
+    """
+    return "__pregel_task_id" in (config.get("configurable") or {})
+
+
+def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
+    """Return the checkpoint of the outermost graph inside whose task this configuration runs."""
+    configurable = config.get("configurable") or {}
+    found: Mapping[str, str] = configurable.get("checkpoint_map") or {}
+    return found.get("") if is_task(config) else None
+
+
+def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
+    """Return the configuration that a run of a graph has: its own, the caller's, the outer one's."""
+    return ensure_config(graph.config, config)
+
+
+def saver_of(graph: Any, config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+    """Return where a run of a graph is kept: with an outer graph, or at its own saver."""
+    if graph.checkpointer is False:
+        return None
+    own = graph.checkpointer if isinstance(graph.checkpointer, BaseCheckpointSaver) else None
+    return lent_saver(config) or own
+
+
+def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
+    """Return the saver that an outer graph, or a server, lends to what runs inside."""
+    found = (config.get("configurable") or {}).get("__pregel_checkpointer")
+    return found if isinstance(found, BaseCheckpointSaver) else None
+
+
+def saves_as_it_goes(config: Mapping[str, Any]) -> bool:
+    """Tell whether checkpoints are saved while a graph runs, and not only at its end."""
+    return bool((config.get("configurable") or {}).get("__pregel_durability") != "exit")
+
+
+def prepare_task(function: Any, owner: Any) -> None:
+    """Have LangGraph keep what it makes of a task's function, as long as the owner lives.
+
+    It keeps this only for functions that can be imported, and makes it anew at every call of
+    others, which costs a tenth of a step.
+    """
+    key = (function, True)
+    CACHE[key] = get_runnable_for_task(function)
+    weakref.finalize(owner, CACHE.pop, key, None)
+
+
+STRICT_RESUME = {"__pregel_strict_resume": True}
+"""Configuration with which a resume that names a closed interrupt is refused."""
+
+
+def is_between_nodes(values: Mapping[str, Any]) -> bool:
+    """Tell whether a checkpoint's values say that a node is to run next."""
+    return any(name.startswith(_NEXT_NODE) for name in values)
+
+
+def open_interrupts(writes: Any) -> list[Interrupt]:
+    """Return the questions among a checkpoint's pending writes."""
+    return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
+
+
+def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
+    """Open a cursor of a PostgreSQL saver, apart from its own transactions."""
+    cursor: AbstractAsyncContextManager[Any] = saver._cursor()
+    return cursor
+
+
+def keep_ids_ahead_of(checkpoint_id: str) -> None:
+    """Make identities of new checkpoints sort after this one, whatever the clock says."""
+    try:
+        parsed = checkpoint_ids.UUID(hex=UUID(checkpoint_id).hex)
+    except ValueError:
+        return
+    if parsed.version == 6:
+        latest = checkpoint_ids._last_v6_timestamp or 0
+        vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
+
+
+def new_try() -> None:
+    """Set the running task back as LangGraph's own retry does, before a body is tried again.
+
+    Its ``interrupt()`` calls count from the first again, so that they find the answers that are
+    there, and a graph that it calls goes on in the namespace that it had.
+    """
+    config = var_child_runnable_config.get()
+    pad = ((config or {}).get("configurable") or {}).get("__pregel_scratchpad")
+    if config is None or pad is None:
+        return
+    fresh = replace(pad, interrupt_counter=_Counter(), subgraph_counter=_Counter())
+    more = {"__pregel_scratchpad": fresh, "__pregel_resuming": True}
+    var_child_runnable_config.set({**config, "configurable": {**config["configurable"], **more}})
+
+
+class _Counter:
+    """Counts from 0, as LangGraph's counters do."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+
+    def __call__(self) -> int:
+        return next(self._count)
+
+
+def _configurable() -> Mapping[str, Any]:
+    config = var_child_runnable_config.get()
+    return (config or {}).get("configurable") or {}
+
+
+def channels_of_graph() -> frozenset[str] | None:
+    """Return the state keys of the graph whose task is running; ``None`` when they are not known."""
+    read = _configurable().get("__pregel_read")
+    args: Any = getattr(read, "args", ())
+    if len(args) < 2 or not isinstance(args[1], Mapping):
+        return None
+    return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
+
+
+def is_resumed() -> bool:
+    """Tell whether the running task has been given an answer already."""
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return False
+    return bool(pad.resume) or pad.get_null_resume(False) is not None
+
+
+def outer_task() -> str:
+    """Return the namespace of the task of an outer graph that runs this one; empty for none."""
+    namespace = str(_configurable().get("checkpoint_ns") or "")
+    return namespace.rpartition("|")[0]
+
+
+def counts_deltas(found: CheckpointTuple) -> set[str]:
+    """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
+    counted: Any = found.metadata.get("counters_since_delta_snapshot") or {}
+    return set(counted)
+
+
+def plain_values(found: CheckpointTuple) -> dict[str, Any]:
+    """Return the values of a checkpoint as a node would see them."""
+    return {
+        name: value.value if isinstance(value, _DeltaSnapshot) else value
+        for name, value in found.checkpoint["channel_values"].items()
+    }
+
+
+async def as_whole(
+    saver: BaseCheckpointSaver[Any],
+    found: CheckpointTuple,
+    channels: Mapping[str, DeltaChannel[Any]],
+) -> CheckpointTuple:
+    """Return a checkpoint that holds the values of delta channels, and needs none before it."""
+    versions = found.checkpoint["channel_versions"]
+    missing = {
+        name: channel
+        for name, channel in channels.items()
+        if name in versions and name not in found.checkpoint["channel_values"]
+    }
+    read, _ = await achannels_from_checkpoint(
+        missing, found.checkpoint, saver=saver, config=found.config
+    )
+    values = {**found.checkpoint["channel_values"]}
+    versions = {**versions}
+    for name, channel in read.items():
+        values[name] = _DeltaSnapshot(channel.get())
+        # PostgreSQL writes a value once for each version; no node is started by such a key.
+        versions[name] = saver.get_next_version(versions[name], None)
+    checkpoint: Any = {**found.checkpoint, "channel_values": values, "channel_versions": versions}
+    metadata: Any = dict(found.metadata)
+    counters = metadata.pop("counters_since_delta_snapshot", None) or {}
+    if rest := {name: count for name, count in counters.items() if name not in channels}:
+        metadata["counters_since_delta_snapshot"] = rest
+    return found._replace(checkpoint=checkpoint, metadata=metadata)

@@ -1,0 +1,36 @@
+"""Stage ``bound``: the step's own time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from framework.base.ports import Attempt
+from framework.pipeline.job import Inner, Job
+from framework.pipeline.observe import run_limit_reached
+
+
+async def bound(job: Job, attempt: Attempt, inner: Inner) -> Any:
+    """Stop what takes longer than the capability, or the turn, may.
+
+    Raises:
+        TimeoutError: The step took too long.
+        LimitError: The turn's time is over.
+    """
+    limit = job.spec.timeout_seconds or job.runner.limits.step_timeout_seconds
+    left = job.door.seconds_left()
+    by_turn = left is not None and (limit is None or left < limit)
+    timer = asyncio.timeout(left if by_turn else limit)
+    try:
+        async with timer:
+            return await inner(job, attempt)
+    except TimeoutError as exc:
+        if not timer.expired():
+            raise
+        job.cut_off = True
+        if by_turn:
+            raise run_limit_reached(attempt) from exc
+        raise TimeoutError(
+            f"{job.spec.name!r} took longer than {limit:g} s in step {attempt.key!r}."
+            f" Fix: raise timeout_seconds of {job.spec.name!r}, or give it less to do."
+        ) from exc

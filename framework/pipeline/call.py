@@ -1,0 +1,130 @@
+"""Stage ``call``: the capability's own work, in whichever form it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from configs.streaming import get_streamer, step_of_plan
+from framework.base.errors import CapabilityError, ValidationError
+from framework.base.ports import Attempt
+from framework.base.step_context import StepContext, StepInputs
+from framework.base.threads import in_thread, is_sync
+from framework.base.values import copied
+from framework.pipeline.job import CURRENT, Job
+from framework.pipeline.run_config import current_runtime
+from framework.pipeline.settle import announce
+from framework.pipeline.step_state import StepState
+from framework.telemetry import StepProgress, emit
+
+
+async def call(job: Job, attempt: Attempt) -> Any:
+    """Run the capability and return what it returned, unsorted."""
+    announce(job, attempt)
+    runner, spec = job.runner, job.spec
+    ledger = job.door.ledger
+
+    async def once(key: str, action: Any) -> Any:
+        return await ledger.once(job, attempt, key, action)
+
+    context = StepContext(
+        capability=spec.name,
+        step=copied(attempt.step),
+        step_index=attempt.index,
+        total_steps=attempt.total,
+        # Steps beside this one have their own place in the plan.
+        state=StepState({**job.view.state, "planning_current_step_index": attempt.index}),
+        inputs=dict(attempt.inputs),
+        parameters=attempt.parameters,
+        task=attempt.objective,
+        attempt=attempt.number,
+        idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
+        config=runner.settings.section(spec.name),
+        model=runner.chat_model,
+        runtime=current_runtime(),
+        notify=job.door.notify or _streamed(attempt),
+        once=once,
+    )
+    token = CURRENT.set(job)
+    try:
+        with step_of_plan(attempt.index, attempt.total):
+            return await invoke_capability(spec.cls, context)
+    except asyncio.CancelledError as exc:
+        running = asyncio.current_task()
+        if running is None or running.cancelling():
+            raise
+        # Nobody stopped the run: what the author awaited was cancelled.
+        raise CapabilityError(
+            f"{spec.name!r} awaited work that was cancelled.",
+            fix="Catch asyncio.CancelledError where the work is cancelled.",
+        ) from exc
+    finally:
+        CURRENT.reset(token)
+        job.stored = context.stored
+
+
+def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
+    def notify(message: str, fraction: float | None) -> None:
+        emit(StepProgress(message=message, progress=fraction, **attempt.event()))
+
+    return notify
+
+
+async def invoke_capability(cls: Any, context: StepContext) -> Any:
+    """Call a capability in whichever form it is written; a synchronous one in a thread."""
+    sync, static = _form(cls, cls.execute)
+    if sync:
+        context.notify = _from_thread(context.notify)
+        context.once = _refuse_once
+    if not static:
+        instance = cls()
+        instance._context = context
+        return await (in_thread(instance.execute) if sync else instance.execute())
+    inputs = StepInputs(context.inputs)
+    inputs.once = context.once
+    offered = {
+        "step": context.step,
+        "context": inputs,
+        "runtime": context.runtime,
+        "logger": context.logger,
+        "streamer": get_streamer("capability", context.capability),
+    }
+    names = accepted_arguments(cls.execute)
+    kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
+    if sync:
+        return await in_thread(cls.execute, context.state, **kwargs)
+    return await cls.execute(context.state, **kwargs)
+
+
+@lru_cache(maxsize=4096)
+def _form(cls: type[Any], execute: Any) -> tuple[bool, bool]:
+    return is_sync(execute), isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
+
+
+def _from_thread(notify: Callable[[str, float | None], None]) -> Callable[..., None]:
+    """Hand progress over to the event loop, where everything that listens to it lives."""
+    loop = asyncio.get_running_loop()
+
+    def later(message: str, fraction: float | None) -> None:
+        loop.call_soon_threadsafe(notify, message, fraction)
+
+    return later
+
+
+def _refuse_once(key: str, _call: Callable[[], Any]) -> Any:
+    raise ValidationError(
+        f"once({key!r}, ...) is awaited, and this capability is not a coroutine.",
+        fix="Write it with 'async def', or declare effect=\"once\" for the whole step.",
+    )
+
+
+@lru_cache(maxsize=4096)
+def accepted_arguments(function: Any) -> frozenset[str] | None:
+    """Return the names of a function's parameters; ``None`` when it takes any."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    return frozenset(parameters)

@@ -1,0 +1,408 @@
+"""What was done to the world in a turn, and what a person agreed to: durable, beside the state.
+
+Every effect has a record under a name of its own: turn, capability, effect key, and a number that
+counts equal requests. A step of a plan *claims* a record. Within one plan every step claims one of
+its own, so that doing something twice is doing it twice; a later plan of the same turn claims the
+records of earlier ones again, in their order, so that nothing is repeated because it was planned
+anew. Agreements are records too: what is only in the state could be forged by an update of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langgraph.errors import GraphBubbleUp
+
+from framework.base.context import CapabilityContext
+from framework.base.errors import CapgraphError, PersistenceError, ValidationError
+from framework.base.ports import Attempt, Question
+from framework.base.spec import CapabilitySpec
+from framework.pipeline.journal import Journal
+from framework.state.turn_view import TurnView
+
+if TYPE_CHECKING:
+    from framework.pipeline.job import Job
+
+_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+class UnknownOutcome(GraphBubbleUp):
+    """A part of a step began and nobody knows how it ended.
+
+    Attributes:
+        question: What a person is asked.
+    """
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question.reason)
+        self.question = question
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    try:
+        yield
+    except PersistenceError as exc:
+        # The run stops: nothing that it did could be reported.
+        exc.ends_the_run = True
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The record that a step stands for.
+
+    Attributes:
+        name: Name of the record.
+        number: The how-manieth of equal requests it is.
+        record: What it says; empty for a new one.
+        new: Whether nobody claimed it before.
+        mine: Whether this very step claimed it before: the run was resumed.
+    """
+
+    name: str
+    number: int
+    record: Mapping[str, Any]
+    new: bool
+    mine: bool = False
+
+
+def digest_of(content: Any) -> str:
+    """Return a short name for plain data.
+
+    >>> digest_of({"a": 1}) == digest_of({"a": 2})
+    False
+    """
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def plain_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs as plain data."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [plain(item) for item in value]
+        return value.model_dump(mode="json") if isinstance(value, CapabilityContext) else value
+
+    return {kind: plain(value) for kind, value in inputs.items()}
+
+
+def effect_key(spec: CapabilitySpec, attempt: Attempt) -> str:
+    """Return what makes an effect the same one.
+
+    These are the parameters that the author names, else all parameters and the inputs' values.
+    """
+    if spec.effect_key is not None:
+        return digest_of({name: attempt.values.get(name) for name in spec.effect_key})
+    return digest_of([attempt.values, plain_inputs(attempt.inputs)])
+
+
+class EffectLedger:
+    """The records of one turn.
+
+    Args:
+        journal: Durable records of the thread.
+        view: The state; what it holds of effects counts where nothing is durable.
+        lock: Keeps claims of parallel steps apart.
+        visit: Tells this visit of a node from others, where no plan tells its steps apart.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        view: TurnView,
+        lock: asyncio.Lock | None = None,
+        *,
+        visit: str = "",
+    ) -> None:
+        self._journal = journal
+        self._view = view
+        turn = view.turn_id or str(view.turn_number)
+        safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
+        self._turn = "/".join(part for part in (journal.room, safe) if part)
+        self._visit = visit
+        # A later plan may have another step under the same key.
+        self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._waits: dict[str, Any] | None = None
+        self._lock = lock or asyncio.Lock()
+
+    @property
+    def durable(self) -> bool:
+        """Whether records outlive the process."""
+        return self._journal.durable
+
+    # --- keys -----------------------------------------------------------------------------
+
+    def key(self, name: str) -> str:
+        """Return the idempotency key of an effect, to hand to the outside system."""
+        return f"{self._journal.thread_id or 'thread'}/{name}"
+
+    def plain_key(self, attempt: Attempt) -> str:
+        """Return a stable key for a step without an effect."""
+        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt)}")
+
+    def _owner(self, attempt: Attempt) -> str:
+        return self._visit or attempt.key
+
+    # --- effects --------------------------------------------------------------------------
+
+    async def ready(self, *, confirm: bool) -> None:
+        """Wait until a restart would come back to this plan.
+
+        Raises:
+            PersistenceError: The checkpoint is not saved, or another process has the thread.
+        """
+        if self.durable:
+            with _kept():
+                await self._journal.ready_for_effects(confirm=confirm)
+
+    async def claim(
+        self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
+    ) -> Claim:
+        """Find the record that a step stands for, or make one.
+
+        Args:
+            spec: The capability.
+            attempt: The step, with inputs and parameters.
+            plan: Which plan, or which run of an agent, the step belongs to.
+            taken: Records that other steps of the plan stand for.
+        """
+        base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
+        number, asks = 0, self._owner(attempt)
+        async with self._lock:
+            while True:
+                number += 1
+                name = f"{base}/{number}"
+                record = await self._read(name)
+                claims = record.get("claims") or {}
+                owner = claims.get(plan)
+                if owner is None and name not in taken:
+                    fresh = {**record, "claims": {**claims, plan: asks}}
+                    fresh.setdefault("status", "claimed")
+                    await self._write(name, fresh)
+                    return Claim(name, number, fresh, new=not record)
+                if owner == asks:
+                    return Claim(name, number, record, new=False, mine=True)
+
+    def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
+        """Tell whether the capability acted in an earlier plan of the turn, in another way."""
+        return any(
+            entry.get("capability") == spec.name
+            and entry.get("plan") != plan
+            and other != name
+            and other not in taken
+            for other, entry in self._view.effects.items()
+        )
+
+    async def begin(self, claim: Claim, attempt: Attempt) -> int:
+        """Leave word that an effect is about to happen; return which run of it this is."""
+        record = await self._read(claim.name)
+        run = int(record.get("run", 0)) + 1
+        await self._write(
+            claim.name, {**record, "status": "begun", "run": run, "attempt": attempt.number}
+        )
+        return run
+
+    async def end(self, name: str, status: str, **more: Any) -> None:
+        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``."""
+        record = await self._read(name)
+        try:
+            await self._write(name, {**record, "status": status, **more})
+        except (PersistenceError, TypeError, ValueError):
+            if "result" not in more:
+                raise
+            # What cannot be kept is done all the same.
+            await self._write(name, {**record, "status": status, "lost": True})
+
+    def result(self, record: Mapping[str, Any]) -> list[Any]:
+        """Return what an effect gave when it was done.
+
+        Raises:
+            ValidationError: Its result could not be kept.
+        """
+        if record.get("lost"):
+            raise ValidationError(
+                "The effect was done earlier, and its result could not be kept.",
+                fix="Look at the outside system; return plain data from this capability.",
+            )
+        found = record.get("result")
+        if found is not None:
+            return list(found)
+        contexts = self._view.contexts
+        outputs = record.get("outputs") or {}
+        return [
+            {kind: contexts[kind][key]}
+            for kind, key in outputs.items()
+            if key in contexts.get(kind, {})
+        ]
+
+    async def once(self, job: Job, attempt: Attempt, key: str, call: Callable[[], Any]) -> Any:
+        """Run a part of a step at most once; see ``BaseCapability.once``.
+
+        Raises:
+            UnknownOutcome: It began in an earlier process and nobody knows how it ended.
+        """
+        # The step, not the plan, is what the part belongs to: an answer comes back to the same.
+        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt)}"
+        name = f"{room}/once/{digest_of(key)}"
+        record = await self._read(name)
+        if record.get("status") == "finished":
+            return record.get("result")
+        run = int(record.get("run", 0))
+        if record.get("status") == "begun":
+            answer = await self.outcome_of(name, run) or {}
+            if answer.get("decision") == "done":
+                return answer.get("outputs")
+            if answer.get("decision") != "rerun":
+                raise UnknownOutcome(
+                    Question(
+                        "unknown_outcome",
+                        attempt.capability,
+                        f"The part {key!r} of the step had started when its process ended; its"
+                        " effect may have happened.",
+                        run=run,
+                        effect=name,
+                    )
+                )
+        await self._write(name, {"status": "begun", "run": run + 1})
+        try:
+            found = call()
+            result = await found if inspect.isawaitable(found) else found
+        except CapgraphError:
+            await self.end(name, "failed")
+            raise
+        except Exception as exc:
+            unknown = isinstance(exc, (TimeoutError, ConnectionError))
+            await self.end(name, "begun" if unknown else "failed")
+            raise
+        await self.end(name, "finished", result=result)
+        return result
+
+    # --- agreements -----------------------------------------------------------------------
+
+    async def agree(self, digest: str, key: str, **more: Any) -> None:
+        """Leave word that a person agreed to what a digest names, for one step."""
+        name = f"{self._turn}/agreed/{digest}"
+        record = await self._read(name)
+        keys = {**(record.get("keys") or {}), key: more}
+        await self._write(name, {**record, "keys": keys})
+
+    async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
+        """Tell whether a person agreed to this step.
+
+        An agreement given to another step counts when that step has left the plan: the same work
+        goes by another name. It counts for one step: two that do the same were not agreed to.
+
+        Args:
+            digest: Names what is about to run.
+            key: The step.
+            others: Keys of the plan's steps.
+        """
+        name = f"{self._turn}/agreed/{digest}"
+        async with self._lock:
+            record = await self._read(name)
+            keys = record.get("keys") or {}
+            if key in keys:
+                return True
+            passed_on = {entry.get("from") for entry in keys.values()}
+            left = (known for known in keys if known not in others and known not in passed_on)
+            free = next(left, None)
+            if free is not None:
+                await self._write(name, {**record, "keys": {**keys, key: {"from": free}}})
+            return free is not None
+
+    async def want_review(self, digest: str, problems: Sequence[str]) -> None:
+        """Leave word that a person has to look at a plan before it runs."""
+        await self._write(f"{self._turn}/review/{digest}", {"problems": list(problems)})
+
+    async def review_open(self, digest: str) -> bool:
+        """Tell whether a person has to look at a plan and has not agreed to it."""
+        wanted = await self._read(f"{self._turn}/review/{digest}")
+        return bool(wanted) and not await self.agreed(digest, "plan", ())
+
+    async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
+        """Leave word what a person decided about an effect of unknown outcome."""
+        await self._write(f"{effect}/decided/{run}", dict(decision))
+
+    async def outcome_of(self, effect: str, run: int) -> dict[str, Any]:
+        """Return what a person decided about one run of an effect; empty for nothing."""
+        return await self._read(f"{effect}/decided/{run}")
+
+    # --- waits ----------------------------------------------------------------------------
+
+    async def earlier_failures(self, key: str, now: float) -> tuple[int, float | None]:
+        """Return how often a step failed in this turn, and how long to wait before the next try."""
+        if not self.durable:
+            return 0, None
+        if self._waits is None:
+            async with self._lock:
+                if self._waits is None:
+                    with _kept():
+                        self._waits = await self._journal.read(self._waiting)
+        entry = self._waits.get(key)
+        if entry is None:
+            return 0, None
+        # A clock that was set back must not make the wait longer than it was.
+        return entry["failures"], min(max(0.0, entry["until"] - now), entry["delay"])
+
+    async def failed(self, key: str, failures: int, delay: float, now: float) -> None:
+        """Leave word that a step failed and when it is tried again."""
+        entry = {"failures": failures, "until": now + delay, "delay": delay}
+        async with self._lock:
+            self._waits = {**(self._waits or {}), key: entry}
+            with _kept():
+                await self._journal.write(self._waiting, self._waits)
+
+    # --- rows -----------------------------------------------------------------------------
+
+    async def _read(self, name: str) -> dict[str, Any]:
+        known = self._rows.get(name)
+        if known is not None:
+            return known
+        found: dict[str, Any] = {}
+        if self.durable:
+            with _kept():
+                found = await self._journal.read(name)
+        if not found and name in self._view.effects:
+            found = _from_state(self._view.effects[name])
+        if found:
+            self._rows[name] = found
+        return found
+
+    async def _write(self, name: str, record: dict[str, Any]) -> None:
+        if self.durable:
+            with _kept():
+                await self._journal.write(name, record)
+        self._rows[name] = record
+
+
+def _from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
+    claims = {str(entry.get("plan") or ""): entry.get("step")}
+    return {"status": "finished", "outputs": entry.get("outputs") or {}, "claims": claims}
+
+
+def encode(result: Any, stored: Sequence[CapabilityContext]) -> list[Any]:
+    """Return what a capability gave in a form that can be kept and sorted again."""
+    values = list(result) if isinstance(result, (list, tuple)) else [result]
+    return [_plain(value) for value in [*values, *stored] if value is not None]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, CapabilityContext):
+        return {value.CONTEXT_TYPE: value.model_dump(mode="json")}
+    if isinstance(value, Mapping):
+        return {
+            name: item.model_dump(mode="json") if isinstance(item, CapabilityContext) else item
+            for name, item in value.items()
+        }
+    return value

@@ -1,0 +1,126 @@
+"""What the stages of one attempt share, beside the attempt itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from framework.base.budget import TurnBudget
+from framework.base.context import CapabilityContext
+from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.spec import CapabilitySpec
+from framework.state.turn_view import TurnView
+
+if TYPE_CHECKING:
+    from framework.pipeline.effect_ledger import EffectLedger
+    from framework.pipeline.runner import StepRunner
+
+Result = StepRecord | Question | None
+"""What comes out of the outer stages; ``None`` for a step that was put off to another run."""
+
+Inner = Callable[["Job", Attempt], Awaitable[Any]]
+"""What stands inside a stage."""
+
+
+STOPPED: Any = object()
+"""Given in place of a result when another step failed for good while this one waited."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _unbounded() -> float | None:
+    return None
+
+
+@dataclass(slots=True)
+class Door:
+    """What whoever asks for an attempt brings along.
+
+    Attributes:
+        view: The state as it stands.
+        ledger: Effects, waits and agreements of the turn.
+        plan_keys: Keys of the plan's steps.
+        failures: Failed tries of the step so far.
+        seconds_left: How long the turn may still run its steps; ``None`` for no bound.
+        stopping: Whether no further try may begin, because something else failed for good.
+        draining: Whether the process is to stop.
+        state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
+        unsorted: Whether a returned dictionary stays as it is: outside of any graph.
+        raw_errors: Whether what the capability raises comes out as it is.
+        notify: Takes a step's progress; ``None`` for the stream of the run.
+        types: Takes up the classes of context objects that come back; ``None`` for nobody.
+        budget: Where the turn's tries are counted.
+    """
+
+    view: TurnView
+    ledger: EffectLedger
+    plan_keys: Collection[str] = ()
+    failures: int = 0
+    seconds_left: Callable[[], float | None] = _unbounded
+    stopping: Callable[[], bool] = _never
+    draining: Callable[[], bool] = _never
+    state_keys: frozenset[str] | None = None
+    unsorted: bool = False
+    raw_errors: bool = False
+    notify: Callable[[str, float | None], None] | None = None
+    types: dict[str, type[CapabilityContext]] | None = None
+    budget: TurnBudget = field(default_factory=TurnBudget)
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of the stages.
+
+    Attributes:
+        spec: What the capability declares.
+        runner: Whose stages these are.
+        door: What the asker brought.
+        outer: The attempt inside which this one runs.
+        stored: Outputs that the capability handed over with ``store``.
+        source: Where the result comes from.
+        effect: Name of the effect in the ledger.
+        effect_done: Whether the effect happened, so that no later failure may repeat it.
+        cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
+        agreed: Whether a person agreed to this very step.
+        began: Loop time at which the present try began.
+        failure: The last exception with what it was read as.
+    """
+
+    spec: CapabilitySpec
+    runner: StepRunner
+    door: Door
+    outer: Job | None = None
+    stored: list[Any] = field(default_factory=list)
+    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    effect: str | None = None
+    effect_done: bool = False
+    cut_off: bool = False
+    agreed: bool = False
+    announced: int = 0
+    began: float = 0.0
+    failure: tuple[BaseException, Failure] | None = None
+
+    @property
+    def view(self) -> TurnView:
+        """The state as it stands."""
+        return self.door.view
+
+    def seconds(self) -> float:
+        """Return how long the present try has taken."""
+        return asyncio.get_running_loop().time() - self.began
+
+
+CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
+"""The attempt whose body is running, so that an attempt inside it knows where it is."""
+
+
+def kept_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:
+    """Name the effects that steps of the present plan stand for already."""
+    return {
+        effect for key in keys if (effect := (results.get(key) or {}).get("effect")) is not None
+    }

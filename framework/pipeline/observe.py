@@ -1,0 +1,33 @@
+"""Stage ``observe``: sees everything below, refusals too; keeps the turn's deadline.
+
+Events from inside say which turn, plan and step they are about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from framework.base.errors import LimitError
+from framework.base.ports import Attempt, StepRecord
+from framework.pipeline.job import Inner, Job, Result
+from framework.pipeline.settle import failed_record
+from framework.telemetry import about
+
+
+def run_limit_reached(attempt: Attempt) -> LimitError:
+    """Return the error of a step for which the turn has no time left."""
+    return LimitError(
+        f"The run's time limit was reached at step {attempt.key!r} ({attempt.capability}).",
+        fix="Raise limits.run_timeout_seconds, or ask for less at once.",
+    )
+
+
+async def observe(job: Job, attempt: Attempt, inner: Inner) -> Result:
+    """Begin no step for which the turn has no time left."""
+    job.began = asyncio.get_running_loop().time()
+    with about(**job.view.ids, step_id=attempt.key):
+        left = job.door.seconds_left()
+        if left is not None and left <= 0:
+            return failed_record(job, attempt, run_limit_reached(attempt))
+        result: StepRecord | None = await inner(job, attempt)
+        return result

@@ -1,0 +1,91 @@
+"""Stage ``permit``: may this step run? Policies are asked, and a person where one has to agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.errors import ErrorSeverity, PolicyError
+from framework.base.plan import PlannedStep
+from framework.base.ports import Attempt, Question, Verdict
+from framework.base.spec import CapabilitySpec
+from framework.pipeline.effect_ledger import digest_of, plain_inputs
+from framework.pipeline.job import Inner, Job, Result
+from framework.pipeline.settle import failed_record
+
+STEP = "step"
+
+
+async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:
+    """Refuse a step, ask about it, or let it pass; nothing below has begun."""
+    reasons: list[str] = []
+    if job.runner.step_policies:
+        step: Any = {
+            **attempt.step,
+            "context_key": attempt.key,
+            "capability": attempt.capability,
+            "parameters": dict(attempt.values),
+        }
+        try:
+            verdict = await judge(job.runner.step_policies, step, job.view)
+        except PolicyError as exc:
+            return failed_record(job, attempt, exc)
+        if verdict.decision == "ask":
+            reasons = list(verdict.problems) or ["A policy asks for a person's agreement."]
+    if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
+        shown = {"parameters": dict(attempt.values), "input_values": plain_inputs(attempt.inputs)}
+        digest = agreement_digest(attempt.capability, shown)
+        ledger = job.door.ledger
+        job.agreed = await ledger.agreed(digest, attempt.key, list(job.door.plan_keys))
+        if not job.agreed:
+            why = " ".join(reasons)
+            return Question(STEP, attempt.capability, why, digest=digest, shown=shown)
+    result: Result = await inner(job, attempt)
+    return result
+
+
+def agreement_digest(capability: str, shown: Mapping[str, Any]) -> str:
+    """Name what a person is shown of a step: what runs must have the same name."""
+    return digest_of([capability, shown.get("parameters"), shown.get("input_values")])
+
+
+def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
+    """Tell whether a person has to agree before a capability runs."""
+    wanted = settings.approvals
+    if wanted.steps == "none":
+        return False
+    if wanted.may_be_switched_off and switches.get("approval_disabled"):
+        return False
+    return bool(spec.requires_approval or wanted.steps == "all")
+
+
+async def judge(policies: Any, step: PlannedStep, view: Any) -> Verdict:
+    """Ask every policy about a step.
+
+    Returns:
+        ``allow`` or ``ask``, with the reasons of those that ask.
+
+    Raises:
+        PolicyError: One of them refuses; the message has all their reasons.
+    """
+    verdicts = [await policy.decide(step, view) for policy in policies]
+    return weighed(verdicts, f"the step {step.get('context_key')!r} ({step.get('capability')})")
+
+
+def weighed(verdicts: list[Verdict], what: str) -> Verdict:
+    """Bring verdicts together: a refusal stands over a question, a question over a yes.
+
+    Raises:
+        PolicyError: One of them refuses.
+    """
+    denied = [text for v in verdicts if v.decision == "deny" for text in v.problems or ("",)]
+    if denied:
+        told = " ".join(text for text in denied if text) or "No reason was given."
+        raise PolicyError(
+            f"A policy refuses {what}: {told}",
+            fix="Ask for something else, or have the policy changed.",
+            severity=ErrorSeverity.CRITICAL,
+        )
+    asked = [text for v in verdicts if v.decision == "ask" for text in v.problems]
+    wants = any(v.decision == "ask" for v in verdicts)
+    return Verdict("ask" if wants else "allow", asked)

@@ -1,0 +1,58 @@
+"""What a step reads of the run around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.ports import Caller
+
+
+def current_runtime() -> Any:
+    """Return LangGraph's ``Runtime`` of the run that calls this, or ``None`` outside of one."""
+    from langgraph.runtime import get_runtime
+
+    try:
+        return get_runtime()
+    except (RuntimeError, KeyError):
+        return None
+
+
+def configurable() -> Mapping[str, Any]:
+    """Return the run's ``configurable``; empty outside of a run."""
+    from langgraph.config import get_config
+
+    try:
+        return get_config().get("configurable") or {}
+    except RuntimeError:
+        return {}
+
+
+def current_caller() -> Caller:
+    """Return who asks: whom a server authenticated, and only without one what the run says.
+
+    A ``configurable`` is a caller's input: once a server made sure who it is, nothing else in it
+    is believed.
+    """
+    known = configurable()
+    user = known.get("langgraph_auth_user")
+    name = known.get("langgraph_auth_user_id")
+    if user is None and name is None:
+        return Caller(known.get("user_id"), known.get("role"), known.get("tenant"))
+
+    def read(field: str) -> Any:
+        found = user.get(field) if isinstance(user, Mapping) else getattr(user, field, None)
+        return str(found) if found is not None else None
+
+    identity = name or read("identity")
+    return Caller(identity, read("role"), read("tenant"), authenticated=True)
+
+
+def raw_errors_wanted() -> bool:
+    """Return whether the run asks for the original exceptions, for debugging.
+
+    Whoever a server authenticated cannot ask for them.
+    """
+    known = configurable()
+    wanted = (known.get("development") or {}).get("raise_raw_errors")
+    return bool(wanted) and not current_caller().authenticated

@@ -1,0 +1,186 @@
+"""The one way into a capability: every attempt passes the same stages, whoever asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp
+
+from configs.limits import Limits
+from configs.settings import Settings
+from framework.base.clock import Clock, SystemClock
+from framework.base.errors import (
+    CapabilityError,
+    ConfigurationError,
+    FatalExecutionError,
+)
+from framework.base.ports import (
+    STAGES,
+    Attempt,
+    Middleware,
+    Question,
+    StepPolicy,
+    StepRecord,
+)
+from framework.base.spec import CapabilitySpec
+from framework.pipeline import bound, call, ledger, observe, permit, reserve, retry, screen, settle
+from framework.pipeline.capacity import Capacity
+from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
+from framework.registry import Registry
+from framework.state import AgentState, StateSchema
+
+_SHIPPED: dict[str, Any] = {
+    "observe": observe.observe,
+    "screen": screen.screen,
+    "permit": permit.permit,
+    "reserve": reserve.reserve,
+    "ledger": ledger.ledger,
+    "bound": bound.bound,
+}
+_INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
+"""Stages whose middlewares stand around them: around all tries, and around the record of one."""
+
+
+class StepRunner:
+    """Runs attempts. It holds what an operator decided and nothing of a run.
+
+    Args:
+        registry: Capabilities and context types.
+        settings: All settings.
+        clock: Time.
+        capacity: Slots of the process.
+        chat_model: Role to chat model, or ``None``.
+        behaviors: What stands around each attempt, besides what a capability brings itself.
+        step_policies: What is asked before a step starts.
+        schema: Keys of the graph's state.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        capacity: Capacity | None = None,
+        chat_model: Callable[[str], Any] = lambda _role: None,
+        behaviors: Sequence[Middleware] = (),
+        step_policies: Sequence[StepPolicy] = (),
+        schema: StateSchema | None = None,
+    ) -> None:
+        self.registry = registry
+        self.settings = settings
+        self.clock = clock or SystemClock()
+        self.capacity = capacity or Capacity.of_process()
+        self.chat_model = chat_model
+        self.step_policies = tuple(step_policies)
+        self.schema = schema or StateSchema.of(AgentState)
+        self._behaviors = tuple(behaviors)
+        check_middlewares(self._behaviors, "behaviors")
+        for spec in registry.capabilities.values():
+            check_middlewares(spec.behaviors, f"{spec.name}.behaviors")
+        self._chains: dict[str, Inner] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of a run."""
+        return self.settings.limits
+
+    async def run(self, attempt: Attempt, door: Door) -> Result:
+        """Run one step through all stages.
+
+        Args:
+            attempt: What is asked for.
+            door: What the asker brings.
+
+        Returns:
+            What the step left behind; a question that a person has to answer first; or ``None``
+            when the process is to stop and another one goes on with the step.
+
+        Raises:
+            FatalExecutionError: A failure was classified FATAL; the cause is chained.
+            GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
+        """
+        spec = self.registry.capabilities[attempt.capability]
+        chain = self._chains.get(spec.name)
+        if chain is None:
+            chain = self._chains[spec.name] = self._chain(spec)
+        result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
+        return result
+
+    def _chain(self, spec: CapabilitySpec) -> Inner:
+        around = [*self._behaviors, *spec.behaviors]
+        inner: Inner = call.call
+        for stage in reversed(STAGES):
+            if stage in _INSIDE:
+                inner = partial(_INSIDE[stage], inner=inner)
+            own = [item for item in around if item.stage == stage]
+            if stage == "screen" and own:
+                # What leaves the stage is what is shown, agreed to, keyed and run.
+                inner = partial(screen.leave, inner=inner)
+            for middleware in reversed(own):
+                inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+            if stage in _SHIPPED:
+                inner = partial(_SHIPPED[stage], inner=inner)
+        return inner
+
+
+async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
+    async def call_next(changed: Attempt | None = None) -> Any:
+        return await inner(job, changed if changed is not None else attempt)
+
+    return await middleware.around(attempt, call_next)
+
+
+async def _around_record(
+    job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner
+) -> Result:
+    """Run a middleware above the call: what it raises is a failure of the step."""
+    put_off = False
+
+    async def watched(job: Job, attempt: Attempt) -> Result:
+        nonlocal put_off
+        found: Result = await inner(job, attempt)
+        put_off = found is None
+        return found
+
+    try:
+        result = await _around(job, attempt, middleware=middleware, inner=watched)
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as exc:
+        return settle.failed_record(job, attempt, exc)
+    if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
+        return result
+    told = CapabilityError(
+        f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
+        fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
+    )
+    return settle.failed_record(job, attempt, told)
+
+
+_WRAPS: dict[str, Any] = {
+    stage: _around_record if place <= STAGES.index("settle") else _around
+    for place, stage in enumerate(STAGES)
+}
+
+
+def check_middlewares(given: Sequence[Any], where: str) -> None:
+    """Make sure that everything in a list can stand around an attempt.
+
+    Raises:
+        ConfigurationError: It names no stage, or an unknown one, or has no ``around``.
+    """
+    for item in given:
+        stage = getattr(item, "stage", None)
+        if isinstance(item, type) or stage not in STAGES:
+            raise ConfigurationError(
+                f"{item!r} in {where} names the stage {stage!r}.",
+                fix=f"Give an object whose 'stage' is one of: {', '.join(STAGES)}.",
+            )
+        if not callable(getattr(item, "around", None)):
+            raise ConfigurationError(
+                f"{item!r} in {where} has no method 'around'.",
+                fix="Write 'async def around(self, attempt, call_next)'.",
+            )

@@ -1,0 +1,181 @@
+"""Stage ``settle``: the only maker of a ``StepRecord``, out of whatever came from inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp
+
+from configs.logger import get_logger
+from configs.streaming import is_heard
+from framework.base.errors import ErrorSeverity, PersistenceError
+from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.pipeline.failures import after_effect, fatal, read_failure
+from framework.pipeline.job import STOPPED, Inner, Job, Result
+from framework.pipeline.run_config import raw_errors_wanted
+from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
+from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """In place of a result: nobody will run this step.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
+    """Sort and check what one try gave, and say what a failure means.
+
+    Raises:
+        FatalExecutionError: The failure was classified FATAL; the cause is chained.
+    """
+    job.began = asyncio.get_running_loop().time()
+    job.stored, job.source, job.effect, job.failure = [], "run", None, None
+    job.cut_off = False
+    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+    with about(attempt_id=name):
+        try:
+            found = await _gave(job, attempt, inner)
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            return failed_record(job, attempt, exc)
+        return _succeeded(job, attempt, found) if isinstance(found, Sorted) else found
+
+
+async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
+    """Return what the try gave, sorted; or what stands in its place."""
+    result = await inner(job, attempt)
+    if result is STOPPED or isinstance(result, Question):
+        return None if result is STOPPED else result
+    if isinstance(result, Skipped):
+        return _record(job, attempt, skipped=result.reason)
+    if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
+        # No schema could drop a key here: a unit test looks at what was returned.
+        return Sorted(updates=dict(result))
+    if job.door.types is not None:
+        for context in contexts_in(result, job.stored):
+            job.door.types.setdefault(context.CONTEXT_TYPE, type(context))
+    return sort_result(
+        result,
+        job.stored,
+        job.spec,
+        attempt.step,
+        attempt.key,
+        job.runner.registry.context_types,
+        job.door.state_keys or job.runner.schema.names,
+    )
+
+
+def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
+    record = _record(
+        job,
+        attempt,
+        success=True,
+        contexts=found.contexts,
+        updates=found.updates,
+        plan=found.plan,
+    )
+    announce(job, attempt)
+    if is_heard():
+        duration = record.execution_time
+        emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
+    return record
+
+
+def announce(job: Job, attempt: Attempt) -> None:
+    """Say once that a try begins."""
+    if job.announced >= attempt.number:
+        return
+    job.announced = attempt.number
+    if not is_heard():
+        return
+    name = attempt.capability
+    emit(Status(message=f"Executing {name}...", component=name, progress=0.1))
+    emit(StepStarted(task_objective=attempt.objective, **attempt.event()))
+
+
+def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
+    """Say what an exception of a try means; asked again, it gives the same answer."""
+    if job.failure is not None and job.failure[0] is exc:
+        return job.failure[1]
+    context = {
+        "capability": job.spec.name,
+        "current_step_index": attempt.index,
+        "execution_time": job.seconds(),
+        "current_state": job.view.state,
+        "effect": job.spec.effect,
+    }
+    failure = read_failure(
+        job.spec.cls,
+        exc,
+        context,
+        capability=job.spec.name,
+        key=attempt.key,
+        attempts=attempt.number,
+    )
+    job.failure = (exc, failure)
+    return failure
+
+
+def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
+    """Return the record of a try that failed.
+
+    Raises:
+        FatalExecutionError: The failure was classified FATAL; the cause is chained.
+        Exception: The original one, where development mode wants it.
+    """
+    ends_the_run = isinstance(exc, PersistenceError) and exc.ends_the_run
+    if ends_the_run or job.door.raw_errors or raw_errors_wanted():
+        raise exc
+    failure = read_job_failure(job, attempt, exc)
+    if failure.severity is ErrorSeverity.FATAL:
+        raise fatal(job.spec.name, failure) from exc
+    if job.effect_done:
+        failure = after_effect(failure)
+    announce(job, attempt)
+    emit(
+        StepFailed(
+            duration=job.seconds(),
+            severity=failure.severity.value,
+            message=failure.message,
+            **attempt.event(),
+        )
+    )
+    get_logger("capability", job.spec.name).warning(
+        "step %s failed (%s): %s",
+        attempt.key,
+        failure.severity.value,
+        # The start of the default message; a failure that the router handles is no such thing.
+        failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
+    )
+    return _record(job, attempt, error=failure)
+
+
+def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
+    """Return a failed record that says how often the step was tried."""
+    assert record.error is not None
+    error = replace(record.error, attempts=failures, final=final)
+    return replace(record, error=error, attempts=failures)
+
+
+def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
+    return StepRecord(
+        key=attempt.key,
+        capability=attempt.capability,
+        index=attempt.index,
+        objective=attempt.objective,
+        attempts=attempt.number,
+        execution_time=job.seconds(),
+        source=job.source,
+        effect=job.effect,
+        **found,
+    )

@@ -1,0 +1,33 @@
+"""The order in which a plan's steps are kept."""
+
+from __future__ import annotations
+
+from framework.base import ExecutionPlan
+from framework.planning.reading import step_key, steps_of
+from framework.planning.schedule import dependencies
+
+
+def by_depth(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with its steps in order of depth; it means the same.
+
+    A step's depth is the longest way to it from a step that waits for nothing. Steps that can run
+    early then stand early, so that whoever goes through the plan in its order need not look far.
+
+    Args:
+        plan: A plan that checks clean.
+
+    >>> plan = {"steps": [
+    ...     {"context_key": "a", "capability": "x"},
+    ...     {"context_key": "b", "capability": "x", "inputs": [{"T": "a"}]},
+    ...     {"context_key": "c", "capability": "x"},
+    ... ]}
+    >>> [step["context_key"] for step in by_depth(plan)["steps"]]
+    ['a', 'c', 'b']
+    """
+    depth: dict[str, int] = {}
+    for key, needed in dependencies(plan).items():
+        depth[key] = 1 + max((depth[name] for name in needed), default=0)
+    steps = list(enumerate(steps_of(plan)))
+    steps.sort(key=lambda item: depth[step_key(item[1], item[0])])
+    ordered = [step for _, step in steps]
+    return ExecutionPlan(**{**plan, "steps": ordered})

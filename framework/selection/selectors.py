@@ -1,0 +1,212 @@
+"""The offline selectors: a classifier fitted to the candidates, over words or vectors too.
+
+Settings were chosen on training parts of public data only (CLINC150 training and validation
+queries, BANKING77 training queries, a fixed half of MetaTool's queries); the figures that
+``tests/benchmarks/selection.py`` prints come from the other parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from framework.base import ValidationError, require_extra
+from framework.registry import Candidate
+from framework.selection.protocols import NOTHING_EXCLUDED, Selection
+from framework.selection.texts import MAX_CHARACTERS, clauses
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+    from framework.selection.fit import Fit
+
+_KEPT_FITS = 4
+_SHOWN = 3
+
+
+class LexicalSelector:
+    """The default selector: learns from names, descriptions, instructions and examples.
+
+    Fitted classifiers are kept on the instance, one for each set of candidates (the last
+    few sets), and are fitted and used off the event loop.
+
+    Args:
+        margin: A further capability is chosen when its evidence is at least this
+            share of the best one's, or when it nearly fits by itself.
+        threshold: Score below which even the best capability does not fit.
+
+    Raises:
+        MissingExtraError: At first use, when numpy is not installed.
+
+    >>> import asyncio
+    >>> from framework.selection import Candidate
+    >>> weather = Candidate("weather", "Tells the weather and the temperature of a place.",
+    ...     positives=("Will it rain in Oslo?", "How warm is it in Rome?"))
+    >>> news = Candidate("news", "Finds recent news.", positives=("Any news on elections?",))
+    >>> selector = LexicalSelector()
+    >>> asyncio.run(selector.select("How warm will it be in Lima?", [weather, news])).names
+    ('weather',)
+    >>> asyncio.run(selector.select("Write me a poem", [weather, news])).names
+    ()
+    """
+
+    _embeddings: Embeddings | None = None
+
+    def __init__(self, *, margin: float = 0.6, threshold: float = 0.5) -> None:
+        for name, value in (("margin", margin), ("threshold", threshold)):
+            if not 0.0 < value < 1.0:
+                raise ValidationError(
+                    f"The {name} of a selector is {value!r}.",
+                    fix="Give a number between 0 and 1.",
+                )
+        self._margin = margin
+        self._threshold = threshold
+        self._fits: OrderedDict[tuple[Candidate, ...], Fit] = OrderedDict()
+        # A lock of asyncio belongs to one event loop; an instance may serve several.
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def prepare(self, candidates: Sequence[Candidate]) -> None:
+        """Fit ahead of the first request, so that it does not wait."""
+        await self._fitted(tuple(candidates))
+
+    async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
+        """Return a score from 0 to 1 for every candidate, best first; 0.5 starts to fit."""
+        if not candidates or not task.strip():
+            return {}
+        _, _, rows = await self._evidence(task, tuple(candidates))
+        return _scores(rows, candidates)
+
+    async def select(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        *,
+        limit: int | None = None,
+        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+    ) -> Selection:
+        """Choose the capabilities that the task needs; see :class:`Selector`."""
+        if limit is not None and limit < 1:
+            raise ValidationError(
+                f"The limit of a selection is {limit!r}.", fix="Give at least 1, or None."
+            )
+        if not task.strip():
+            return Selection((), reason="The task is empty.")
+        if not candidates:
+            return Selection((), reason="There are no capabilities.")
+        fitted, texts, rows = await self._evidence(task, tuple(candidates))
+        scores = _scores(rows, candidates)
+        open_ = [name for name in scores if name not in excluded]
+        if not open_:
+            return Selection((), scores, 0.0, "Every capability was excluded.")
+        best = scores[open_[0]]
+        if best < self._threshold:
+            return Selection((), scores, best, self._none_reason(open_[0], best, excluded))
+
+        def decide() -> set[str]:
+            # Capabilities' own code too, which may be slow or read a file: not on the event loop.
+            from framework.selection.decide import needed
+
+            rows[:, [c.name in excluded for c in candidates]] = 0.0
+            least = self._threshold / (1 - self._threshold)
+            unexplained = fitted.unexplained(texts[0]) if self._embeddings is None else None
+            taught = [bool(c.positives) for c in candidates]
+            chosen = needed(rows, taught, unexplained, self._margin, least)
+            sure = [c.recognises(texts[0]) if c.recognises else None for c in candidates]
+            pairs = zip(candidates, chosen, sure, strict=True)
+            return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
+
+        chosen = await asyncio.to_thread(decide)
+        names = tuple(name for name in open_ if name in chosen)[:limit]
+        return Selection(names, scores, best, _reason(names, scores))
+
+    async def _evidence(
+        self, task: str, candidates: tuple[Candidate, ...]
+    ) -> tuple[Fit, list[str], Any]:
+        """Return the fit, the task with its clauses, and what each says for the candidates."""
+        fitted = await self._fitted(candidates)
+        task = task.strip()[:MAX_CHARACTERS]
+        texts = [task, *clauses(task)]
+        vectors = None
+        if self._embeddings is not None:
+            # Some models treat queries and documents differently, so not aembed_documents.
+            vectors = await asyncio.gather(*map(self._embeddings.aembed_query, texts))
+        return fitted, texts, await asyncio.to_thread(fitted.evidence, texts, vectors)
+
+    async def _fitted(self, candidates: tuple[Candidate, ...]) -> Fit:
+        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with lock:
+            found = self._fits.pop(candidates, None) or await self._fit(candidates)
+            self._fits[candidates] = found  # the last one used is the last to go
+            while len(self._fits) > _KEPT_FITS:
+                self._fits.popitem(last=False)
+            return found
+
+    async def _fit(self, candidates: tuple[Candidate, ...]) -> Fit:
+        rows = await asyncio.to_thread(_rows, candidates)
+        vectors = None
+        if self._embeddings is not None:
+            vectors = await self._embeddings.aembed_documents(rows.texts)
+        return await asyncio.to_thread(_fit, rows, vectors)
+
+    def _none_reason(self, name: str, best: float, excluded: Mapping[str, str]) -> str:
+        text = (
+            f"No capability fits: the closest, {name}, scores {best:.2f}; "
+            f"{self._threshold:.2f} is needed."
+        )
+        return text + (f" Excluded after failing: {', '.join(excluded)}." if excluded else "")
+
+
+class EmbeddingSelector(LexicalSelector):
+    """Chooses by sentence vectors and words together.
+
+    A first request with new candidates embeds all their texts in one call; every
+    further one embeds the task and, when it is compound, its clauses.
+
+    Args:
+        embeddings: Any LangChain embeddings; their asynchronous methods are used.
+        margin: As for :class:`LexicalSelector`.
+        threshold: As for :class:`LexicalSelector`.
+
+    Raises:
+        MissingExtraError: At first use, when numpy is not installed.
+        ModelError: The embeddings gave something other than one vector for each text.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, *, margin: float = 0.6, threshold: float = 0.5
+    ) -> None:
+        super().__init__(margin=margin, threshold=threshold)
+        self._embeddings = embeddings
+
+
+def _rows(candidates: tuple[Candidate, ...]) -> Any:
+    require_extra("numpy", "offline")
+    from framework.selection.head import training_rows
+
+    return training_rows(candidates)
+
+
+def _fit(rows: Any, vectors: list[list[float]] | None) -> Fit:
+    from framework.selection.fit import Fit
+
+    return Fit(rows, vectors)
+
+
+def _scores(rows: Any, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Map evidence to 0..1, so that evidence at its threshold gives 0.5; best first."""
+    from framework.selection.decide import strongest
+
+    pairs = zip(candidates, map(float, strongest(rows)), strict=True)
+    ranked = sorted(pairs, key=lambda pair: -pair[1])
+    return {candidate.name: value / (value + 1.0) for candidate, value in ranked}
+
+
+def _reason(names: Sequence[str], scores: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{name} ({scores[name]:.2f})" for name in names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"The task resembles what is served by {shown}{more}."

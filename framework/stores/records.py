@@ -1,0 +1,76 @@
+"""Records beside the checkpoints of a thread, each under a checkpoint namespace of its own.
+
+They need nothing of a saver but checkpoints, so every saver keeps them, with its own encryption,
+and they go when the thread goes. A record names as its parent the checkpoint that it builds on:
+when the history up to a checkpoint is dropped, the records that build on it go as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, empty_checkpoint
+
+from framework.stores.reading import readable
+
+PREFIX = "capgraph-journal:"
+"""Namespaces of records begin so."""
+END = "end"
+"""The record in which a run leaves word that it was cancelled or failed."""
+_CHANNEL = "journal"
+# One row for each key: the order of records must not hang on the clock.
+_ROW = "00000000-0000-6000-8000-000000000001"
+
+
+async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str) -> dict[str, Any]:
+    """Return the last record under a key; empty when there is none.
+
+    Raises:
+        PersistenceError: It cannot be read.
+    """
+    found = await saver.aget_tuple(_at(thread_id, key))
+    record: Any = found.checkpoint["channel_values"].get(_CHANNEL) if found else None
+    if isinstance(record, str):
+        kind, _, data = record.partition(":")
+        with readable(thread_id):
+            record = saver.serde.loads_typed((kind, base64.b64decode(data)))
+    return record if isinstance(record, dict) else {}
+
+
+async def write_record(
+    saver: BaseCheckpointSaver[Any],
+    thread_id: str,
+    key: str,
+    record: dict[str, Any],
+    *,
+    builds_on: str | None = None,
+) -> None:
+    """Put a record under a key; it is durable when this returns.
+
+    Args:
+        saver: An open saver.
+        thread_id: The thread.
+        key: Name of the record within the thread.
+        record: Plain data.
+        builds_on: The checkpoint with whose history it goes; now, when not given.
+
+    Raises:
+        PersistenceError: It cannot be kept.
+    """
+    checkpoint: Checkpoint = empty_checkpoint()
+    version = uuid.uuid4().hex
+    now, checkpoint["id"] = checkpoint["id"], _ROW
+    # As text it stands in the row itself: PostgreSQL would keep every version of anything else.
+    kind, data = saver.serde.dumps_typed(record)
+    checkpoint["channel_values"] = {_CHANNEL: f"{kind}:{base64.b64encode(data).decode()}"}
+    checkpoint["channel_versions"] = {_CHANNEL: version}
+    place = _at(thread_id, key)
+    place["configurable"]["checkpoint_id"] = builds_on or now
+    await saver.aput(place, checkpoint, {"source": "update", "step": 0}, {_CHANNEL: version})
+
+
+def _at(thread_id: str, key: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": f"{PREFIX}{key}"}}

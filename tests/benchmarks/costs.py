@@ -1,0 +1,91 @@
+"""What a request costs: model calls and tokens, with few and with many tools, beside peers.
+
+Every program does the same work on a scripted model that counts; a token is four characters of
+whatever was sent or written, tools and forms included. Nothing here takes the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import markdown
+from tests.benchmarks.peers import PEERS, Tally, Work
+
+PROGRAMS = ("capgraph", "LangChain create_agent", "pydantic-ai", "Microsoft agent")
+STEPS = (0, 1, 2, 10)
+TOOLS = (2, 20, 1000)
+COLUMNS = ("request", "tools", "program", "model calls", "prompt tokens", "answer tokens")
+
+
+async def cost(program: str, steps: int, tools: int) -> Tally:
+    """Let a program do one request, and return what its model was asked and wrote.
+
+    Args:
+        program: Its name among the peers.
+        steps: Dependent steps; 0 for small talk.
+        tools: How many tools there are, the one that is needed included.
+    """
+    peer = next(peer for peer in PEERS if peer.name == program)
+    work = Work(steps, Tally(), tools - 1)
+    async with peer.prepare(work, None) as run:
+        value = await run()
+    assert value == steps, f"{program} came to {value}, not {steps}."
+    assert work.tally is not None
+    return work.tally
+
+
+async def costs() -> list[dict[str, Any]]:
+    """Return a row for every request and program that is installed."""
+    rows = []
+    for tools in TOOLS:
+        for steps in STEPS:
+            for program in PROGRAMS:
+                version = next(peer.version() for peer in PEERS if peer.name == program)
+                if version is not None:
+                    tally = await cost(program, steps, tools)
+                    rows.append(
+                        {
+                            "steps": steps,
+                            "tools": tools,
+                            "program": f"{program} {version}",
+                            "model_calls": tally.calls,
+                            "prompt_tokens": tally.prompt_chars // 4,
+                            "answer_tokens": tally.answer_chars // 4,
+                        }
+                    )
+    return rows
+
+
+def table_rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Turn the figures into rows."""
+    return [
+        (
+            f"{row['steps']} step{'s' if row['steps'] > 1 else ''}" if row["steps"] else "hello",
+            f"{row['tools']:,}",
+            row["program"],
+            *(f"{row[name]:,}" for name in ("model_calls", "prompt_tokens", "answer_tokens")),
+        )
+        for row in found
+    ]
+
+
+def main() -> int:
+    """Count, print the table, and put it into a page where one is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--docs", type=Path, help="put the table into this Markdown file")
+    options = parser.parse_args()
+    logging.getLogger("capgraph").setLevel(logging.ERROR)
+    text = markdown.table(COLUMNS, table_rows(asyncio.run(costs())))
+    print(text)
+    if options.docs is not None:
+        markdown.replace_results(options.docs, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

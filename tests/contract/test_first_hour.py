@@ -1,0 +1,638 @@
+"""What a new user meets in the first hour: little to write, and plain words where it goes wrong."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import dataclasses
+import os
+import re
+import runpy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from framework import (
+    AskAgain,
+    BaseCapability,
+    CapabilityContext,
+    ErrorClassification,
+    ErrorSeverity,
+    Registry,
+    build_graph,
+    capability_node,
+)
+from framework.base import (
+    AttemptNumber,
+    ConfigurationError,
+    IdempotencyKey,
+    Progress,
+    RegistryError,
+    StepContext,
+    StepSettings,
+    ValidationError,
+)
+from framework.planning import check_plan, dependencies
+from framework.selection import Selection
+from framework.testing import run_capability
+from tests.support.openai_server import give, openai_server, say
+
+ROOT = Path(__file__).parents[2]
+
+
+class Reading(CapabilityContext):
+    metres: float
+
+
+@dataclasses.dataclass
+class Stats:
+    minimum: float
+    maximum: float
+
+
+class Report(BaseModel):
+    title: str
+
+
+class Row(TypedDict):
+    name: str
+
+
+class Everything:
+    async def select(self, task: str, candidates: Any, **_: Any) -> Any:
+        return Selection(tuple(candidate.name for candidate in candidates))
+
+
+def plan(*steps: dict[str, Any]) -> dict[str, Any]:
+    listed = [
+        {"context_key": step["capability"], "task_objective": "Do it", **step} for step in steps
+    ]
+    return {"steps": [*listed, {"context_key": "answer", "capability": "respond"}]}
+
+
+async def run_plan(graph: Any, *steps: dict[str, Any]) -> dict[str, Any]:
+    given = {"messages": [("user", "Do it")], "planning_execution_plan": plan(*steps)}
+    out: dict[str, Any] = await graph.ainvoke(given)
+    return out
+
+
+def text_of(out: dict[str, Any]) -> str:
+    return str(out["messages"][-1].content)
+
+
+# --- plain values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (str, "full", "full"),
+        (float, 2.5, 2.5),
+        (list[int], [1, 2], [1, 2]),
+        (dict[str, int], {"a": 1}, {"a": 1}),
+        (Stats, Stats(1, 5), {"minimum": 1.0, "maximum": 5.0}),
+        (Report, Report(title="Levels"), {"title": "Levels"}),
+        (Row, {"name": "north"}, {"name": "north"}),
+        (float | None, None, None),
+        (list[Reading], [Reading(metres=1)], [{"metres": 1.0}]),
+    ],
+)
+async def test_a_function_returns_a_plain_value(kind: Any, value: Any, kept: Any) -> None:
+    async def tank_level():
+        """Read the tank."""
+        return value
+
+    tank_level.__annotations__["return"] = kind
+    graph = build_graph([capability_node(tank_level)])
+    out = await run_plan(graph, {"capability": "tank_level"})
+    assert out["capability_context_data"] == {"TANK_LEVEL": {"tank_level": {"value": kept}}}
+
+
+async def test_without_a_model_a_plain_value_is_the_answer() -> None:
+    @capability_node(examples=["how full is the tank?"])
+    def tank_level() -> float:
+        """Read the water level of the tank."""
+        return 2.5
+
+    out = await build_graph([tank_level]).ainvoke({"messages": [("user", "How full is the tank?")]})
+    assert text_of(out) == "tank level: 2.5"
+
+
+async def test_a_value_of_another_type_than_declared_fails_the_step() -> None:
+    @capability_node
+    def tank_level() -> float:
+        """Read the tank."""
+        return "leaking"  # type: ignore[return-value]
+
+    out = await run_plan(build_graph([tank_level]), {"capability": "tank_level"})
+    error = out["execution_step_results"]["tank_level"]
+    assert not error["success"]
+    assert "TANK_LEVEL" in str(error)
+
+
+def test_a_value_that_cannot_be_kept_is_refused_when_the_function_is_decorated() -> None:
+    async def lock() -> threading.Event:
+        """Give a lock."""
+        return threading.Event()
+
+    with pytest.raises(ValidationError, match=r"'lock' returns Event, which cannot be kept"):
+        capability_node(lock)
+
+
+# --- synchronous functions --------------------------------------------------------------------------
+
+
+async def test_sync_functions_and_methods_run_in_a_thread() -> None:
+    seen: list[str] = []
+
+    @capability_node
+    def read(progress: Progress) -> str:
+        """Read it."""
+        progress("reading", 0.5)
+        seen.append(threading.current_thread().name)
+        return "read"
+
+    @capability_node
+    class Write(BaseCapability):
+        name = "write"
+        description = "Write it."
+        provides = ["RECEIPT"]
+
+        def execute(self) -> dict[str, Any]:
+            self.progress("writing", 0.5)
+            seen.append(threading.current_thread().name)
+            return {"RECEIPT": {"to": "disk"}}
+
+    graph = build_graph([read, Write])
+    given = {
+        "messages": [("user", "Do it")],
+        "planning_execution_plan": plan({"capability": "read"}, {"capability": "write"}),
+    }
+    told = [
+        part["message"]
+        async for part in graph.astream(given, stream_mode="custom")
+        if part["event_type"] == "step_progress"
+    ]
+    assert sorted(told) == ["reading", "writing"]
+    assert len(seen) == 2
+    assert all(name.startswith("capgraph-sync") for name in seen)
+
+
+async def test_a_stop_iteration_of_a_sync_function_fails_its_step() -> None:
+    @capability_node
+    def first() -> int:
+        """Take the first."""
+        return next(iter([]))
+
+    out = await run_plan(build_graph([first]), {"capability": "first"})
+    assert not out["execution_step_results"]["first"]["success"]
+
+
+async def test_once_inside_a_sync_method_is_refused_and_not_forgotten() -> None:
+    @capability_node
+    class Pay(BaseCapability):
+        name = "pay"
+        description = "Pay."
+
+        def execute(self) -> dict[str, Any]:
+            self.once("transfer", dict)
+            return {}
+
+    with pytest.raises(ValidationError, match="async def"):
+        await run_capability(Pay)
+
+
+# --- options and injection ----------------------------------------------------------------------------
+
+
+async def test_the_function_form_has_what_classes_have() -> None:
+    seen: list[Any] = []
+
+    @capability_node(max_attempts=2, delay_seconds=0)
+    async def fetch(
+        step: StepContext,
+        attempt: AttemptNumber,
+        key: IdempotencyKey,
+        settings: StepSettings,
+        runtime: Runtime[Any],
+        progress: Progress,
+        days: int = 3,
+    ) -> int:
+        """Fetch it."""
+        progress("fetching")
+        seen.append((attempt, key == step.idempotency_key, dict(settings), runtime is not None))
+        raise ConnectionError("gone")
+
+    out = await run_plan(build_graph([fetch]), {"capability": "fetch"})
+    assert seen == [(1, True, {}, True), (2, True, {}, True)]
+    assert list(fetch.Parameters.model_fields) == ["days"]  # type: ignore[union-attr]
+    assert not out["execution_step_results"]["fetch"]["success"]
+
+
+async def test_classify_error_of_a_function() -> None:
+    def told(exc: Exception, context: dict[str, Any]) -> ErrorClassification | None:
+        return ErrorClassification(ErrorSeverity.CRITICAL, f"{context['capability']} is shut")
+
+    @capability_node(classify_error=told)
+    async def fetch() -> int:
+        """Fetch it."""
+        raise ConnectionError("gone")
+
+    out = await run_plan(build_graph([fetch]), {"capability": "fetch"})
+    assert "fetch is shut" in text_of(out)
+
+
+def test_what_cannot_be_injected_names_function_and_parameter() -> None:
+    async def fetch(client: threading.Event) -> int:
+        """Fetch it."""
+        return 1
+
+    with pytest.raises(ValidationError, match=r"The parameter 'client' of 'fetch'"):
+        capability_node(fetch)
+
+
+@pytest.mark.parametrize("options", [{"max_attempts": 0}, {"delay_seconds": -1}])
+def test_a_retry_option_that_does_not_fit_is_refused(options: dict[str, Any]) -> None:
+    async def fetch() -> int:
+        """Fetch it."""
+        return 1
+
+    with pytest.raises(ValidationError, match=next(iter(options))):
+        capability_node(fetch, **options)
+
+
+class Deps:
+    station = "roof"
+
+
+async def test_a_runtime_brings_what_the_caller_handed_over() -> None:
+    @capability_node
+    def where(runtime: Runtime[Deps]) -> str:
+        """Say where."""
+        return runtime.context.station
+
+    graph = build_graph([where], context_schema=Deps)
+    given: Any = {
+        "messages": [("user", "x")],
+        "planning_execution_plan": plan({"capability": "where"}),
+    }
+    assert text_of(await graph.ainvoke(given, context=Deps())) == "roof"
+
+
+async def test_a_sync_function_that_takes_too_long_is_left_behind() -> None:
+    go_on, ended = threading.Event(), threading.Event()
+
+    @capability_node(timeout_seconds=0.2, max_attempts=1)
+    def slow() -> str:
+        """Take its time."""
+        go_on.wait(60)
+        ended.set()
+        return "late"
+
+    out = await run_plan(build_graph([slow]), {"capability": "slow"})
+    assert "took longer than 0.2 s" in text_of(out)
+    assert not ended.is_set()
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+
+
+async def test_a_sync_function_asks_a_person() -> None:
+    @capability_node
+    def ask() -> str:
+        """Ask a person."""
+        return f"You said {interrupt('Which one?')}."
+
+    graph = build_graph([ask], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    given: Any = {
+        "messages": [("user", "x")],
+        "planning_execution_plan": plan({"capability": "ask"}),
+    }
+    out = await graph.ainvoke(given, config)
+    assert out["__interrupt__"][0].value == "Which one?"
+    out = await graph.ainvoke(Command(resume="the left"), config)
+    assert text_of(out) == "You said the left."
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (bytes, b"\xff", "'utf-8' codec can't decode"),
+        (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
+        (Any, object(), "field 'value' is of type object"),
+    ],
+)
+async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
+    kind: Any, value: Any, told: str
+) -> None:
+    async def odd():
+        """Give something odd."""
+        return value
+
+    odd.__annotations__["return"] = kind
+    out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
+    assert re.search(told, text_of(out)), text_of(out)
+
+
+# --- references and asking again ------------------------------------------------------------------------
+
+
+@capability_node
+def stats() -> Stats:
+    """Give statistics of the week."""
+    return Stats(1, 5)
+
+
+@capability_node
+def label() -> str:
+    """Name the week."""
+    return "week 7"
+
+
+@capability_node
+def warn(level: float, notes: list[str] | None = None) -> str:
+    """Warn of a level."""
+    return f"Level {level} {notes}"
+
+
+async def test_a_parameter_refers_to_a_result() -> None:
+    graph = build_graph([stats, label, warn])
+    given = {"level": {"$from": "stats.maximum"}, "notes": [{"$from": "label"}, "high"]}
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    out = await run_plan(graph, *steps[:2], {**steps[2], "parameters": given})
+    kept = out["capability_context_data"]["WARN"]["warn"]["value"]
+    assert kept == "Level 5.0 ['week 7', 'high']"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("label", "it is string and the parameter is number"),
+        ("stats", "it is object and the parameter is number"),
+        ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
+        ("nothing.at_all", "no step and no stored context"),
+        ("warn", "does not run before"),
+        ("", "no step"),
+    ],
+)
+def test_a_reference_is_checked_before_the_plan_runs(text: str, told: str) -> None:
+    registry = Registry()
+    for item in (stats, label, warn):
+        registry.register(item)
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": text}}  # type: ignore[assignment]
+    [problem] = check_plan(plan(*steps), registry)
+    assert (problem.step, problem.field) == (2, "parameters.level")
+    assert told in problem.cause
+    assert problem.code == "CG-P19"
+
+
+def test_a_reference_makes_a_step_wait() -> None:
+    steps = [{"capability": "stats"}, {"capability": "label"}, {"capability": "warn"}]
+    steps[2]["parameters"] = {"level": {"$from": "stats.maximum"}}  # type: ignore[assignment]
+    assert dependencies(plan(*steps))["warn"] == {"stats"}  # type: ignore[arg-type]
+
+
+async def test_ask_again_goes_back_to_the_planner() -> None:
+    @capability_node
+    async def channel(name: str) -> float:
+        """Read a channel."""
+        if name != "T1":
+            raise AskAgain(f"There is no channel {name!r}; there are T1 to T6.")
+        return 3.5
+
+    asked: list[Any] = []
+
+    class Planner:
+        can_correct = True
+
+        async def plan(self, request: Any) -> Any:
+            asked.append(request.failure)
+            name = "T7" if len(asked) == 1 else "T1"
+            return plan({"capability": "channel", "parameters": {"name": name}})
+
+    graph = build_graph([channel], planner=Planner(), selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "Read T7")]})
+    assert out["capability_context_data"]["CHANNEL"]["channel"] == {"value": 3.5}
+    assert asked[0] is None
+    assert "there are T1 to T6" in str(asked[1])
+
+
+# --- plain words ------------------------------------------------------------------------------------------
+
+
+def test_a_langchain_tool_a_graph_and_a_bare_function_are_refused_by_what_they_are() -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    def bare() -> str:
+        """Bare."""
+        return ""
+
+    for item, told in (
+        (add, "'add' is a LangChain tool"),
+        (build_graph([]), "is a LangGraph graph"),
+        (bare, "'bare' is a function without its decorator"),
+    ):
+        with pytest.raises(RegistryError, match=told):
+            build_graph([item])
+
+
+def test_a_model_without_a_provider_is_told_so() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'gpt-5-mini' .* names no provider.*openai:gpt-5"
+    ):
+        build_graph([label], model="gpt-5-mini")
+
+
+async def test_a_retried_failure_is_not_logged_as_unhandled(caplog: Any) -> None:
+    tries: list[int] = []
+
+    @capability_node(delay_seconds=0)
+    def flaky() -> str:
+        """Work in the end."""
+        tries.append(1)
+        if len(tries) < 2:
+            raise ConnectionError("gone")
+        return "there"
+
+    out = await run_plan(build_graph([flaky]), {"capability": "flaky"})
+    assert out["execution_step_results"]["flaky"]["success"]
+    assert "Unhandled" not in caplog.text
+    assert "step flaky failed (retriable): gone" in caplog.text
+
+
+@capability_node(effect="once", examples=["pay the bill"])
+def pay(amount: int = 100) -> str:
+    """Pay the bill."""
+    return f"Paid {amount}."
+
+
+@capability_node(examples=["read a channel"])
+def channel(name: str) -> str:
+    """Read a channel."""
+    return f"Channel {name}."
+
+
+def test_once_without_a_saver_and_parameters_nobody_fills_are_warned_of(caplog: Any) -> None:
+    build_graph([pay, channel])
+    assert "'pay' has effect='once' and there is no saver" in caplog.text
+    assert "'channel' needs the parameters name, which planning without a model" in caplog.text
+    caplog.clear()
+    build_graph([pay], checkpointer=InMemorySaver())
+    assert caplog.text == ""
+
+
+async def test_parameters_from_fills_what_the_task_says() -> None:
+    def read(task: str) -> dict[str, Any]:
+        return {"name": found.group()} if (found := re.search(r"T\d", task)) else {}
+
+    @capability_node(examples=["read a channel"], parameters_from=read)
+    def told(name: str) -> str:
+        """Read a channel."""
+        return f"Channel {name}."
+
+    graph = build_graph([told])
+    out = await graph.ainvoke({"messages": [("user", "Read a channel: T7")]})
+    assert text_of(out) == "Channel T7."
+    out = await graph.ainvoke({"messages": [("user", "Read a channel")]})
+    assert "it needs the parameters name" in text_of(out)
+
+
+async def test_offline_an_effect_with_default_parameters_is_asked_about() -> None:
+    graph = build_graph([pay], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke({"messages": [("user", "Pay the bill")]}, config)
+    [question] = out["__interrupt__"]
+    assert "Nobody chose its parameters" in str(question.value)
+    assert question.value["steps"][0]["parameters"] == {"amount": 100}
+    out = await graph.ainvoke(Command(resume="yes"), config)
+    assert text_of(out) == "Paid 100."
+
+
+async def test_an_effect_of_a_brought_plan_is_not_asked_about() -> None:
+    out = await run_plan(build_graph([pay], checkpointer=None), {"capability": "pay"})
+    assert out["capability_context_data"]["PAY"]["pay"] == {"value": "Paid 100."}
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def test_the_plugin_is_loaded_beside_foreign_packages_and_says_whose_they_are(
+    tmp_path: Path,
+) -> None:
+    for name in ("framework", "configs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    (tmp_path / "test_mine.py").write_text(
+        "import framework, configs\n"
+        "def test_mine():\n    assert framework.MINE and configs.MINE\n"
+        "def test_fixture(registry):\n    pass\n"
+    )
+    code = f"import sys, pytest; sys.path.insert(0, {str(tmp_path)!r});"
+    code += "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'capgraph_pytest']))"
+    done = python(tmp_path, "-c", code)
+    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "another one in" in done.stdout
+
+
+def test_a_foreign_package_of_one_of_our_names_is_named(tmp_path: Path) -> None:
+    for name in ("configs", "infrastructure"):
+        folder = tmp_path / name / name
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        code = f"import sys; sys.path.insert(0, {str(tmp_path / name)!r}); import framework;"
+        done = python(tmp_path, "-c", code + "framework.Registry()")
+        assert f"needs its package '{name}', and Python finds another one in" in done.stderr
+
+
+def test_the_plugin_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
+    code = "import capgraph_pytest, sys; print([m for m in sys.modules if m == 'framework'])"
+    assert python(tmp_path, "-c", code).stdout == "[]\n"
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+
+
+# --- the two-tool agent ---------------------------------------------------------------------------------
+
+COMPARISON = ROOT / "docs" / "comparison"
+README_AGENT = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+
+
+def lines_and_concepts(code: str) -> tuple[int, set[str]]:
+    imported = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imported for alias in node.names}
+    return sum(bool(line.strip()) for line in code.splitlines()), names
+
+
+def formatted(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", "88", "-"],
+        input=code,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+def test_the_first_agent_of_the_readme_is_short() -> None:
+    lines, concepts = lines_and_concepts(formatted(README_AGENT))
+    assert lines <= 13
+    assert len(concepts) <= 2
+
+
+@pytest.mark.parametrize("file", sorted(COMPARISON.glob("*.py")), ids=lambda file: str(file.stem))
+def test_the_page_counts_each_file_as_it_is(file: Path) -> None:
+    code = file.read_text()
+    assert formatted(code) == code
+    lines, concepts = lines_and_concepts(code)
+    [row] = [row for row in (COMPARISON / "index.md").read_text().splitlines() if file.name in row][
+        :1
+    ]
+    named = ", ".join(f"`{name}`" for name in sorted(concepts))
+    assert row == f"| `{file.name}` | {lines} | {len(concepts)}: {named} |"
+
+
+@pytest.mark.parametrize(
+    ("file", "module"),
+    [
+        ("with_capgraph.py", "langchain_openai"),
+        ("with_create_agent.py", "langchain_openai"),
+        ("with_pydantic_ai.py", "pydantic_ai"),
+    ],
+)
+def test_the_same_agent_runs_in_each(file: str, module: str, monkeypatch: Any, capsys: Any) -> None:
+    pytest.importorskip(module)
+    steps = [{"context_key": "a", "capability": "tank_level", "task_objective": "Read it"}]
+    with openai_server() as server:
+        server.on("Choice", give({"reason": "It fits.", "capabilities": ["tank_level"]}))
+        server.on("ExecutionPlan", give({"steps": steps}))
+        server.on("tank_level", give({}), say("It holds 2.5 m.", as_text=True))
+        server.on("text", say("It holds 2.5 m."))
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        runpy.run_path(str(COMPARISON / file))
+        assert any("2.5" in str(body["messages"][1:]) for body in server.asked())
+    assert capsys.readouterr().out == "It holds 2.5 m.\n"

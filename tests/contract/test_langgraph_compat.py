@@ -1,0 +1,139 @@
+"""What stands in ``framework/langgraph_compat.py`` is still so in the LangGraph that is installed."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_config
+from langgraph.errors import UnknownInterruptError
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+from typing_extensions import TypedDict
+
+import framework
+from framework import langgraph_compat as compat
+
+ROOT = Path(framework.__file__).parent.parent
+CONFIG: Any = {"configurable": {"thread_id": "1"}}
+
+
+class Tiny(TypedDict, total=False):
+    seen: Annotated[list[str], operator.add]
+
+
+def add_all(current: list[int], updates: list[Any]) -> list[int]:
+    return [*current, *(number for update in updates for number in update)]
+
+
+class Growing(TypedDict, total=False):
+    numbers: Annotated[list[int], DeltaChannel(add_all)]
+
+
+def graph_of(node: Any, saver: Any = None, state: Any = Tiny) -> Any:
+    builder = StateGraph(state)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    builder.add_edge("node", END)
+    return builder.compile(checkpointer=saver)
+
+
+def test_nothing_else_reads_a_private_name_of_langgraph() -> None:
+    private = ("__pregel", "branch:to:", "__interrupt__", "_last_v6_timestamp", "._cursor(")
+    found = []
+    for room in ("framework", "infrastructure", "capabilities", "configs"):
+        for file in (ROOT / room).rglob("*.py"):
+            if file.name == "langgraph_compat.py":
+                continue
+            text = file.read_text(encoding="utf-8")
+            found += [(file.name, name) for name in private if name in text]
+            for node in ast.walk(ast.parse(text)):
+                module = getattr(node, "module", None) or ""
+                if isinstance(node, ast.ImportFrom) and module.startswith("langgraph."):
+                    hidden = [part for part in module.split(".") if part.startswith("_")]
+                    names = [one.name for one in node.names if one.name.startswith("_")]
+                    found += [(file.name, part) for part in hidden + names]
+    assert set(found) <= KNOWN
+
+
+# Places that still read one; the list only shrinks.
+KNOWN = {("run.py", "__interrupt__"), ("approval.py", "__pregel")}
+
+
+async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None:
+    saver, told = InMemorySaver(), []
+
+    async def inside(state: Tiny) -> dict[str, Any]:
+        config = get_config()
+        told.append((compat.is_task(config), compat.outer_checkpoint(config)))
+        own = {"configurable": {"thread_id": "2"}}
+        told.append(compat.is_task(compat.merged_config(bare, own)))
+        assert compat.saver_of(bare, config) is saver
+        assert compat.saves_as_it_goes(config) is (state["seen"] == ["go"])
+        return {}
+
+    bare = graph_of(lambda state: {})
+    graph = graph_of(inside, saver)
+    await graph.ainvoke({"seen": ["go"]}, CONFIG)
+    (task, outer), own = told
+    ids = [item.checkpoint["id"] async for item in saver.alist(CONFIG)]
+    assert (task, own) == (True, False)
+    assert outer in ids
+    assert not compat.is_task(compat.merged_config(graph, CONFIG))
+    assert compat.saver_of(graph, CONFIG) is saver
+    await graph.ainvoke({"seen": ["on"]}, {"configurable": {"thread_id": "3"}}, durability="exit")
+
+
+async def test_open_questions_and_nodes_to_run_are_told() -> None:
+    saver = InMemorySaver()
+    graph = graph_of(lambda state: {"seen": [interrupt("How many?")]}, saver)
+    await graph.ainvoke({"seen": []}, CONFIG)
+    found = await saver.aget_tuple(CONFIG)
+    (asked,) = compat.open_interrupts(found.pending_writes)
+    assert asked.value == "How many?"
+    assert compat.is_between_nodes(found.checkpoint["channel_values"])
+    await graph.ainvoke(Command(resume={asked.id: "3"}), CONFIG)
+    found = await saver.aget_tuple(CONFIG)
+    assert compat.open_interrupts(found.pending_writes) == []
+    assert not compat.is_between_nodes(found.checkpoint["channel_values"])
+
+
+async def test_a_resume_that_names_a_closed_question_is_refused() -> None:
+    graph = graph_of(lambda state: {"seen": [interrupt("How many?")]}, InMemorySaver())
+    strict: Any = {"configurable": {**CONFIG["configurable"], **compat.STRICT_RESUME}}
+    await graph.ainvoke({"seen": []}, strict)
+    with pytest.raises(UnknownInterruptError):
+        await graph.ainvoke(Command(resume={"0" * 32: "3"}), strict)
+
+
+async def test_a_checkpoint_of_deltas_is_made_whole() -> None:
+    saver = InMemorySaver()
+    graph = graph_of(lambda state: {"numbers": [2]}, saver, Growing)
+    await graph.ainvoke({"numbers": [1]}, CONFIG)
+    found = await saver.aget_tuple(CONFIG)
+    assert "numbers" not in found.checkpoint["channel_values"]
+    assert compat.counts_deltas(found) == {"numbers"}
+    whole = await compat.as_whole(saver, found, {"numbers": graph.channels["numbers"]})
+    assert compat.plain_values(whole)["numbers"] == [1, 2]
+    assert compat.counts_deltas(whole) == set()
+    copy: Any = {"configurable": {"thread_id": "2", "checkpoint_ns": ""}}
+    await saver.aput(copy, whole.checkpoint, whole.metadata, whole.checkpoint["channel_versions"])
+    assert (await graph.ainvoke({"numbers": [3]}, copy))["numbers"] == [1, 2, 3, 2]
+
+
+def test_new_checkpoints_sort_after_a_known_one() -> None:
+    ahead = "3f000000-0000-6000-8000-000000000001"
+    compat.keep_ids_ahead_of(empty_checkpoint()["id"])
+    compat.keep_ids_ahead_of("no id")
+    before = vars(compat.checkpoint_ids)["_last_v6_timestamp"]
+    try:
+        compat.keep_ids_ahead_of(ahead)
+        assert empty_checkpoint()["id"] > ahead
+    finally:
+        vars(compat.checkpoint_ids)["_last_v6_timestamp"] = before

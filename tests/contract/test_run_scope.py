@@ -1,0 +1,265 @@
+"""What holds inside a run, whoever began it: secrets are masked, events say what they are about."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from pydantic import SecretStr
+
+import framework
+from configs.settings import load_settings
+from framework import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    Registry,
+    build_graph,
+    capability_node,
+    infrastructure_node,
+)
+from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
+from framework.state import AgentState
+from framework.stores import open_saver
+from infrastructure.gateway import prepare
+from tests.support.doors import Gauge, answer, question, soon, status
+
+SECRET = "correct-horse-battery"
+SAY: Any = {"messages": [("user", "read the gauge")]}
+CONFIG: Any = {"configurable": {"thread_id": "1"}}
+
+
+def _broken(level: ErrorSeverity = ErrorSeverity.CRITICAL) -> Any:
+    @capability_node
+    class Read(BaseCapability):
+        name = "read"
+        description = "Read the gauge"
+        provides = ["GAUGE"]
+
+        async def execute(self) -> Gauge:
+            self.streamer_says()
+            raise CapabilityError(f"the gauge refused {SECRET}", severity=level)
+
+        def streamer_says(self) -> None:
+            self.progress(f"asking with {SECRET}")
+
+        @staticmethod
+        def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
+            return ErrorClassification(
+                level, f"It failed: {exc}", {"technical_details": f"used {SECRET}"}
+            )
+
+    return Read
+
+
+class Collect:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def emit(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+
+def _settings() -> Any:
+    return load_settings(secrets=[SecretStr(SECRET)])
+
+
+def _own(node: Any, **options: Any) -> Any:
+    builder: Any = StateGraph(AgentState)
+    builder.add_node("read", node)
+    builder.add_edge(START, "read")
+    builder.add_edge("read", END)
+    return builder.compile(**options)
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("door", ["router", "own graph", "subgraph"])
+@pytest.mark.parametrize("level", [ErrorSeverity.CRITICAL, ErrorSeverity.FATAL])
+async def test_a_secret_of_the_settings_is_nowhere(
+    door: str, level: ErrorSeverity, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: Any
+) -> None:
+    sink = Collect()
+    read, path, said = _broken(level), tmp_path / "threads.sqlite", ""
+    plan = {"steps": [step("a", "read"), step("z", "respond")]}
+    caplog.set_level(logging.DEBUG)
+    async with open_saver(f"sqlite:///{path}") as saver:
+        if door == "own graph":
+            services = framework.bind([Gauge, read], settings=_settings(), sinks=[sink])
+            graph, given = _own(services.node(read), checkpointer=saver), SAY
+        else:
+            given = {**SAY, "planning_execution_plan": plan}
+            inner = None if door == "subgraph" else saver
+            graph = build_graph([Gauge, read], None, inner, settings=_settings(), sinks=[sink])
+            if door == "subgraph":
+                graph = _own(graph, checkpointer=saver)
+        try:
+            async for part in graph.astream(
+                given, CONFIG, stream_mode=["updates", "custom", "values"], subgraphs=True
+            ):
+                said += str(part)
+        except Exception as exc:
+            said += str(exc)
+    assert "It failed" in said
+    assert SECRET not in said
+    assert "***" in said
+    kept = b"".join(p.read_bytes() for p in tmp_path.iterdir())
+    with sqlite3.connect(path) as rows:
+        assert rows.execute("select count(*) from checkpoints").fetchone()[0] > 0
+    assert SECRET.encode() not in kept
+    assert sink.events, "the sinks get what happens in the run"
+    assert SECRET not in str(sink.events)
+    formatted = "\n".join(record.getMessage() for record in caplog.records)
+    assert "It failed" in formatted or level is ErrorSeverity.FATAL
+
+
+@pytest.mark.parametrize("door", ["router", "own graph"])
+async def test_a_fatal_failure_says_its_technical_details(door: str, step: Any) -> None:
+    read = _broken(ErrorSeverity.FATAL)
+    plan = {"steps": [step("a", "read"), step("z", "respond")]}
+    if door == "own graph":
+        graph, given = _own(framework.bind([Gauge, read]).node(read)), SAY
+    else:
+        graph, given = build_graph([Gauge, read]), {**SAY, "planning_execution_plan": plan}
+    with pytest.raises(
+        RuntimeError, match=r"Fatal error in read: .*Technical details: used"
+    ) as told:
+        await graph.ainvoke(given)
+    assert isinstance(told.value.__cause__, CapabilityError)
+
+
+async def test_events_say_what_they_are_about(agent: Any, step: Any) -> None:
+    @capability_node
+    class Read(BaseCapability):
+        name = "read"
+        description = "Read"
+        provides = ["GAUGE"]
+        tries: list[int] = []
+
+        async def execute(self) -> Gauge:
+            self.tries.append(1)
+            self.progress("half-way", 0.5)
+            if len(self.tries) == 1:
+                raise CapabilityError("busy", severity=ErrorSeverity.RETRIABLE)
+            return Gauge(value=1)
+
+        @staticmethod
+        def get_retry_policy() -> dict[str, Any]:
+            return {"max_attempts": 2, "delay_seconds": 1.0, "backoff_factor": 1.0}
+
+    sink = Collect()
+    it = agent(Gauge, Read, plans=[[step("a", "read")]], sinks=[sink])
+    events = [
+        event
+        async for event in it.graph.astream(
+            {"messages": [("user", "go")]}, it.config(), stream_mode="custom"
+        )
+    ]
+    of_step = [e for e in events if e["event_type"].startswith("step_")]
+    assert [e["event_type"].removeprefix("step_") for e in of_step] == [
+        *("started", "progress", "failed"),
+        *("started", "progress", "finished"),
+    ]
+    assert {e["step_id"] for e in of_step} == {"a"}
+    assert len({e["attempt_id"] for e in of_step}) == 2
+    assert len({e["plan_id"] for e in of_step}) == 1
+    turns = {e.get("turn_id") for e in events}
+    assert len(turns) == 1
+    assert None not in turns
+    assert [e["seq"] for e in events] == sorted(e["seq"] for e in events)
+    (retried,) = [e for e in events if e["event_type"] == "retry"]
+    assert retried["step_id"] == "a"
+    finished = next(e for e in events if e["event_type"] == "turn_finished")
+    assert "step_id" not in finished
+
+
+async def test_sinks_and_masker_of_a_bound_node(step: Any) -> None:
+    sink = Collect()
+    read = _broken()
+    services = framework.bind([Gauge, read], settings=_settings(), sinks=[sink])
+    out = await _own(services.node(read)).ainvoke(SAY)
+    await services.events.flush()
+    assert SECRET not in str(out["control_error_info"])
+    assert {e["event_type"] for e in sink.events} >= {"step_started", "step_failed"}
+    assert all(e["run_id"] and e["seq"] for e in sink.events)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("form", ["dict", "command"])
+async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -> None:
+    from langgraph.types import Command
+
+    @infrastructure_node
+    class Monitoring(BaseInfrastructureNode):
+        name = "monitoring"
+        description = "Watches"
+        after = "task_extraction"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            update = {"planning_selection": {"colour": Colour.RED, "seen": {1}}}
+            return update if form == "dict" else Command(update=update, goto="orchestrator")
+
+    registry = Registry()
+    registry.register(Monitoring)
+    kept: list[Any] = []
+    graph = build_graph(registry)
+    async for update in graph.astream(SAY, stream_mode="updates"):
+        kept += [u for u in update.values() if u and "monitoring" in update]
+    assert {"colour": "red", "seen": [1]} in [u.get("planning_selection") for u in kept]
+
+
+async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
+    @infrastructure_node
+    class Monitoring(BaseInfrastructureNode):
+        name = "monitoring"
+        description = "Watches"
+        after = "task_extraction"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return {"planning_selection": {"source": object()}}
+
+    registry = Registry()
+    registry.register(Monitoring)
+    out = await soon(build_graph(registry).ainvoke(SAY))
+    assert status(out) == "failed"
+    assert "planning_selection" in out["messages"][-1].content
+
+
+async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) -> None:
+    it = agent(Gauge, _broken(), plans=[[step("a", "read")]])
+    last = (await it.ask())["execution_last_result"]
+    assert last["capability"] == "read"
+    assert last["success"] is False
+    assert last["classification"]["severity"] == "critical"
+
+
+# --- switches that a person types -----------------------------------------------------------------
+
+
+async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any) -> None:
+    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
+    await it.ask()
+    with pytest.raises(ValidationError, match="approval_disabled"):
+        await prepare(it.graph, "/approval:off", it.config())
+
+
+async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
+    @capability_node(requires_approval=True)
+    async def act() -> Gauge:
+        """Act."""
+        return Gauge(value=1)
+
+    it = agent(Gauge, act, plans=[[step("a", "act")]], checkpointer=InMemorySaver())
+    assert question(await it.ask())
+    with pytest.raises(ValidationError, match="unfinished"):
+        await prepare(it.graph, "/caps:off yes", it.config())
+    assert status(await answer(it, "approve")) == "completed"

@@ -1,0 +1,245 @@
+"""Threads of many turns: what a turn costs, and that everything is there afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import RemoveMessage
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.types import Command
+
+from framework import CapabilityContext, capability_node
+from framework.base import PersistenceError
+from framework.base.errors import ThreadBusyError
+from framework.stores import (
+    fork_thread,
+    leases_of,
+    list_threads,
+    open_saver,
+    prune_threads,
+    thread_summary,
+)
+from framework.stores.records import read_record
+
+pytestmark = pytest.mark.may_block
+DELTAS = ["messages", "capability_context_data"]
+
+
+class Reading(CapabilityContext):
+    value: float
+    note: str = ""
+
+
+@capability_node(effect="once")
+async def measure() -> Reading:
+    """Measure."""
+    return Reading(value=7, note="steady " * 20)
+
+
+@capability_node(requires_approval=True)
+async def report(reading: Reading) -> Reading:
+    """Report."""
+    return reading
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "threads.db"
+
+
+@pytest.fixture
+async def saver(path: Path) -> AsyncIterator[Any]:
+    async with open_saver(f"sqlite:///{path}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def made(agent: Any, step: Any, saver: Any) -> Any:
+    return agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver)
+
+
+def stored(path: Path) -> tuple[int, int]:
+    """Rows and bytes of a database's checkpoints and writes."""
+    connection = sqlite3.connect(path)
+    try:
+        rows, size = connection.execute(
+            "SELECT (SELECT COUNT(*) FROM checkpoints) + (SELECT COUNT(*) FROM writes),"
+            " (SELECT SUM(LENGTH(checkpoint) + LENGTH(metadata)) FROM checkpoints)"
+            " + (SELECT SUM(LENGTH(value)) FROM writes)"
+        ).fetchone()
+    finally:
+        connection.close()
+    return rows, size
+
+
+async def turns(made: Any, number: int, start: int = 0) -> None:
+    for turn in range(start, start + number):
+        out = await made.ask(f"Measure for the {turn}th time, and say how it is")
+        assert out["execution_outcome"]["status"] == "completed"
+
+
+async def test_a_turn_of_a_long_thread_writes_what_a_turn_of_a_short_one_writes(
+    made: Any, path: Path
+) -> None:
+    await turns(made, 2)
+    begin = stored(path)
+    await turns(made, 8, 2)
+    short = [(after - before) / 8 for before, after in zip(begin, stored(path), strict=True)]
+    await turns(made, 50, 10)
+    begin = stored(path)
+    # So many that what is saved as a whole now and then is among them.
+    await turns(made, 50, 60)
+    long = [(after - before) / 50 for before, after in zip(begin, stored(path), strict=True)]
+    assert long[0] == short[0], "rows"
+    assert long[1] <= 1.3 * short[1], "bytes"
+    state = (await made.graph.aget_state(made.config())).values
+    assert len(state["messages"]) == 220
+    assert (await thread_summary(made.graph.checkpointer, "1")).messages == 220
+
+
+async def test_the_short_way_to_a_threads_past_is_the_long_one(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    plan = [step("a", "measure"), step("b", "report", READING="a")]
+    made = agent(Reading, measure, report, plans=[plan], checkpointer=saver)
+    for turn in range(16):
+        await made.ask(f"Turn {turn}")
+        await made.graph.ainvoke(Command(resume="approve"), made.config())
+        if turn in (3, 12):
+            state = await made.graph.aget_state(made.config())
+            gone = [RemoveMessage(id=state.values["messages"][0].id)]
+            await made.graph.aupdate_state(made.config(), {"messages": gone})
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    old = next(item for item in history if item.metadata["step"] == 40)
+    await made.graph.aupdate_state(old.config, {"messages": [("user", "Another way")]})
+    await made.ask("Go on from there")
+    checked = 0
+    place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+    # Reading while a list is open waits for nothing.
+    async for item in saver.alist(place):
+        names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]
+        quick = await saver._since_saved("1", "", item.checkpoint["id"], names)
+        slow = await AsyncSqliteSaver.aget_delta_channel_history(
+            saver, config=item.config, channels=names
+        )
+        if quick is not None:
+            checked += 1
+            assert quick == slow
+    assert checked > 100
+
+
+async def test_everything_of_a_long_thread_can_be_gone_back_to(made: Any, saver: Any) -> None:
+    await turns(made, 52)
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    ended = [item for item in history if not item.next]
+    assert [len(item.values["messages"]) for item in ended] == list(range(104, 0, -2))
+    early = next(item for item in ended if len(item.values["messages"]) == 20)
+    place = early.config["configurable"]["checkpoint_id"]
+    await fork_thread(saver, "1", "copy", checkpoint_id=place)
+    out = await made.ask("Go on", thread="copy")
+    assert [m.content for m in out["messages"][:20]] == [
+        m.content for m in early.values["messages"]
+    ]
+    assert len(out["messages"]) == 22
+    ids = [m.id for m in out["messages"]]
+    assert len(set(ids)) == 22
+    assert [
+        m.id for m in (await made.graph.aget_state(made.config("copy"))).values["messages"]
+    ] == ids
+
+
+async def test_what_a_setting_keeps_is_kept_and_no_more(made: Any, saver: Any, path: Path) -> None:
+    await turns(made, 12)
+    before = await made.graph.aget_state(made.config())
+    assert await prune_threads(saver, policy="keep", keep_turns=3) == ["1"]
+    after = await made.graph.aget_state(made.config())
+    assert after.values == before.values
+    kept = [item async for item in made.graph.aget_state_history(made.config())]
+    assert [len(item.values["messages"]) for item in kept if not item.next] == [24, 22, 20]
+    assert await records(path) == 3
+    out = await made.ask("One more")
+    assert len(out["messages"]) == 26
+    assert await prune_threads(saver, ["1"], policy="keep", keep_checkpoints=2) == ["1"]
+    assert len([item async for item in made.graph.aget_state_history(made.config())]) == 2
+    assert await records(path) == 1
+    assert len((await made.ask("And one more"))["messages"]) == 28
+    assert await prune_threads(saver, ["1"]) == ["1"]
+    assert len((await made.graph.aget_state(made.config())).values["messages"]) == 28
+    with pytest.raises(ValueError, match="keep_turns"):
+        await prune_threads(saver, policy="keep")
+
+
+async def test_a_copy_of_an_older_turn_repeats_none_of_its_effects(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    plan = [step("a", "measure"), step("b", "report", READING="a")]
+    made = agent(Reading, measure, report, plans=[plan], checkpointer=saver)
+    for _ in range(3):
+        await made.ask()
+        await made.graph.ainvoke(Command(resume="approve"), made.config())
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    routed = [item for item in history if item.next == ("router",)]
+    second = next(item for item in routed if len(item.values["messages"]) == 3)
+    place = second.config["configurable"]["checkpoint_id"]
+    await fork_thread(saver, "1", "copy", checkpoint_id=place)
+    assert await records(path, "1") == 6, "what was agreed to, and what was done"
+    assert await records(path, "copy") == 2
+    copied = await names(path, "copy")
+    old = [await read_record(saver, "1", name) for name in copied]
+    assert old == [await read_record(saver, "copy", name) for name in copied]
+    assert [record["status"] for record in old if "status" in record] == ["finished"]
+
+
+async def names(path: Path, thread: str) -> list[str]:
+    connection = sqlite3.connect(path)
+    try:
+        statement = (
+            "SELECT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
+            " AND checkpoint_ns LIKE 'capgraph-journal:%'"
+        )
+        found = connection.execute(statement, (thread,)).fetchall()
+        return [name.removeprefix("capgraph-journal:") for (name,) in found]
+    finally:
+        connection.close()
+
+
+async def records(path: Path, thread: str = "1") -> int:
+    return len(await names(path, thread))
+
+
+async def test_a_thread_in_use_is_not_pruned(made: Any, saver: Any) -> None:
+    await turns(made, 1)
+    lease = await leases_of(saver).take("1")
+    assert await prune_threads(saver) == []
+    with pytest.raises(ThreadBusyError):
+        await prune_threads(saver, ["1"])
+    await leases_of(saver).release(lease)
+    assert await prune_threads(saver) == ["1"]
+
+
+async def test_threads_are_listed_page_by_page(made: Any, saver: Any) -> None:
+    for thread in "abcde":
+        await made.ask(thread=thread)
+    await made.ask(thread="b")
+    found, after = [], None
+    while page := await list_threads(saver, limit=2, after=after):
+        found += [item.thread_id for item in page]
+        after = page[-1].thread_id
+    assert found == ["b", "e", "d", "c", "a"]
+    with pytest.raises(PersistenceError, match="There is no thread"):
+        await list_threads(saver, after="zz")
+
+
+async def test_what_runs_have_saved_can_be_dropped(made: Any, saver: Any) -> None:
+    for run in ("x", "y"):
+        config = {**made.config(), "metadata": {"run_id": run}}
+        await made.graph.ainvoke({"messages": [("user", run)]}, config)
+    await saver.adelete_for_runs(["x"])
+    state = await made.graph.aget_state(made.config())
+    assert len(state.values["messages"]) == 4, "what followed keeps what it holds"
+    await saver.acopy_thread("1", "2")
+    assert (await made.graph.aget_state(made.config("2"))).values == state.values

@@ -1,0 +1,276 @@
+"""What a class, a function or a node may declare, and what is said of a declaration that is off."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from framework import CapabilityContext, Registry
+from framework.base import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    CapabilityError,
+    RegistryError,
+    ValidationError,
+    capability_node,
+    infrastructure_node,
+)
+from framework.base.spec import DECLARED
+from framework.pipeline.step_state import StepState
+
+
+class Reading(CapabilityContext):
+    value: float
+
+
+class Total(CapabilityContext):
+    value: float
+
+
+def make(**attributes: Any) -> type[BaseCapability]:
+    async def execute(self: Any) -> None:
+        return None
+
+    namespace = {"name": "made", "description": "Made", "execute": execute}
+    return type("Made", (BaseCapability,), {**namespace, **attributes})
+
+
+# --- types of inputs and outputs --------------------------------------------------------------------
+
+
+def test_context_classes_serve_as_names_and_are_registered_with_the_capability() -> None:
+    made = capability_node(make(provides=[Total], requires=[Reading, ("UNIT", "optional")]))
+    assert made.capability_spec.provides == ("TOTAL",)
+    assert [(n.type, n.cardinality) for n in made.capability_spec.requires] == [
+        ("READING", "one"),
+        ("UNIT", "optional"),
+    ]
+    many = capability_node(make(requires=[(Reading, "many")]))
+    assert many.capability_spec.requires[0].cardinality == "many"
+    registry = Registry()
+    registry.register(made)
+    assert set(registry.context_types.values()) == {Reading, Total}
+
+
+@pytest.mark.parametrize("name", ["provides", "requires"])
+@pytest.mark.parametrize("value", ["TOTAL", Total])
+def test_one_type_in_place_of_a_list_is_refused_and_never_split(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=rf"Made\.{name} is .*Total.*|'TOTAL'") as caught:
+        capability_node(make(**{name: value}))
+    assert f"Write {name} = [" in str(caught.value)
+
+
+def test_an_output_that_is_no_type_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"Made\.provides holds 3"):
+        capability_node(make(provides=[3]))
+
+
+# --- declarations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("effect", "twice"),
+        ("on_unknown", "shrug"),
+        ("max_parallel", 0),
+        ("max_parallel", True),
+        ("timeout_seconds", -1),
+        ("timeout_seconds", float("inf")),
+        ("timeout_seconds", float("nan")),
+        ("requires_approval", "yes"),
+        ("repeatable", 1),
+        ("effect_key", "order"),
+    ],
+)
+@pytest.mark.parametrize("form", ["class", "function"])
+def test_a_declaration_that_does_not_fit_is_named(name: str, value: Any, form: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name} is {value!r}"):
+        if form == "class":
+            capability_node(make(**{name: value}))
+        else:
+
+            @capability_node(**{name: value})
+            async def act() -> None:
+                """Act."""
+
+
+def test_every_declaration_is_known_to_all_three_forms() -> None:
+    class Plain:
+        name = "plain"
+        description = "Inherits nothing"
+        classify_error = staticmethod(lambda exc, context: None)
+        get_retry_policy = staticmethod(dict)
+
+        @staticmethod
+        async def execute(state: Any) -> dict[str, Any]:
+            return {}
+
+    @capability_node(**DECLARED)
+    async def act() -> None:
+        """Act."""
+
+    for spec in (
+        capability_node(Plain).capability_spec,  # type: ignore[attr-defined]
+        capability_node(make()).capability_spec,
+        act.capability_spec,  # type: ignore[attr-defined]
+    ):
+        assert {name: getattr(spec, name) for name in DECLARED} == DECLARED
+
+
+def test_the_effect_key_names_parameters() -> None:
+    class Options(BaseModel):
+        order: str
+        note: str = ""
+
+    spec = capability_node(make(Parameters=Options, effect_key=["order"])).capability_spec
+    assert spec.effect_key == ("order",)
+    with pytest.raises(ValidationError, match=r"effect_key names \['ordre'\].*Fix: .*order, note"):
+        capability_node(make(Parameters=Options, effect_key=["ordre"]))
+    with pytest.raises(ValidationError, match="Parameters model"):
+        capability_node(make(effect_key=["order"]))
+
+    @capability_node(effect="once", effect_key=["order"], repeatable=True)
+    async def pay(order: str, note: str = "") -> Total:
+        """Pay an order."""
+        return Total(value=1)
+
+    assert pay.capability_spec.effect_key == ("order",)  # type: ignore[attr-defined]
+    assert pay.capability_spec.repeatable  # type: ignore[attr-defined]
+
+
+def test_what_annotated_says_of_a_parameter_of_a_function_holds() -> None:
+    @capability_node
+    async def hold(
+        reading: Annotated[Reading, "an input"],
+        percent: Annotated[int, Field(ge=0, le=100, description="how much")] = 50,
+    ) -> Annotated[Total, "an output"]:
+        """Hold."""
+        return Total(value=percent)
+
+    model = hold.Parameters
+    assert model is not None
+    assert model.model_json_schema()["properties"]["percent"]["maximum"] == 100
+    with pytest.raises(ValueError, match="less than or equal to 100"):
+        model(percent=101)
+    assert hold.capability_spec.provides == ("TOTAL",)  # type: ignore[attr-defined]
+
+
+# --- decorators -------------------------------------------------------------------------------------
+
+
+def test_the_class_may_be_given_by_keyword() -> None:
+    made = make()
+    assert capability_node(cls=made) is made
+
+    class Monitor(BaseInfrastructureNode):
+        name = "monitoring"
+        description = "Looks on"
+
+        @staticmethod
+        async def execute(state: Any) -> dict[str, Any]:
+            return {}
+
+    assert infrastructure_node(cls=Monitor) is Monitor
+    assert infrastructure_node(after="respond")(Monitor).infrastructure_spec.after == "respond"
+
+
+@pytest.mark.parametrize("method", ["classify_error", "get_retry_policy"])
+def test_what_is_called_on_the_class_must_be_static(method: str) -> None:
+    def on_self(self: Any, *given: Any) -> None: ...
+
+    async def coroutine(*given: Any) -> None: ...
+
+    with pytest.raises(ValueError, match=f"'{method}' of the capability Made.*not static"):
+        capability_node(make(**{method: on_self}))
+    with pytest.raises(ValueError, match=f"'{method}' of the capability Made.*coroutine"):
+        capability_node(make(**{method: staticmethod(coroutine)}))
+    capability_node(make(**{method: classmethod(on_self)}))
+
+
+@pytest.mark.parametrize("base", [BaseCapability, BaseInfrastructureNode])
+async def test_the_abstract_execute_is_not_implemented(base: Any) -> None:
+    with pytest.raises(NotImplementedError, match="abstract"):
+        await base.execute({})
+
+
+def test_keywords_for_a_class_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"got \['effect'\] for the class Made"):
+        capability_node(effect="once")(make())
+
+
+def test_an_undecorated_subclass_does_not_run_its_parent() -> None:
+    parent = capability_node(make())
+    child = type("Child", (parent,), {"name": "child"})
+    with pytest.raises(AttributeError, match=r"Child is not decorated.*node of Made"):
+        child.langgraph_node  # noqa: B018 - the look-up is what fails
+    with pytest.raises(RegistryError, match=r"Child.*its parent is decorated, it is not"):
+        Registry().register(child)
+    assert capability_node(child).langgraph_node.name == "child"  # type: ignore[attr-defined]
+
+
+# --- guides -----------------------------------------------------------------------------------------
+
+
+def test_an_attribute_error_in_a_guide_is_not_taken_for_no_guide() -> None:
+    def guide(self: Any) -> None:
+        return self.no_such_thing
+
+    capability = make(
+        _create_classifier_guide=guide, __getattr__=lambda self, name: f"no {name}"[:0].missing
+    )()
+    with pytest.raises(CapabilityError, match=r"classifier guide of <Made: made>"):
+        getattr(capability, "classifier_guide", None)
+
+
+def test_guides_are_made_once_also_from_many_threads() -> None:
+    calls: list[int] = []
+    together = threading.Barrier(4, timeout=30)
+
+    def guide(self: Any) -> None:
+        calls.append(1)
+        time.sleep(0.01)  # long enough for the others to look as well
+
+    capability = make(_create_orchestrator_guide=guide)()
+
+    def read() -> None:
+        together.wait()
+        assert capability.orchestrator_guide is None
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls == [1]
+
+
+def test_a_class_without_guides_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = make()
+    with caplog.at_level(logging.WARNING):
+        for capability in (made(), made()):
+            assert capability.orchestrator_guide is None
+            assert capability.classifier_guide is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "Made writes no orchestrator and no classifier guide, so its description alone has to do"
+    ]
+
+
+# --- the state that a step reads --------------------------------------------------------------------
+
+
+def test_the_state_of_a_step_copies_and_joins_as_a_dictionary_does() -> None:
+    data = {"capability_context_data": {"READING": {"a": {"value": 1}}}, "task_current_task": "x"}
+    state = StepState(data)
+    copied = state.copy()
+    assert copied == data
+    assert type(copied) is dict
+    copied["capability_context_data"]["READING"]["a"]["value"] = 2
+    assert data["capability_context_data"]["READING"]["a"]["value"] == 1  # type: ignore[index]
+    assert (state | {"task_current_task": "y"})["task_current_task"] == "y"
+    assert ({"task_current_task": "y"} | state)["task_current_task"] == "x"

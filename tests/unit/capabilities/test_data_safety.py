@@ -1,0 +1,268 @@
+"""Files that mean harm or lie by accident: bounded, refused, counted, never read on the sly."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capabilities.data.files import list_tables
+from capabilities.data.profile import TableProfile, profile_table
+from capabilities.data.readings import number_sql, time_sql
+from capabilities.data.session import open_session
+from capabilities.data.work import classify_data_error, run_work
+from framework.base import CapabilityError, ErrorSeverity, ValidationError
+
+ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)"
+SILENT = f"{ENDLESS} SELECT n FROM c WHERE n < 0"
+FLOOD = f"{ENDLESS} SELECT n, hex(zeroblob(500)) AS filler FROM c"
+SORTED = f"{ENDLESS} SELECT n, hex(zeroblob(500)) AS filler FROM c ORDER BY n DESC"
+
+
+def database(folder: Path, *statements: str) -> Path:
+    path = folder / "small.sqlite"
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return path
+
+
+def profiles(*files: Path | str, **settings: Any) -> list[TableProfile]:
+    settings = {"data_folders": [str(file) for file in files], **settings}
+    with open_session(settings) as session:
+        return [
+            profile_table(session, table)
+            for file in files
+            for table in list_tables(str(file), settings)
+        ]
+
+
+def write(folder: Path, text: str | bytes, name: str = "data.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def numbers(file: Path, column: str) -> list[float | None]:
+    settings = {"data_folders": [str(file)]}
+    with open_session(settings) as session:
+        (table,) = list_tables(str(file), settings)
+        profile = profile_table(session, table)
+        found = next(c for c in profile.columns if c.name == column)
+        rows = session.query(f"SELECT {number_sql(found.ref)} FROM {session.relation(table)}")
+        return sorted((row[0] for row in rows), key=lambda value: (value is None, value))
+
+
+class TestAFileThatTakesForEver:
+    async def test_it_ends_when_its_time_is_over(self, tmp_path: Path) -> None:
+        path = database(tmp_path, SILENT)
+
+        with pytest.raises(CapabilityError, match=r"longer than 0\.3 s") as raised:
+            await run_work({"max_seconds": 0.3}, profiles, path)
+
+        assert raised.value.severity is ErrorSeverity.CRITICAL
+
+    async def test_it_ends_when_its_step_is_cancelled(self, tmp_path: Path) -> None:
+        path = database(tmp_path, SILENT)
+        began, ended = threading.Event(), threading.Event()
+
+        def read() -> None:
+            began.set()
+            try:
+                profiles(path)
+            finally:
+                ended.set()
+
+        task = asyncio.create_task(run_work({}, read))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert await asyncio.to_thread(ended.wait, 60)
+
+    async def test_queries_of_duckdb_end_too(self) -> None:
+        def endless() -> None:
+            with open_session() as session:
+                session.query("SELECT count(*) FROM range(1e9::BIGINT) a, range(1e9::BIGINT) b")
+
+        with pytest.raises(CapabilityError, match="longer than"):
+            await run_work({"max_seconds": 0.3}, endless)
+
+    async def test_the_event_loops_own_threads_stay_free(self, tmp_path: Path) -> None:
+        path = database(tmp_path, SILENT)
+        tasks = [asyncio.create_task(run_work({}, profiles, path)) for _ in range(40)]
+        await asyncio.sleep(0)
+
+        assert await asyncio.to_thread(lambda: "free") == "free"
+
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(result) for result in results} == {asyncio.CancelledError}
+
+    def test_a_time_out_is_not_tried_again(self) -> None:
+        found = classify_data_error(TimeoutError("too long"), {"capability": "query_data"})
+
+        assert found.severity is ErrorSeverity.CRITICAL
+
+
+class TestAFileThatGrows:
+    @pytest.mark.parametrize(
+        ("settings", "limit"),
+        [({"max_rows": 1000}, "more than 1,000 rows"), ({}, "67,108,864 bytes of rows")],
+    )
+    def test_rows_and_bytes_are_counted(
+        self, tmp_path: Path, settings: dict[str, Any], limit: str
+    ) -> None:
+        path = database(tmp_path, FLOOD)
+
+        with pytest.raises(CapabilityError, match=limit):
+            profiles(path, **settings)
+
+    def test_sorting_fills_neither_memory_nor_disk(self, tmp_path: Path) -> None:
+        path = database(tmp_path, SORTED)
+
+        with pytest.raises((CapabilityError, ValidationError), match="memory"):
+            profiles(path)
+
+    def test_ten_thousand_columns_stay_small(self, tmp_path: Path) -> None:
+        names = [f"column_{number}" for number in range(10_000)]
+        path = write(tmp_path, "\n".join(",".join(line) for line in (names, ["1"] * 10_000)))
+
+        (profile,) = profiles(path)
+
+        assert len(profile.columns) == 10_000
+        assert len(profile.names()) < 1000
+        assert "and 9,960 more" in profile.names()
+        with pytest.raises(ValidationError, match="limit is 500"):
+            profiles(path, max_columns=500)
+
+
+class TestWhichFilesMayBeRead:
+    def test_none_without_a_folder(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a\n1\n")
+
+        with pytest.raises(ValidationError, match="outside of the folders"):
+            list_tables(str(path), {})
+
+    def test_links_are_followed_first(self, tmp_path: Path) -> None:
+        secret = write(tmp_path, "a\n1\n", "secret.csv")
+        (tmp_path / "open").mkdir()
+        link = tmp_path / "open" / "data.csv"
+        link.symlink_to(secret)
+        settings = {"data_folders": [str(tmp_path / "open")]}
+
+        for name in (str(link), str(tmp_path / "open" / ".." / "secret.csv")):
+            with pytest.raises(ValidationError, match="outside of the folders"):
+                list_tables(name, settings)
+
+    def test_what_is_not_allowed_and_what_is_not_there_look_the_same(self, tmp_path: Path) -> None:
+        write(tmp_path, "a\n1\n", "there.csv")
+        settings = {"data_folders": [str(tmp_path / "open")]}
+        messages = []
+        for name in ("there.csv", "gone.csv"):
+            with pytest.raises(ValidationError) as raised:
+                list_tables(str(tmp_path / name), settings)
+            messages.append(str(raised.value).replace(name, "NAME"))
+
+        assert messages[0] == messages[1]
+
+    def test_an_error_does_not_list_the_folder(self, tmp_path: Path) -> None:
+        write(tmp_path, "a\n1\n", "payroll.csv")
+
+        with pytest.raises(ValidationError) as raised:
+            list_tables(str(tmp_path / "x.csv"), {"data_folders": [str(tmp_path)]})
+
+        assert "payroll" not in str(raised.value)
+
+    def test_a_table_that_a_caller_describes_is_checked(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "a\n1\n")
+        (table,) = list_tables(str(path), {"data_folders": [str(path)]})
+
+        with open_session({}) as session, pytest.raises(ValidationError, match="outside"):
+            session.relation(table)
+
+
+class TestFiguresAreRight:
+    def test_brackets_in_a_name_are_no_pattern(self, tmp_path: Path) -> None:
+        write(tmp_path, "amount\n999\n", "sales1.csv")
+        path = write(tmp_path, "amount\n1\n2\n", "sales[1].csv")
+
+        assert numbers(path, "amount") == [1, 2]
+
+    def test_numbers_as_people_write_them(self, tmp_path: Path) -> None:
+        plain = "".join(f"{number}\n" for number in range(1, 41))
+        path = write(tmp_path, f'amount\n{plain}"1,250.00"\n$990\n(900)\n')
+
+        found = numbers(path, "amount")
+
+        assert len(found) == 43
+        assert found[0] == -900
+        assert found[-2:] == [990, 1250]
+
+    def test_dates_as_people_write_them(self, tmp_path: Path) -> None:
+        days = "".join(f"2024-01-{day:02d},1\n" for day in range(1, 31))
+        path = write(tmp_path, f"day,x\n{days}1 Mar 2024,5\n")
+
+        (profile,) = profiles(path)
+
+        assert profile.last is not None
+        assert profile.last.isoformat() == "2024-03-01T00:00:00"
+
+    def test_what_cannot_be_read_is_counted_and_named(self, tmp_path: Path) -> None:
+        rows = "".join(f"2024-01-{day:02d},{day}\n" for day in range(1, 29))
+        path = write(tmp_path, f"day,x\n{rows}soon,7\n2024-02-01,broken\n")
+
+        (profile,) = profiles(path)
+
+        assert profile.unread(["x"]) == [
+            "1 value of day in data.csv ('soon') is no date that can be read and is not counted",
+            "1 value of x in data.csv ('broken') is no number that can be read and is not counted",
+        ]
+
+    def test_equal_names_are_told_apart(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "day,price,Price\n2024-01-01,1,2\n2024-01-02,3,4\n")
+
+        (profile,) = profiles(path)
+
+        assert [c.name for c in profile.columns] == ["price (column 2)", "Price (column 3)"]
+
+    def test_a_late_accent(self, tmp_path: Path) -> None:
+        plain = b"".join(b"%d,Oslo\n" % number for number in range(300_000))
+        path = write(tmp_path, b"x,city\n" + plain + "300001,Köln\n".encode("latin-1"))
+
+        (profile,) = profiles(path)
+
+        assert profile.columns[1].values == ("Köln", "Oslo")
+
+    @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+    def test_wide_text_without_a_mark(self, tmp_path: Path, encoding: str) -> None:
+        path = write(tmp_path, "x,city\n1,Köln\n2,Oslo\n".encode(encoding))
+
+        (profile,) = profiles(path)
+
+        assert profile.columns[1].values == ("Köln", "Oslo")
+
+    def test_quotes_and_euros_of_windows(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "x,note\n1,5 €\n2,“so”\n".encode("cp1252"))
+
+        (profile,) = profiles(path)
+
+        assert "“so”" in profile.columns[1].values
+
+
+def test_times_are_read_in_sql_and_python_alike(tmp_path: Path) -> None:
+    path = write(tmp_path, "day,x\n2024-01-05,1\n2024-01-04,2\n")
+    settings = {"data_folders": [str(path)]}
+    with open_session(settings) as session:
+        (table,) = list_tables(str(path), settings)
+        profile = profile_table(session, table)
+        assert profile.time is not None
+        rows = session.query(f"SELECT max({time_sql(profile.time)}) FROM {session.relation(table)}")
+    assert rows[0][0] == profile.last

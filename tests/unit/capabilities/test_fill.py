@@ -1,0 +1,174 @@
+"""Questions as queries without a model: every word placed, or none answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capabilities.data.answer import answer_question
+from capabilities.data.readings import time_reading
+from capabilities.data.words import MAX_TEXT
+from framework.base import CapgraphError, ValidationError
+
+SALES = (
+    "Order Date,Region,Product,Units Sold,Unit Price,Revenue\n"
+    "01/15/2021,North,Kettle,2,10,20\n"
+    "01/15/2021,South,Toaster,5,20,100\n"
+    "02/20/2021,North,Toaster,1,20,20\n"
+    "03/05/2022,South,Coffee Maker,4,50,200\n"
+    "03/06/2022,North,Kettle,3,10,30\n"
+)
+
+
+@pytest.fixture
+def sales(tmp_path: Path) -> Path:
+    file = tmp_path / "sales.csv"
+    file.write_text(SALES)
+    return file
+
+
+def ask(question: str, *files: Path | str, previous: Any = ()) -> Any:
+    names = [str(file) for file in files]
+    return answer_question(names, question, None, previous, {"data_folders": names})
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("total revenue in 2021", "140"),
+        ("Revenue by product", "Toaster: 120"),
+        ("Which product had the highest revenue in the North region?", "Kettle has the highest"),
+        ("How many rows were there in 2021?", "3"),
+        ("What share of revenue came from Toaster?", "32.43%"),
+        ("revenue in 2022 versus 2021", "90 lower (-39.13%) than in 2022"),
+        ("average unit price", "22"),
+        ("Compare Kettle and Toaster revenue", "Kettle: 50; Toaster: 120"),
+        ("highest unit price", "50"),
+        ("top 2 products by revenue", "Coffee Maker: 200; Toaster: 120"),
+        ("how many rows have a revenue above 50?", "2"),
+        ("median revenue per region", "North: 20"),
+    ],
+)
+def test_another_table_nobody_has_seen(sales: Path, question: str, said: str) -> None:
+    assert said in ask(question, sales).get_summary()
+
+
+@pytest.mark.parametrize(
+    ("question", "word"),
+    [
+        ("average salary", "salary"),
+        ("total revenue without Toaster", "without"),
+        ("why was revenue so low in 2021", "why"),
+        ("revenue of Portland", "Portland"),
+        ("average revenue except in the North", "except"),
+        ("how much did revenue grow on Mars", "grow"),
+        ("total revenue on loyal days", "loyal"),
+    ],
+)
+def test_a_word_without_a_place_is_named(sales: Path, question: str, word: str) -> None:
+    with pytest.raises(ValidationError, match=word):
+        ask(question, sales)
+
+
+def test_two_readings_are_asked_about(sales: Path) -> None:
+    with pytest.raises(ValidationError, match=r"may mean several columns.*Units Sold, Unit Price"):
+        ask("average unit", sales)
+    with pytest.raises(ValidationError, match=r"mean or the total|mean.*total"):
+        ask("value of x in 2021", _plain(sales.parent))
+
+
+def _plain(folder: Path) -> Path:
+    file = folder / "plain.csv"
+    file.write_text("day,x\n2021-01-01,1\n2021-01-02,2\n")
+    return file
+
+
+GUESTS = (
+    "date,day,smoker,survived,sex,bill\n"
+    "2024-01-05,1,Yes,1,male,9\n2024-01-05,2,No,0,female,3\n2024-01-06,3,Yes,1,female,5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("how many smokers were there?", "was 2."),
+        ("mean bill by day", "5 January 2024: 6"),  # a date, not the column of that name
+    ],
+)
+def test_yes_columns_and_columns_called_like_a_time(
+    tmp_path: Path, question: str, said: str
+) -> None:
+    file = tmp_path / "guests.csv"
+    file.write_text(GUESTS)
+
+    assert said in ask(question, file).get_summary()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "what percentage of women survived?",  # of the women, or of all?
+        "what share of female guests are smokers?",
+        "average revenue per month",
+    ],
+)
+def test_a_question_with_two_meanings_is_not_answered(
+    sales: Path, tmp_path: Path, question: str
+) -> None:
+    file = tmp_path / "guests.csv"
+    file.write_text(GUESTS)
+
+    with pytest.raises(ValidationError):
+        ask(question, file if "share" in question or "percentage" in question else sales)
+
+
+def test_a_question_that_follows_changes_the_one_before(sales: Path) -> None:
+    first = ask("total revenue in the North in 2021", sales)
+    queries = [answer.query for answer in first.answers]
+
+    second = ask("and in 2022?", sales, previous=queries)
+    third = ask("and South?", sales, previous=[answer.query for answer in second.answers])
+
+    assert [r.answers[0].rows[0].value for r in (first, second, third)] == [40, 30, 200]
+
+
+def test_the_table_with_all_the_words_is_asked(sales: Path, tmp_path: Path) -> None:
+    staff = tmp_path / "staff.csv"
+    staff.write_text("name,age\nAda,36\nBo,40\n")
+
+    assert "40" in ask("highest age", sales, staff).get_summary()
+    assert "370" in ask("total revenue", sales, staff).get_summary()
+
+
+def test_a_group_of_a_second_table_joins_it(sales: Path, tmp_path: Path) -> None:
+    regions = tmp_path / "regions.csv"
+    regions.write_text("Region,hall\nNorth,A\nSouth,B\n")
+
+    assert "A: 70; B: 300" in ask("total revenue by hall", sales, regions).get_summary()
+
+
+@pytest.mark.parametrize(
+    "question", ["", "?", "`", "''", "\x00", "the " * 5, "x" * (MAX_TEXT * 3), "in 2012 " * 3000]
+)
+def test_odd_questions_end_in_a_clear_error(sales: Path, question: str) -> None:
+    with pytest.raises(CapgraphError) as caught:
+        ask(question, sales)
+
+    assert isinstance(caught.value, ValidationError)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("values", "reading"),
+    [
+        (["2015-01-01", "2015-01-02"], "iso"),
+        (["Januar 2022", "Februar 2022"], "named month"),
+        (["12.5", "13.5"], None),
+        (["a", "b"], None),
+    ],
+)
+def test_dates_are_read_only_where_they_are_dates(values: list[str], reading: str | None) -> None:
+    assert time_reading("x", values) == reading

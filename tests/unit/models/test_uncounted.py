@@ -1,0 +1,61 @@
+"""Calls that do not inherit the run's callbacks are found in the source."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.settings import Settings
+from framework.cli.checks import check_registry
+from framework.models.uncounted import uncounted_calls
+
+SOURCE = """
+from framework import BaseCapability, CapabilityContext, capability_node
+
+
+class Said(CapabilityContext):
+    text: str
+
+
+@capability_node
+class Chat(BaseCapability):
+    name = "chat"
+    description = "Chat"
+    provides = ["SAID"]
+
+    async def execute(self):
+        model = self.chat_model()
+        await model.ainvoke("counted")
+        await model.ainvoke("counted", {"tags": ["x"]})
+        await model.ainvoke("lost", {"callbacks": []})
+        await model.ainvoke("lost", config=dict(callbacks=[]))
+        return Said(text=(await model.with_config(callbacks=[]).ainvoke("lost")).text)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "chatty_capabilities.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("chatty_capabilities")
+    yield "chatty_capabilities"
+    del sys.modules["chatty_capabilities"]
+
+
+def test_calls_with_callbacks_of_their_own_are_found(module: str) -> None:
+    assert uncounted_calls(module) == [19, 20, 21]
+
+
+def test_a_module_without_source_has_none() -> None:
+    assert uncounted_calls("sys") == uncounted_calls("no_such_module") == []
+
+
+def test_the_check_names_them(module: str) -> None:
+    _, findings = check_registry(Settings(modules=[module]))
+    told = [finding for finding in findings if "callbacks" in finding.text]
+    assert [finding.level for finding in told] == ["warning"] * 3
+    assert "chatty_capabilities, line 19" in told[0].text

@@ -1,0 +1,93 @@
+"""Rows and records beside the checkpoints, for savers of ours and for others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from framework.base import PersistenceError
+from framework.stores import leases_of, open_saver, rows_of
+from framework.stores.records import read_record, write_record
+
+pytestmark = pytest.mark.may_block
+KEY = "0123456789abcdef"
+TABLE = "CREATE TABLE IF NOT EXISTS toys (name TEXT PRIMARY KEY, at DOUBLE PRECISION)"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "threads.db"
+
+
+@pytest.fixture(params=["ours", "encrypted", "plain", "memory"])
+async def saver(request: pytest.FixtureRequest, path: Path) -> AsyncIterator[Any]:
+    if request.param == "memory":
+        yield InMemorySaver()
+    elif request.param == "plain":
+        async with AsyncSqliteSaver.from_conn_string(str(path)) as opened:
+            yield opened
+    else:
+        key = KEY if request.param == "encrypted" else None
+        async with open_saver(f"sqlite:///{path}", encryption_key=key) as opened:
+            yield opened
+
+
+async def test_a_record_is_what_was_written_last(saver: Any, path: Path) -> None:
+    assert await read_record(saver, "1", "a/b") == {}
+    await write_record(saver, "1", "a/b", {"status": "started", "word": "treasure"})
+    await write_record(saver, "1", "a/b", {"status": "finished", "word": "treasure", "n": 1})
+    await write_record(saver, "1", "c", {"status": "other"}, builds_on="x")
+    record = await read_record(saver, "1", "a/b")
+    assert record == {"status": "finished", "word": "treasure", "n": 1}
+    assert await read_record(saver, "2", "a/b") == {}
+    await saver.adelete_thread("1")
+    assert await read_record(saver, "1", "c") == {}
+
+
+async def test_a_record_is_encrypted_with_the_key_of_its_saver(path: Path) -> None:
+    async with open_saver(f"sqlite:///{path}", encryption_key=KEY) as saver:
+        await write_record(saver, "1", "a", {"word": "treasure"})
+    assert all(b"treasure" not in file.read_bytes() for file in path.parent.iterdir())
+    async with open_saver(f"sqlite:///{path}", encryption_key=KEY[::-1]) as other:
+        with pytest.raises(PersistenceError):
+            await read_record(other, "1", "a")
+
+
+async def test_what_cannot_be_saved_is_refused(path: Path) -> None:
+    async with open_saver(f"sqlite:///{path}") as saver:
+        with pytest.raises(PersistenceError, match="cannot be saved"):
+            await write_record(saver, "1", "a", {"what": object()})
+
+
+async def test_rows_are_for_savers_whose_database_is_known(saver: Any) -> None:
+    rows = rows_of(saver)
+    if isinstance(saver, InMemorySaver):
+        assert rows is None
+        return
+    assert rows is rows_of(saver)
+    await rows.table(TABLE)
+    assert (await rows.run("INSERT INTO toys VALUES (?, {now})", ("ball",)))[0] == 1
+    assert rows.run_blocking("UPDATE toys SET at = {now} WHERE name = ?", ("ball",))[0] == 1
+    _, found = await rows.run("SELECT name, {now} - at FROM toys")
+    assert found[0][0] == "ball"
+    assert found[0][1] < 3600
+    with pytest.raises(PersistenceError, match="UNIQUE"):
+        await rows.run("INSERT INTO toys VALUES (?, 0)", ("ball",))
+    assert len((await rows.run("SELECT * FROM toys"))[1]) == 1, "the refused one left nothing"
+
+
+async def test_a_database_in_memory_has_no_second_connection() -> None:
+    async with open_saver("sqlite://:memory:") as saver:
+        rows = rows_of(saver)
+        await rows.table(TABLE)
+        assert rows.run_blocking("SELECT * FROM toys") is None
+
+
+async def test_langgraphs_copies_of_a_saver_have_its_leases(saver: Any) -> None:
+    assert leases_of(saver) is leases_of(copy.copy(saver))
