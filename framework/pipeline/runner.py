@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
 
 from configs.limits import Limits
-from configs.settings import Settings
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import (
     CapabilityError,
@@ -41,6 +40,9 @@ _SHIPPED: dict[str, Any] = {
 }
 _INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
 
 
 class StepRunner:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
-from configs.settings import packaged_defaults
 from framework.base import ConfigurationError
 from framework.base.errors import RegistryError
 from framework.prompts.builder import PromptBuilder
@@ -85,6 +84,8 @@ class PromptProvider:
         if attribute in dir(type(self)):
             # It is there and failed in its own way: let it say so.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
+        from configs.settings import packaged_defaults  # reads a file; nothing of it at import
+
         name = attribute.removeprefix("get_").removesuffix("_prompt_builder")
         builders: dict[str, PromptBuilder] = self.__dict__.get("_builders", {})
         brought: dict[str, str] = packaged_defaults()["prompt_builders"]
