@@ -16,6 +16,7 @@ from framework.base import (
     PolicyError,
     infrastructure_node,
 )
+from framework.base.ports import Failure
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check, review_possible
 from framework.engine.caller_plan import plan_digest
@@ -100,10 +101,10 @@ class _Work:
 
     async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
         authors = ", ".join(author for _, author in proposed)
-        failure = self.view.failure or {}
-        severity = (failure.get("classification") or {}).get("severity")
-        if severity not in {None, ErrorSeverity.RETRIABLE.value}:
-            text = f"The plan of {authors} is put aside: {failure.get('user_message')}"
+        info = self.view.failure
+        failure = Failure.from_state(info) if info is not None else None
+        if failure is not None and failure.severity is not ErrorSeverity.RETRIABLE:
+            text = f"The plan of {authors} is put aside: {failure.message}"
             get_streamer("framework", "router").warning(text)
         elif len(proposed) > 1:
             self._refuse(
@@ -168,13 +169,13 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
     info = view.failure
     if info is None or decision.failures:
         return {}
-    severity = (info.get("classification") or {}).get("severity")
+    severity = Failure.from_state(info).severity
     reason = info.get("user_message") or decision.reason
-    if decision.target == "orchestrator" and severity == ErrorSeverity.REPLANNING.value:
+    if decision.target == "orchestrator" and severity is ErrorSeverity.REPLANNING:
         made = view.state.get("control_plans_created_count", 0)
         emit(Replan(reason=decision.reason, plans_made=made))
         return {**clear_failure(), "control_last_error": dict(info)}
-    if decision.target == "classifier" and severity == ErrorSeverity.RECLASSIFICATION.value:
+    if decision.target == "classifier" and severity is ErrorSeverity.RECLASSIFICATION:
         emit(Reclassify(reason=decision.reason))
         origin = info.get("capability_name") or info.get("node_name") or ""
         return {
@@ -191,7 +192,7 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
 async def _wait(view: TurnView, decision: Route, services: Services) -> None:
     info = view.failure or {}
     policy = RetryPolicy.from_dict(info.get("retry_policy"), services.limits)
-    asked = ((info.get("classification") or {}).get("metadata") or {}).get("retry_after_seconds")
+    asked = Failure.from_state(info).metadata.get("retry_after_seconds")
     delay = wait_seconds(policy, decision.failures, services.limits, retry_after=asked)
     delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
     emit(
