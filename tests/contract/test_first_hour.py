@@ -633,6 +633,13 @@ def test_the_same_agent_runs_in_each(file: str, module: str, monkeypatch: Any, c
         server.on("text", say("It holds 2.5 m."))
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        runpy.run_path(str(COMPARISON / file))
+        # pydantic-ai's run_sync makes a loop where there is none, and leaves it open.
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            runpy.run_path(str(COMPARISON / file))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
         assert any("2.5" in str(body["messages"][1:]) for body in server.asked())
     assert capsys.readouterr().out == "It holds 2.5 m.\n"
