@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from pydantic import SecretStr
 
@@ -23,11 +22,10 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
+from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
 from framework.state import AgentState
 from framework.stores import open_saver
-from infrastructure.gateway import prepare
-from tests.support.doors import Gauge, answer, question, soon, status
+from tests.support.doors import Gauge, soon, status
 
 SECRET = "correct-horse-battery"
 SAY: Any = {"messages": [("user", "read the gauge")]}
@@ -240,26 +238,3 @@ async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) 
     assert last["capability"] == "read"
     assert last["success"] is False
     assert last["classification"]["severity"] == "critical"
-
-
-# --- switches that a person types -----------------------------------------------------------------
-
-
-async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any) -> None:
-    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
-    await it.ask()
-    with pytest.raises(ValidationError, match="approval_disabled"):
-        await prepare(it.graph, "/approval:off", it.config())
-
-
-async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
-    @capability_node(requires_approval=True)
-    async def act() -> Gauge:
-        """Act."""
-        return Gauge(value=1)
-
-    it = agent(Gauge, act, plans=[[step("a", "act")]], checkpointer=InMemorySaver())
-    assert question(await it.ask())
-    with pytest.raises(ValidationError, match="unfinished"):
-        await prepare(it.graph, "/caps:off yes", it.config())
-    assert status(await answer(it, "approve")) == "completed"

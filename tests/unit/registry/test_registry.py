@@ -10,30 +10,17 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, Registry, build_graph
+from framework import BaseCapability, CapabilityContext, Registry
 from framework.base import (
     BaseInfrastructureNode,
-    CapabilityError,
     ClassifierExample,
     OrchestratorGuide,
     RegistryError,
     TaskClassifierGuide,
-    capability_node,
     infrastructure_node,
 )
 from framework.registry.discovery import import_object
-
-
-class Reading(CapabilityContext):
-    value: float
-
-
-def capability(name: str, **attributes: Any) -> Any:
-    async def execute(self: Any) -> None:
-        return None
-
-    namespace = {"name": name, "description": f"Does {name}", "execute": execute, **attributes}
-    return capability_node(type(name.title(), (BaseCapability,), namespace))
+from tests.support.toys import Reading, capability
 
 
 @pytest.fixture
@@ -296,34 +283,6 @@ def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> 
     assert (candidate.positives, candidate.negatives) == (("yes",), ("no",))
 
 
-# --- validation before a graph ----------------------------------------------------------------------
-
-
-def test_every_problem_of_a_registry_stands_in_one_error() -> None:
-    registry = Registry(infrastructure=["infrastructure.router"])
-    registry.register(capability("router", requires=["MISSING"]))
-    registry.register(capability("with:colon"))
-    with pytest.raises(RegistryError) as info:
-        build_graph(registry)
-    for part in ("'respond'", "'router' is named like", "'MISSING'", "with:colon"):
-        assert part in str(info.value)
-
-
-def test_given_and_optional_types_need_no_provider() -> None:
-    registry = Registry(given=["A"])
-    registry.register(capability("a", requires=["A", ("B", "optional"), "READING"]))
-    registry.give(Reading)
-    build_graph(registry)
-
-
-def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
-    registry = Registry()
-    registry.register(capability("a"))
-    graph = build_graph(registry)
-    assert {*registry.infrastructure, "a"} <= set(graph.get_graph().nodes)
-    assert "router" in graph.get_graph().draw_mermaid()
-
-
 # --- a registry as a value ------------------------------------------------------------------------
 
 
@@ -359,18 +318,6 @@ def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
     other.register(capability("four"))
     with pytest.raises(RegistryError, match="'nine'"):
         registry.with_(without=["nine"])
-
-
-def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
-    def guide(self: Any) -> Any:
-        return self.nothing_of_the_kind
-
-    registry = Registry()
-    registry.register(capability("weather", _create_classifier_guide=guide))
-    with pytest.raises(RegistryError, match=r"guides of .*'weather'.*nothing_of_the_kind"):
-        build_graph(registry)
-    with pytest.raises(CapabilityError, match="nothing_of_the_kind"):
-        registry.candidates()
 
 
 # --- what discovery passes by ---------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Standing rules whose store is away or holds nonsense; two graphs over one thread."""
+"""Standing rules whose store is away or holds nonsense."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from framework import capability_node
-from framework.base import PersistenceError
-from framework.stores import Rule, add_rule, list_rules, open_saver
+from framework.approvals import Rule, add_rule, list_rules
 from tests.support.doors import Gauge, answer, question, soon, status, tried
 
 
@@ -116,75 +114,3 @@ async def test_reading_the_list_names_what_cannot_be_read() -> None:
         assert "bad" in said or "worse" in said
     else:
         assert [rule.capability for rule in found] == ["another"]
-
-
-# --- one run of a thread at a time ---------------------------------------------------------
-
-
-async def _second_is_refused(agent: Any, step: Any, first_saver: Any, second_saver: Any) -> None:
-    inside, free, ran = asyncio.Event(), asyncio.Event(), []
-
-    @capability_node
-    async def work() -> Gauge:
-        """Work."""
-        ran.append(1)
-        inside.set()
-        await free.wait()
-        return Gauge(value=1)
-
-    def graph(saver: Any) -> Any:
-        return agent(Gauge, work, plans=[[step("a", "work")]], checkpointer=saver)
-
-    first, second = graph(first_saver), graph(second_saver)
-    running = asyncio.ensure_future(first.ask(thread="t"))
-    await soon(inside.wait())
-    for _ in range(2):
-        with pytest.raises(PersistenceError, match="'t'"):
-            await soon(second.ask("Me too", thread="t"))
-        with pytest.raises(PersistenceError):
-            await soon(graph(second_saver).ask("And I", thread="t"))
-    assert len(ran) == 1
-    free.set()
-    assert status(await soon(running)) == "completed", "the first one notices nothing"
-    assert status(await soon(second.ask("Now me", thread="t"))) == "completed"
-    out = await soon(second.ask("Elsewhere", thread="other"))
-    assert status(out) == "completed"
-
-
-async def test_two_graphs_over_one_saver_in_memory(agent: Any, step: Any) -> None:
-    saver = InMemorySaver()
-    await _second_is_refused(agent, step, saver, saver)
-
-
-@pytest.mark.may_block
-async def test_two_graphs_over_one_sqlite_saver(agent: Any, step: Any, tmp_path: Any) -> None:
-    async with open_saver(f"sqlite:///{tmp_path}/threads.db") as saver:
-        await _second_is_refused(agent, step, saver, saver)
-
-
-@pytest.mark.may_block
-async def test_two_graphs_over_two_savers_of_one_file(agent: Any, step: Any, tmp_path: Any) -> None:
-    url = f"sqlite:///{tmp_path}/threads.db"
-    async with open_saver(url) as one, open_saver(url) as other:
-        await _second_is_refused(agent, step, one, other)
-
-
-async def test_two_savers_in_memory_are_two_places(agent: Any, step: Any) -> None:
-    """The same thread id in another saver is another thread."""
-    inside, free = asyncio.Event(), asyncio.Event()
-
-    @capability_node
-    async def work() -> Gauge:
-        """Work."""
-        inside.set()
-        await free.wait()
-        return Gauge(value=1)
-
-    def graph() -> Any:
-        return agent(Gauge, work, plans=[[step("a", "work")]], checkpointer=InMemorySaver())
-
-    running = asyncio.ensure_future(graph().ask(thread="t"))
-    await soon(inside.wait())
-    free.set()
-    assert status(await soon(graph().ask(thread="t"))) == "completed"
-    assert status(await soon(running)) == "completed"
