@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import ormsgpack
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
@@ -162,6 +165,46 @@ def outer_task() -> str:
     """Return the namespace of the task of an outer graph that runs this one; empty for none."""
     namespace = str(_configurable().get("checkpoint_ns") or "")
     return namespace.rpartition("|")[0]
+
+
+_MESSAGES = {
+    (cls.__module__, cls.__name__): (cls, frozenset(cls.model_fields))
+    for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
+}
+
+
+def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
+    """Turn msgpack of LangGraph's serializer into a value.
+
+    The messages of a thread are most of what a turn reads. They were valid when they were written,
+    so one that has all its fields, and no others, is put together without being checked again.
+
+    Args:
+        data: What was written.
+        rebuild: Makes every other object: the serializer's own.
+    """
+
+    def made(code: int, inner: bytes) -> Any:
+        if code == EXT_DELTA_SNAPSHOT:
+            return _DeltaSnapshot(_unpack(inner, made))
+        if code == EXT_PYDANTIC_V2:
+            module, name, fields, _ = _unpack(inner, made)
+            cls, names = _MESSAGES.get((module, name), (None, None))
+            if cls is not None and fields.keys() == names:
+                message = object.__new__(cls)
+                set_slot = object.__setattr__
+                set_slot(message, "__dict__", fields)
+                set_slot(message, "__pydantic_fields_set__", set(fields))
+                set_slot(message, "__pydantic_extra__", {})
+                set_slot(message, "__pydantic_private__", None)
+                return message
+        return rebuild(code, inner)
+
+    return _unpack(data, made)
+
+
+def _unpack(data: bytes, made: Callable[[int, bytes], Any]) -> Any:
+    return ormsgpack.unpackb(data, ext_hook=made, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
 def counts_deltas(found: CheckpointTuple) -> set[str]:
