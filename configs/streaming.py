@@ -68,11 +68,6 @@ def is_heard() -> bool:
     return _heard.get()
 
 
-def outlet_in_use() -> Callable[[Event], Event] | None:
-    """Return the outlet that events pass where this is called; ``None`` for none."""
-    return _outlet.get()
-
-
 def stream_writer() -> Callable[[Event], None] | None:
     """Return what sends events of the run that calls this, or ``None`` outside of one.
 

@@ -97,6 +97,14 @@ def open_interrupts(writes: Any) -> list[Interrupt]:
     return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
 
 
+def given_to_run(found: CheckpointTuple) -> Mapping[str, Any] | None:
+    """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
+    if found.metadata.get("source") == "loop":
+        return None
+    given = found.checkpoint["channel_values"].get("__start__")
+    return given if isinstance(given, Mapping) else {}
+
+
 def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
     """Open a cursor of a PostgreSQL saver, apart from its own transactions."""
     cursor: AbstractAsyncContextManager[Any] = saver._cursor()

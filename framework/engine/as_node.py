@@ -36,7 +36,7 @@ from framework.engine.asking import ask_person
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
-from framework.langgraph_compat import channels_of_graph
+from framework.langgraph_compat import channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import EffectLedger, digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
@@ -69,8 +69,8 @@ async def run_capability_node(
     """
     in_run = current_runtime() is not None
     bound = services if services is not None else unbound_services(spec)
-    view = bound.view(state)
-    attempt = _attempt(spec, view)
+    view, behind = await _turn(bound, state) if in_run else (bound.view(state), 0)
+    attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
@@ -85,20 +85,51 @@ async def run_capability_node(
     return update
 
 
-def _attempt(spec: CapabilitySpec, view: TurnView) -> Attempt:
+async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
+    """Return the reading of the turn, and how many steps earlier runs of the thread went.
+
+    A graph of one's own keeps no turns. A plan that its run was given opens one, and where the
+    caller did not say at which step it begins, it begins at its first.
+    """
+    view = services.view(state)
+    if view.begun or not view.steps or (began := await services.journal().began()) is None:
+        return view, 0
+    given = given_to_run(began) or {}
+    if "planning_execution_plan" not in given:
+        return view, 0
+    here = began.config["configurable"]
+    behind = plain_values(began).get("planning_current_step_index") or 0
+    own = TurnView(
+        state, thread_id=view.thread_id, caller=view.caller, opened_by=here["checkpoint_id"]
+    )
+    return own, 0 if "planning_current_step_index" in given else behind
+
+
+def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
     steps = view.steps
-    index = view.state.get("planning_current_step_index") or 0
-    step = steps[index] if index < len(steps) else PlannedStep()
+    index = (view.state.get("planning_current_step_index") or 0) - behind
+    step = steps[index] if 0 <= index < len(steps) else PlannedStep()
     if step.get("capability", spec.name) != spec.name:
         step = PlannedStep()
     return Attempt(
         capability=spec.name,
         step=step,
-        key=step.get("context_key") or f"{index}_{spec.name}",
+        key=step.get("context_key") or "_".join((str(index), spec.name, *_place(spec.name))),
         index=index,
         total=len(steps),
         objective=step.get("task_objective") or view.task or f"Execute {spec.name}",
     )
+
+
+def _place(name: str) -> list[str]:
+    """Tell nodes of one capability apart: by the node's name, and its number in a ``Send`` wave."""
+    try:
+        known: Mapping[str, Any] = get_config().get("metadata") or {}
+    except RuntimeError:
+        return []
+    node = str(known.get("langgraph_node") or name)
+    numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
+    return [*([node] if node != name else []), *numbers]
 
 
 async def _answered(
@@ -123,7 +154,7 @@ async def _answered(
         view=view,
         ledger=agreements,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
-        failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
+        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else 0,
         state_keys=channels_of_graph() if in_run else None,
         unsorted=not in_run,
         budget=tries,
@@ -247,7 +278,8 @@ def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any
     if record.plan is not None:
         update["planning_execution_plan"] = record.plan
     if record.error is None:
-        update |= {"planning_current_step_index": record.index + 1}
+        index = view.state.get("planning_current_step_index") or 0
+        update |= {"planning_current_step_index": index + 1}
         # Beside a node that failed, a success must not take the failure back.
         if plain or view.failure is not None:
             update |= clear_failure()

@@ -12,6 +12,7 @@ from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
+from framework.pipeline.capacity import Slot
 from framework.state.turn_view import TurnView
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Job:
         runner: Whose stages these are.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
+        slot: The slot in which it runs, its own or the outer one's.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -95,6 +97,7 @@ class Job:
     runner: StepRunner
     door: Door
     outer: Job | None = None
+    slot: Slot | None = None
     stored: list[Any] = field(default_factory=list)
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
     effect: str | None = None

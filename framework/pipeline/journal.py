@@ -16,9 +16,10 @@ import asyncio
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError
+from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
 from framework.stores.records import read_record, write_record
 
@@ -82,7 +83,12 @@ class Journal:
             await leases_of(self._saver).confirm(self._thread_id)
         if self._built_on_rock or self._checkpoint is None:
             return
-        namespace, checkpoint_id = self._checkpoint
+        await self._rock(self._saver, *self._checkpoint)
+
+    async def _rock(
+        self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
+    ) -> CheckpointTuple:
+        """Return the checkpoint on which the superstep builds, as soon as it is saved."""
         config: RunnableConfig = {
             "configurable": {
                 "thread_id": self._thread_id,
@@ -92,7 +98,7 @@ class Journal:
         }
         loop = asyncio.get_running_loop()
         end, delay = loop.time() + _CHECKPOINT_SECONDS, 0.002
-        while await self._saver.aget_tuple(config) is None:
+        while (found := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
                     f"The plan of thread {self._thread_id!r} was not saved in"
@@ -102,6 +108,16 @@ class Journal:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
         self._built_on_rock = True
+        return found
+
+    async def began(self) -> CheckpointTuple | None:
+        """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
+        if self._saver is None or self._thread_id is None or self._checkpoint is None:
+            return None
+        found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
+        while found is not None and found.parent_config and given_to_run(found) is None:
+            found = await self._saver.aget_tuple(found.parent_config)
+        return found
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""

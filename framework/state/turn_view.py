@@ -21,6 +21,7 @@ class TurnView:
         state: The graph's state.
         thread_id: The thread.
         caller: Who asks.
+        opened_by: What opened the turn, where the state does not say so.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -34,8 +35,10 @@ class TurnView:
         *,
         thread_id: str | None = None,
         caller: Caller = _NOBODY,
+        opened_by: str | None = None,
     ) -> None:
         self.state = state
+        self._opened_by = opened_by
         self._thread_id = thread_id
         self._caller = caller
 
@@ -52,8 +55,8 @@ class TurnView:
     @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
-        if self.begun:
-            return str(self._turn.get("id") or "")
+        if self.begun or self._opened_by:
+            return str(self._turn.get("id") or self._opened_by or "")
         said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
         return str(getattr(next(said, None), "id", None) or "")
 

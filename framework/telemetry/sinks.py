@@ -21,7 +21,7 @@ from typing import Any
 
 from configs.errors import ConfigurationError
 from configs.logger import get_logger, mask_secrets
-from configs.streaming import outlet_in_use, use_outlet
+from configs.streaming import use_outlet
 from framework.base.ports import Sink
 from framework.telemetry.events import EventsLost
 
@@ -30,6 +30,9 @@ IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id")
 """What an event may be about."""
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
+_run: ContextVar[tuple[Iterator[int], tuple[_Outlet, ...]] | None] = ContextVar(
+    "capgraph_event_run", default=None
+)
 
 
 @contextmanager
@@ -88,7 +91,6 @@ class EventDispatcher:
                     f"The sink {sink!r} cannot take events.", fix="Give it a method emit(event)."
                 )
         self._outlets = [_Outlet(sink, capacity) for sink in sinks]
-        self._seq = itertools.count(1)
 
     @property
     def has_sinks(self) -> bool:
@@ -99,26 +101,26 @@ class EventDispatcher:
     def run(self, **ids: str | None) -> Iterator[None]:
         """Stamp the events of what runs inside, and hand them on.
 
-        Inside the run of another one, both hand them on, and what goes to the stream bears the
-        stamp of the outer one.
+        Inside the run of another one, both hand them on; ``seq`` counts the events of both.
 
         Args:
             **ids: See :func:`about`.
         """
-        outer = outlet_in_use()
+        seq, outlets = _run.get() or (itertools.count(1), ())
+        outlets = (*self._outlets, *outlets)
+        token = _run.set((seq, outlets))
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
-            stamped = self._send(event)
-            return outer(stamped) if outer is not None else stamped
+            stamped = {**event, **_ids.get(), "seq": next(seq)}
+            for outlet in outlets:
+                outlet.put(stamped)
+            return stamped
 
-        with use_outlet(send), about(**ids):
-            yield
-
-    def _send(self, event: dict[str, Any]) -> dict[str, Any]:
-        event = {**event, **_ids.get(), "seq": next(self._seq)}
-        for outlet in self._outlets:
-            outlet.put(event)
-        return event
+        try:
+            with use_outlet(send), about(**ids):
+                yield
+        finally:
+            _run.reset(token)
 
     async def flush(self) -> None:
         """Wait until the sinks have taken, lost or refused every event so far."""

@@ -137,6 +137,15 @@ async def test_a_checkpoint_of_deltas_is_made_whole() -> None:
     assert (await graph.ainvoke({"numbers": [3]}, copy))["numbers"] == [1, 2, 3, 2]
 
 
+async def test_what_a_run_was_given_stands_in_its_first_checkpoint() -> None:
+    saver = InMemorySaver()
+    graph = graph_of(lambda state: {"seen": ["node"]}, saver)
+    await graph.ainvoke({"seen": ["a"]}, CONFIG)
+    await graph.ainvoke({"seen": ["b"]}, CONFIG)
+    given = [compat.given_to_run(found) async for found in saver.alist(CONFIG)]
+    assert given == [None, None, {"seen": ["b"]}, None, None, {"seen": ["a"]}]
+
+
 def test_new_checkpoints_sort_after_a_known_one() -> None:
     ahead = "3f000000-0000-6000-8000-000000000001"
     compat.keep_ids_ahead_of(empty_checkpoint()["id"])

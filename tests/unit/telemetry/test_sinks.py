@@ -60,10 +60,33 @@ async def test_a_sink_gets_what_the_stream_gets(kind: type[Collect]) -> None:
     assert dispatcher.counts()[0] == SinkCounts(delivered=3, failed=0, lost=0)
 
 
-async def test_the_sequence_grows_from_run_to_run() -> None:
+async def test_each_run_counts_its_events_from_one() -> None:
     dispatcher = EventDispatcher()
     events = await stream(dispatcher, "a", "b") + await stream(dispatcher, "c")
-    assert [parse_event(event).seq for event in events] == [1, 2, 3]
+    assert [parse_event(event).seq for event in events] == [1, 2, 1]
+
+
+async def test_a_run_inside_another_goes_on_counting() -> None:
+    inner_sink, outer_sink = Collect(), Collect()
+    inner, outer = EventDispatcher([inner_sink]), EventDispatcher([outer_sink])
+
+    async def node(_: State) -> State:
+        with outer.run(run_id="r"):
+            emit(Reclassify(reason="a"))
+            for reason in ("b", "c"):
+                with inner.run():
+                    emit(Reclassify(reason=reason))
+            emit(Reclassify(reason="d"))
+        return {"done": True}
+
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    events = [e async for e in builder.compile().astream({}, stream_mode="custom")]
+    for dispatcher in (inner, outer):
+        await dispatcher.flush()
+    assert [e["seq"] for e in events] == [e["seq"] for e in outer_sink.events] == [1, 2, 3, 4]
+    assert [e["seq"] for e in inner_sink.events] == [2, 3]
 
 
 async def test_a_slow_sink_loses_events_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
