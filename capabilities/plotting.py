@@ -59,6 +59,7 @@ class Plotting(BaseCapability):
     """
 
     name = "plotting"
+    libraries = ("matplotlib.figure", "matplotlib.dates", "matplotlib.backends.backend_agg")
     description = (
         "Draws a chart of measurements over time or by group as a PNG or SVG file, with labels,"
         " units and the extremes marked."

@@ -72,6 +72,7 @@ class QueryData(BaseCapability):
     """
 
     name = "query_data"
+    libraries = ("duckdb",)
     description = (
         "Answers a question about measurements and tables in the user's data files: highest and"
         " lowest values with their dates, averages, totals, counts, shares, changes, comparisons,"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from framework.base import (
     BaseInfrastructureNode,
@@ -18,7 +19,7 @@ from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
-from framework.planning.strategies import last_request
+from framework.planning.strategies import attached, last_request, system_text
 from framework.state import AgentState, reset_of_turn
 
 
@@ -87,6 +88,21 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _unread(messages: Sequence[AnyMessage], services: Services) -> ValidationError | None:
+    """Say what only a model could read, where none would see it."""
+    if services.chat_model("planning") or services.chat_model("answer"):
+        return None
+    kinds = {f"a block of the type {block.get('type')!r}" for block in attached(messages)}
+    if system_text(messages):
+        kinds.add("a system message")
+    if not kinds:
+        return None
+    return ValidationError(
+        f"The input holds {' and '.join(sorted(kinds))}, and no chat model is there to read it.",
+        fix="Give build_graph a model, or leave it out.",
+    )
+
+
 def _problem(
     state: AgentState, services: Services, brought: str | None, mark: str | None
 ) -> ValidationError | None:
@@ -97,6 +113,9 @@ def _problem(
         text = last_request(messages)
     except ValidationError as exc:
         return None if brought else exc
+    unread = _unread(messages, services)
+    if unread is not None:
+        return unread
     limit = services.limits.max_message_chars
     if len(text) > limit:
         return ValidationError(

@@ -109,6 +109,8 @@ async def _plan(
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
+        "instructions": await services.instructions(view),
+        "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
@@ -117,7 +119,8 @@ async def _plan(
         plan = await services.planner.plan(PlanRequest(**request))
         try:
             checked = await check(plan, view, services, active)
-            return checked, attempt, _answer(plan, checked, view)
+            typed = services.answer_type is not None
+            return checked, attempt, "" if typed else _answer(plan, checked, view)
         except PlanProblemsError as exc:
             problem = exc
             request |= {"problems": exc.problems, "refused": plan}

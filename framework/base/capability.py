@@ -229,6 +229,9 @@ class BaseCapability(_Declared, ABC):
             exc, f"Unhandled error in {name}", effect=context.get("effect", "none")
         )
 
+    libraries: ClassVar[Sequence[str]] = ()
+    """Modules that ``execute`` imports and that take long; ``graph.warm_up()`` imports them."""
+
     @staticmethod
     def recognises(task: str) -> bool | None:
         """Say for sure whether a task needs this capability, where its wording shows it.

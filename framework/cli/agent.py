@@ -243,7 +243,7 @@ async def open_agent(
     url = await asyncio.to_thread(database_url, db, settings)
     with use_masker(SecretMasker.of(settings)):
         async with open_database(url, settings) as (saver, store):
-            graph = await asyncio.to_thread(
+            graph: Any = await asyncio.to_thread(
                 build_graph,
                 registry,
                 model=model,

@@ -13,9 +13,9 @@ from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.base.spec import CapabilitySpec
-from framework.engine.default_strategies import ChainPlanner
+from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.services import Services
+from framework.engine.services import Services, SystemPrompt
 from framework.engine.strategies import choose_strategies
 from framework.langgraph_compat import lent_saver, saves_as_it_goes
 from framework.pipeline.capacity import Capacity
@@ -28,6 +28,7 @@ from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
+    from pydantic import BaseModel
 
     from configs.settings import Settings
     from framework.base.clock import Clock
@@ -46,6 +47,8 @@ def bind(
     embeddings: Any = None,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     state_schema: type[Any] = AgentState,
+    system_prompt: SystemPrompt | None = None,
+    answer_type: type[BaseModel] | None = None,
     **strategies: Any,
 ) -> Services:
     """Bring capabilities together with what an operator decides about them.
@@ -67,6 +70,8 @@ def bind(
         embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
         checkpointer: Saver of the graph; a graph of one's own lends its own.
         state_schema: The graph's state.
+        system_prompt: As for ``build_graph``.
+        answer_type: As for ``build_graph``.
         **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
 
     Raises:
@@ -93,6 +98,11 @@ def bind(
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
+    if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):
+        raise ConfigurationError(
+            f"answer_type is {answer_type!r}, and no chat model is configured that could keep to it.",
+            fix="Give a model for the role 'answer', or an answerer of your own.",
+        )
     runner = StepRunner(
         registry,
         settings,
@@ -110,6 +120,8 @@ def bind(
         events=EventDispatcher(tuple(sinks)),
         masker=SecretMasker.of(settings),
         prompts=prompts,
+        system_prompt=system_prompt or "",
+        answer_type=answer_type,
         **chosen,
     )
 

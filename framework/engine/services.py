@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from pydantic import BaseModel
 
 from configs.limits import Limits
 from configs.logger import SecretMasker
@@ -17,12 +22,14 @@ from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
 from framework.pipeline.runner import StepRunner
-from framework.planning.strategies import Answerer, Planner, TaskExtractor
+from framework.planning.strategies import Answerer, Planner, TaskExtractor, system_text
 from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
 from framework.telemetry import EventDispatcher
+
+SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
 if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
     from configs.settings import Settings
@@ -44,6 +51,9 @@ class Services:
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
         step_tasks: Capability name to the LangGraph task that runs its steps.
+        system_prompt: What the application tells the models that plan and answer: text, or a
+            function of the turn.
+        answer_type: The form of the answer; ``None`` for text.
     """
 
     runner: StepRunner
@@ -57,6 +67,8 @@ class Services:
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+    system_prompt: SystemPrompt = ""
+    answer_type: type[BaseModel] | None = None
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -86,6 +98,23 @@ class Services:
     def chat_model(self) -> Callable[[str], Any]:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
+
+    async def instructions(self, view: TurnView) -> str:
+        """Return what the application and the system messages of the input tell the models."""
+        own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
+        text = str(await own if inspect.isawaitable(own) else own or "").strip()
+        return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
+
+    async def warm_up(self) -> None:
+        """Do ahead what a first request would wait for: fit the choice, import libraries."""
+        prepare = getattr(self.selector, "prepare", None)
+        if prepare is not None:
+            await prepare(self.registry.candidates())
+        for spec in self.registry.capabilities.values():
+            for library in getattr(spec.cls, "libraries", ()):
+                # One that is not there is reported by the step that needs it.
+                with suppress(ImportError):
+                    await asyncio.to_thread(importlib.import_module, library)
 
     def view(self, state: Any) -> TurnView:
         """Return the typed reading of a state in the run that calls this."""

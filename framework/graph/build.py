@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from langchain_core.runnables import RunnableConfig
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
+from langgraph.typing import ContextT
 from typing_extensions import TypedDict
 
 from configs.logger import get_logger
@@ -19,8 +19,8 @@ from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.engine.bind import as_registry, bind
 from framework.engine.default_strategies import ChainPlanner
 from framework.engine.ready_queue import run_step_task
-from framework.engine.services import Services
-from framework.graph.compiled import agent_graph
+from framework.engine.services import Services, SystemPrompt
+from framework.graph.compiled import AgentGraph, AnswerT, agent_graph
 from framework.graph.validate import validate, warnings_of
 from framework.langgraph_compat import STRICT_RESUME, prepare_task
 from framework.pipeline.capacity import Capacity
@@ -50,7 +50,9 @@ def build_graph(
     settings: Settings | None = None,
     *,
     state_schema: type[Any] = AgentState,
-    context_schema: type[Any] | None = None,
+    context_schema: type[ContextT] | None = None,
+    system_prompt: SystemPrompt | None = None,
+    answer_type: type[AnswerT] | None = None,
     behaviors: Sequence[Middleware] = (),
     policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
     sinks: Sequence[Sink] = (),
@@ -58,7 +60,7 @@ def build_graph(
     embeddings: Any = None,
     clock: Clock | None = None,
     **strategies: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> AgentGraph[ContextT, AnswerT]:
     """Build the graph of an agent.
 
     Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
@@ -75,6 +77,10 @@ def build_graph(
         settings: All other settings; the defaults when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
         context_schema: Type of what a caller hands over as ``context=``.
+        system_prompt: What the models that plan and answer are told besides: text, or a function
+            (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
+        answer_type: A pydantic model that the answer has to be: plain data in
+            ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
         behaviors: What stands around each attempt and each model call: objects with ``stage`` and
             ``async around(attempt, call_next)``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
@@ -113,6 +119,8 @@ def build_graph(
         embeddings=embeddings,
         checkpointer=checkpointer,
         state_schema=state_schema,
+        system_prompt=system_prompt,
+        answer_type=answer_type,
         **strategies,
     )
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
@@ -136,7 +144,7 @@ def build_graph(
     layout.add_edges(builder)
     name = services.settings.name
     compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
-    graph = agent_graph(compiled, services)
+    graph: AgentGraph[ContextT, AnswerT] = agent_graph(compiled, services)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,

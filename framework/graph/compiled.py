@@ -7,15 +7,19 @@ import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, cast
+from typing import Any, Generic, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.typing import ContextT
+from pydantic import BaseModel
+from typing_extensions import TypeVar
 
 from configs.streaming import is_heard
+from framework.base.errors import ValidationError
 from framework.engine.entry import admitted
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
@@ -30,7 +34,10 @@ _END = object()
 _Make = Callable[[], AsyncIterator[Any]]
 
 
-class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
+AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
+
+
+class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, AnswerT]):
     """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
 
     ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread. ``invoke`` and
@@ -45,6 +52,35 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.services = services
+
+    def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
+        """Return the answer of a turn as an instance of ``answer_type``.
+
+        Args:
+            out: What ``ainvoke`` returned, or the values of a state.
+
+        Raises:
+            ValidationError: The turn ended without one: it failed, or asked the person back.
+        """
+        form = self.services.answer_type if self.services is not None else None
+        value = out.get("execution_answer")
+        if form is None or value is None:
+            raise ValidationError(
+                "The turn has no answer of a type.",
+                fix="Give build_graph answer_type=, and look at out['execution_outcome'].",
+            )
+        return cast("AnswerT", form.model_validate(value))
+
+    async def warm_up(self) -> None:
+        """Do ahead what the first request would wait for; nothing depends on it.
+
+        The offline choice is fitted, and libraries that capabilities name are imported.
+
+        >>> from framework import build_graph
+        >>> asyncio.run(build_graph([]).warm_up())
+        """
+        if self.services is not None:
+            await self.services.warm_up()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
@@ -126,7 +162,7 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
 def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
-) -> AgentGraph:
+) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
     # StateGraph.compile names its class itself; this is how a graph copies itself.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}

@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.runnables import RunnableSequence
+from langchain_core.utils.json import parse_partial_json
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
@@ -107,6 +109,7 @@ async def structured(
     messages: Sequence[BaseMessage],
     *,
     method: str | None = None,
+    part: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
     """Ask for an answer of a given form.
 
@@ -115,6 +118,7 @@ async def structured(
         schema: A pydantic class, or a JSON schema with a title.
         messages: The prompt.
         method: How the provider is made to keep the form, where the model lets one choose.
+        part: Takes up what there is of the answer so far, when the model streams it.
 
     Returns:
         An instance of the class; for a JSON schema plain data that nobody has checked.
@@ -131,18 +135,25 @@ async def structured(
         model = attempt.inputs["model"]
         # Models differ in which of these they know; the form is checked here, so none is needed.
         known = inspect.signature(model.with_structured_output).parameters
-        wished = {"method": method, "strict": isinstance(schema, type) or None}
+        # A form of the application's may be one that a provider does not hold a model to.
+        wished = {"method": method, "strict": isinstance(schema, type) and part is None}
         options: Any = {name: value for name, value in wished.items() if value and name in known}
+        asked = attempt.inputs["messages"]
+        if part is not None:
+            runnable = model.with_structured_output(form, **options)
+            if isinstance(runnable, RunnableSequence):
+                # What comes before the parser is the model, made to keep the form.
+                return {"raw": await _in_parts(runnable.first, asked, config, part)}
         runnable = model.with_structured_output(form, include_raw=True, **options)
-        return await runnable.ainvoke(attempt.inputs["messages"], config)
+        return await runnable.ainvoke(asked, config)
 
     result = await call_model(role, messages, send)
     raw = result["raw"]
     _check_end(role, raw)
     parsed = result.get("parsed")
     if parsed is None:
-        # Some servers ignore the form and write the JSON as text.
-        parsed = _json_in(str(raw.text))
+        # In parts, and from servers that ignore the form, the JSON comes as it was written.
+        parsed = _json_in(_written(raw))
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
     if isinstance(schema, dict):
@@ -151,6 +162,21 @@ async def structured(
         return schema.model_validate(parsed)
     except PydanticValidationError as exc:
         raise _malformed(role, _written(raw), exc) from exc
+
+
+async def _in_parts(
+    model: Any, messages: Any, config: Any, part: Callable[[dict[str, Any]], None]
+) -> AIMessageChunk:
+    whole = AIMessageChunk(content="")
+    shown: Any = None
+    async for chunk in model.astream(messages, config):
+        whole += chunk
+        with suppress(ValueError):
+            found = parse_partial_json(_written(whole)) if _written(whole) else None
+            if isinstance(found, dict) and found and found != shown:
+                part(found)
+                shown = found
+    return whole
 
 
 async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessage:
@@ -250,7 +276,8 @@ def _reason(message: Any) -> str:
 
 def _written(message: Any) -> str:
     """Return what a message says, be it as text or as the arguments of a call."""
-    calls = [*message.tool_calls, *message.invalid_tool_calls]
+    pieces = getattr(message, "tool_call_chunks", None)
+    calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AnyMessage
 from pydantic import BaseModel, ConfigDict, Field
 
 from framework.models.calls import structured
-from framework.models.history import split_last, transcript
+from framework.models.prompt import prompt_of, split_last, transcript
 from framework.models.roles import RoleModel
 from framework.planning.strategies import ExtractedTask, last_request
 from framework.prompts import PromptBuilder
@@ -47,10 +46,7 @@ class ModelExtractor:
         if not earlier:
             return ExtractedTask(request)
         context = {"history": transcript(earlier), "message": request}
-        prompt: list[Any] = [
-            SystemMessage(self._prompt.get_prefix(**context)),
-            HumanMessage(self._prompt.get_dynamic_context(**context)),
-        ]
+        prompt = prompt_of(self._prompt, context, messages=messages)
         found: Task = await structured(self._role, Task, prompt)
         return ExtractedTask(
             found.task.strip() or request,

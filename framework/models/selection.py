@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from configs.logger import get_logger
 from framework.base import CapabilityMatch
 from framework.models.calls import Malformed, structured
+from framework.models.prompt import prompt_of
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder
 from framework.selection import Candidate, Selection, Selector, shortlist
@@ -161,10 +162,7 @@ class ModelSelector:
             "task": task,
             "excluded": excluded,
         }
-        return [
-            SystemMessage(self._prompt.get_prefix(**context)),
-            HumanMessage(self._prompt.get_dynamic_context(**context)),
-        ]
+        return prompt_of(self._prompt, context)
 
 
 class PerCapabilitySelector(ModelSelector):

@@ -63,14 +63,14 @@ def model_strategies(
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
-    catalogue = Catalogue(registry)
     wanted = settings.selection
+    catalogue = Catalogue(registry, wanted.together_tokens)
     if "selection" in roles and wanted.strategy != "lexical":
         selector = _selector(roles["selection"], prompts, registry, settings, offline_selector)
         # Who gives the choice a model of its own wants it made by that.
         one = models.get("planning") is models["selection"] and not own_planner
         if one and wanted.strategy == "auto":
-            selector = DeferringSelector(catalogue, wanted.together_tokens, selector)
+            selector = DeferringSelector(catalogue, selector)
         chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()

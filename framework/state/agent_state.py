@@ -104,6 +104,9 @@ class AgentState(TypedDict, total=False):
     execution_outcome: Annotated[
         dict[str, Any] | None, _Turn("how the turn ended", "the node that ends it")
     ]
+    execution_answer: Annotated[
+        dict[str, Any] | None, _Turn("the answer in the form of answer_type", "respond")
+    ]
 
     approval_approved: Annotated[bool | None, _Turn("the last decision", "approval")]
     approved_payload: Annotated[dict[str, Any] | None, _Turn("what was agreed to", "approval")]

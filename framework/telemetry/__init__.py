@@ -1,6 +1,7 @@
 """Typed events of a run, and the sinks that take them up."""
 
 from framework.telemetry.events import (
+    AnswerPart,
     AnswerToken,
     ApprovalAsked,
     CapabilitiesSelected,
@@ -23,6 +24,7 @@ from framework.telemetry.events import (
 from framework.telemetry.sinks import EventDispatcher, SinkCounts, about
 
 __all__ = [
+    "AnswerPart",
     "AnswerToken",
     "ApprovalAsked",
     "CapabilitiesSelected",

@@ -143,6 +143,13 @@ class AnswerToken(_Event):
     text: str
 
 
+class AnswerPart(_Event):
+    """What there is so far of an answer with a form of its own; ``value`` grows."""
+
+    event_type: Literal["answer_part"] = "answer_part"
+    value: dict[str, Any]
+
+
 class Usage(_Event):
     """What a model call cost, in tokens."""
 
@@ -181,6 +188,7 @@ Event = Annotated[
     | Reclassify
     | ApprovalAsked
     | AnswerToken
+    | AnswerPart
     | Usage
     | EventsLost
     | TurnFinished,

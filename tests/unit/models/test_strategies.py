@@ -68,7 +68,7 @@ async def test_extraction_sees_only_text_and_not_all_of_it() -> None:
     (call,) = model.calls
     assert call.schema == "Task"
     assert "question 29" in call.prompt
-    assert "question 5\n" not in call.prompt
+    assert "person: question 5\n" not in call.prompt
     assert "(5,000 more characters)" in call.prompt
     assert "And now?" in call.prompt
 
