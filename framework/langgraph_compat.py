@@ -48,6 +48,20 @@ def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
     return found.get("") if is_task(config) else None
 
 
+def running_checkpoint(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return namespace and id of the checkpoint on which the running superstep builds.
+
+    ``None`` where nothing is saved before the end. A task inside a node has a namespace, but no
+    checkpoint of its own: it builds on that of the graph.
+    """
+    configurable = config.get("configurable") or {}
+    if configurable.get("__pregel_durability") == "exit":
+        return None
+    known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
+    newest = list(known.values())[-1:]
+    return next(((space, name) for space, name in known.items() if [name] == newest), None)
+
+
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
     """Return the configuration that a run of a graph has: its own, the caller's, the outer one's."""
     return ensure_config(graph.config, config)
@@ -65,11 +79,6 @@ def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     """Return the saver that an outer graph, or a server, lends to what runs inside."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
-
-
-def saves_as_it_goes(config: Mapping[str, Any]) -> bool:
-    """Tell whether checkpoints are saved while a graph runs, and not only at its end."""
-    return bool((config.get("configurable") or {}).get("__pregel_durability") != "exit")
 
 
 def prepare_task(function: Any, owner: Any) -> None:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
-from langgraph.runtime import get_runtime
 
 from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
@@ -17,7 +16,7 @@ from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import Services, SystemPrompt
 from framework.engine.strategies import choose_strategies
-from framework.langgraph_compat import lent_saver, saves_as_it_goes
+from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -162,13 +161,11 @@ def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Jou
         config = get_config()
     except RuntimeError:
         return Journal()
-    info = get_runtime().execution_info
-    found = None
-    if info is not None and saves_as_it_goes(config):
-        found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
     thread = (config.get("configurable") or {}).get("thread_id")
     saver = lent_saver(config) or checkpointer
-    return Journal(saver, None if thread is None else str(thread), checkpoint=found)
+    return Journal(
+        saver, None if thread is None else str(thread), checkpoint=running_checkpoint(config)
+    )
 
 
 def unbound_services(spec: CapabilitySpec) -> Services:

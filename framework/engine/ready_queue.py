@@ -333,7 +333,9 @@ def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
     others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
     if others:
         return others[0]
-    return GraphInterrupt(tuple(item for signal in interrupts for item in signal.args[0]))
+    # A question inside a graph that a step calls comes out of its task and of its node.
+    asked = {item.id: item for signal in interrupts for item in signal.args[0]}
+    return GraphInterrupt(tuple(asked.values()))
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

@@ -123,12 +123,13 @@ class Services:
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
 
-    def ledger(self, view: TurnView) -> EffectLedger:
-        """Return the effects, waits and agreements of the running turn."""
-        return EffectLedger(*self.records(view))
+    def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
+        """Return the effects, waits and agreements of the running turn.
 
-    def records(self, view: TurnView) -> tuple[Journal, TurnView, asyncio.Lock]:
-        """Return what a ledger of the running turn is made of."""
+        Args:
+            view: The turn.
+            visit: Tells this visit of a node from others, where no plan tells its steps apart.
+        """
         journal = self.journal()
         # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
         place = (journal.thread_id, id(asyncio.get_running_loop()))
@@ -136,7 +137,7 @@ class Services:
             lock = self._locks.get(place)
             if lock is None:
                 lock = self._locks[place] = asyncio.Lock()
-        return journal, view, lock
+        return EffectLedger(journal, view, lock, visit=visit)
 
     def node(self, capability: type[Any]) -> Any:
         """Return the node of a capability for a graph of one's own.

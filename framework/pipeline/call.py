@@ -48,6 +48,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         notify=job.door.notify or _streamed(attempt),
         once=once,
     )
+    job.asked.clear()
     token = CURRENT.set(job)
     try:
         with step_of_plan(attempt.index, attempt.total):

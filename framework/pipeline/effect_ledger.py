@@ -149,10 +149,10 @@ class EffectLedger:
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt)}")
+        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
-    def _owner(self, attempt: Attempt) -> str:
-        return self._visit or attempt.key
+    def _owner(self, key: str) -> str:
+        return f"{self._visit}/{key}" if self._visit else key
 
     # --- effects --------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class EffectLedger:
             taken: Records that other steps of the plan stand for.
         """
         base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
-        number, asks = 0, self._owner(attempt)
+        number, asks = 0, self._owner(attempt.key)
         async with self._lock:
             while True:
                 number += 1
@@ -253,7 +253,7 @@ class EffectLedger:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
         """
         # The step, not the plan, is what the part belongs to: an answer comes back to the same.
-        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt)}"
+        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
         name = f"{room}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
@@ -294,7 +294,7 @@ class EffectLedger:
         """Leave word that a person agreed to what a digest names, for one step."""
         name = f"{self._turn}/agreed/{digest}"
         record = await self._read(name)
-        keys = {**(record.get("keys") or {}), key: more}
+        keys = {**(record.get("keys") or {}), self._owner(key): more}
         await self._write(name, {**record, "keys": keys})
 
     async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
@@ -312,8 +312,8 @@ class EffectLedger:
         async with self._lock:
             record = await self._read(name)
             keys = record.get("keys") or {}
-            if key in keys:
-                return True
+            if self._visit or key in keys:
+                return self._owner(key) in keys
             passed_on = {entry.get("from") for entry in keys.values()}
             left = (known for known in keys if known not in others and known not in passed_on)
             free = next(left, None)

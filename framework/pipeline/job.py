@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Job:
         runner: Whose stages these are.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
+        asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
@@ -97,6 +99,7 @@ class Job:
     runner: StepRunner
     door: Door
     outer: Job | None = None
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     stored: list[Any] = field(default_factory=list)
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
