@@ -36,14 +36,15 @@ _SECRET_NAME = re.compile(rf"(?i){_NAMES}s?$")
 _ENVIRONMENT_NAME = re.compile(r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$")
 _URL = re.compile(r"(://[^\s/:@\"']*:)([^\s/\"']*)@")
 _NAMED = re.compile(
-    rf"(?i)({_NAMES}s?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
-    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&}\])]+)"
+    rf"(?i)({_NAMES}s?\\?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
+    r"(?:\"[^\"]*\"|'[^']*'|\\\"[^\"\\]*\\\"|[^\s\"',;&}\])]+)"
 )
 _BEARER = re.compile(r"\b((?i:bearer|basic)\s+)(?=[^\s\"',;]+[\dA-Z=_])[^\s\"',;&}\])]{6,}")
 _SHAPES = re.compile(
     r"\b(?:sk-[\w-]{8,}|[spr]k_(?:live|test)_\w{8,}|gh[oprsu]_\w{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}|xapp-[\w-]{8,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gsk_[A-Za-z0-9]{20,}|npm_\w{30,}"
+    r"|(?:xai|pplx|tvly)-[\w-]{16,}|lsv2_[a-z]{2}_\w{16,}"
     r"|eyJ[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
 _PRIVATE_KEY = re.compile(
@@ -58,7 +59,7 @@ _HINTS = (
     *("key", "token", "secret", "passw", "pwd", "passphrase", "authorization", "credential"),
     *("bearer", "basic ", "://", "sk-", "k_live", "k_test", "gho_", "ghp_", "ghr_", "ghs_", "ghu_"),
     *("github_pat", "glpat", "xox", "xapp", "akia", "asia", "aiza", "ya29", "hf_", "gsk_", "npm_"),
-    "eyj",
+    *("eyj", "xai-", "pplx-", "tvly-", "lsv2_"),
 )
 
 
@@ -132,7 +133,7 @@ class SecretMasker:
         if isinstance(value, _MAPPINGS):
             return {
                 self.text(key) if isinstance(key, str) else key: (
-                    MASK if item and isinstance(item, str) and _is_secret(key) else self.data(item)
+                    self._hidden(item) if item and _is_secret(key) else self.data(item)
                 )
                 for key, item in value.items()
             }
@@ -141,6 +142,11 @@ class SecretMasker:
         if isinstance(value, SecretStr | SecretBytes):
             return MASK
         return value
+
+    def _hidden(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return MASK
+        return [self._hidden(one) for one in item] if isinstance(item, _LISTS) else self.data(item)
 
 
 def _keep_quotes(match: re.Match[str]) -> str:

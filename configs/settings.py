@@ -245,7 +245,10 @@ def _refuse_misspelt_variables() -> None:
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
         near = nearest(first, known)
-        if near:
+        inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
+        if meant := next((key for key in inside if key.replace("__", "_") == name), None):
+            fix = f"Write {_PREFIX}{meant.upper()}."
+        elif near:
             fix = f"Write {_PREFIX}{(near + section + rest).upper()}."
         elif section:
             fix = f"Use one of: {', '.join(known)}."

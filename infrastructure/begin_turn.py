@@ -20,7 +20,7 @@ from framework.engine.caller_plan import brought_id, check_form
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
 from framework.planning.strategies import attached, last_request, system_text
-from framework.state import AgentState, reset_of_turn
+from framework.state import AgentState, TurnView, reset_of_turn
 
 
 @infrastructure_node(quiet=True)
@@ -33,13 +33,13 @@ class BeginTurnNode(BaseInfrastructureNode):
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Return the reset, and an error entry when the request cannot be used."""
-        last = state.get("control_turn") or {}
+        view = TurnView(state)
         plan = state.get("planning_execution_plan")
-        brought = brought_id(plan, last)
+        brought = brought_id(plan, view.turn)
         keep = frozenset({"planning_execution_plan"} if brought else ())
         update = reset_of_turn(state, keep)
         message = _last_message(state)
-        number = int(last.get("number", 0)) + 1
+        number = view.turn_number + 1
         mark = _mark(message)
         begun = state.get("control_begun") or []
         opened_by = brought or (str(message.id or "") if message is not None else "")

@@ -71,7 +71,7 @@ class BaseCapability(_Declared, ABC):
         # A list on the base would be shared by every subclass that appends to it.
         for name in ("provides", "requires"):
             given = getattr(cls, name)
-            if given is None or isinstance(given, (list, tuple)):
+            if given is None or isinstance(given, list):
                 setattr(cls, name, list(given or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
@@ -173,7 +173,7 @@ class CapabilitySpec(Declarations):
         return cls(
             name=target.name,
             description=target.description,
-            provides=cast("tuple[str, ...]", tuple(outputs)),
+            provides=cast("tuple[str, ...]", tuple(dict.fromkeys(outputs))),
             requires=tuple(Requirement.parse(entry) for entry in requires),
             parameters=parameters,
             context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
@@ -184,7 +184,8 @@ class CapabilitySpec(Declarations):
 
 def _entries(target: type[Any], name: str) -> list[Any]:
     given = getattr(target, name, None) or []
-    if isinstance(given, (str, type)) or not isinstance(given, Iterable):
+    one_entry = isinstance(given, tuple) and given[1:] and given[1] in get_args(Cardinality)
+    if one_entry or not isinstance(given, (list, tuple, set, frozenset)):
         shown = given.__name__ if isinstance(given, type) else repr(given)
         raise ValidationError(
             f"{target.__name__}.{name} is {shown}, not a list.", fix=f"Write {name} = [{shown}]."

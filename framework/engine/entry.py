@@ -66,7 +66,8 @@ def admitted(
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    if saved and not inside and "thread_id" not in (config.get("configurable") or {}):
+    thread = (config.get("configurable") or {}).get("thread_id")
+    if saved and not inside and thread in (None, ""):
         raise ValidationError(
             "The graph keeps its threads, and no thread is named.",
             fix='Pass {"configurable": {"thread_id": "…"}} as the second argument.',
@@ -156,7 +157,13 @@ def _check_contexts(given: Any, registry: Registry, *, inside: bool) -> None:
                 fix=f'Write {{"{kind}": {{"key": {{…}}}}}}.',
             )
         for key, data in entries.items():
-            load_context(kind, key, data, registry.context_types)
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                raise ValidationError(
+                    f"What was sent as context data cannot be used. {exc.message}",
+                    fix=f"Send {kind}.{key} with the fields of its type.",
+                ) from exc
 
 
 def _only_an_answer(given: Command[Any]) -> Command[Any]:

@@ -138,6 +138,11 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
             fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
         )
+    if any(name == "control_goto" for name, _ in written):
+        raise InfrastructureError(
+            f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
+            fix="Return Command(goto=…) to go elsewhere.",
+        )
     plain = [(name, plain_value(name, item, spec.name)) for name, item in written]
     if isinstance(result, Command):
         return replace(result, update=plain)

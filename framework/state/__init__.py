@@ -5,6 +5,7 @@ from framework.state.agent_state import (
     STATE_KEYS,
     SURVIVES_A_TURN,
     AgentState,
+    fitting,
     reset_of_turn,
 )
 from framework.state.context_access import (
@@ -41,6 +42,7 @@ __all__ = [
     "TurnView",
     "append",
     "dump_context",
+    "fitting",
     "fold_context",
     "fold_lists",
     "fold_messages",

@@ -56,14 +56,14 @@ class TurnView:
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
         if self.begun or self._opened_by:
-            return str(self._turn.get("id") or self._opened_by or "")
+            return str(self.turn.get("id") or self._opened_by or "")
         said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
         return str(getattr(next(said, None), "id", None) or "")
 
     @property
     def begun(self) -> bool:
         """Whether the graph keeps turns; one of one's own does not."""
-        return bool(self._turn)
+        return bool(self.turn)
 
     @property
     def ids(self) -> dict[str, str | None]:
@@ -73,10 +73,12 @@ class TurnView:
     @property
     def turn_number(self) -> int:
         """Which turn of its thread it is, from 1."""
-        return int(self._turn.get("number") or 0)
+        number = self.turn.get("number")
+        return number if isinstance(number, int) else 0
 
     @property
-    def _turn(self) -> Mapping[str, Any]:
+    def turn(self) -> Mapping[str, Any]:
+        """What is kept of the turn: ``id``, ``number``, and ``plan`` when one opened it."""
         return _mapping(self.state.get("control_turn"))
 
     @property

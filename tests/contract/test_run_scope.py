@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from pydantic import SecretStr
 
@@ -22,7 +23,7 @@ from framework import (
     capability_node,
     infrastructure_node,
 )
-from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
+from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
 from framework.state import AgentState
 from framework.stores import open_saver
 from tests.support.doors import Gauge, soon, status
@@ -238,3 +239,87 @@ async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) 
     assert last["capability"] == "read"
     assert last["success"] is False
     assert last["classification"]["severity"] == "critical"
+
+
+# --- nobody's nonsense ends a run with an error that names nobody -----------------------------------
+
+NONSENSE = [
+    {"capability_context_data": 7},
+    {"capability_context_data": {"GAUGE": 7}},
+    {"messages": 7},
+    {"planning_history": 7},
+    {"agent_control": 7},
+    {"status_updates": "half done"},
+    {"runtime_info": 7},
+]
+
+
+def _watcher(update: dict[str, Any]) -> Any:
+    @infrastructure_node
+    class Monitoring(BaseInfrastructureNode):
+        name = "monitoring"
+        description = "Watches"
+        after = "task_extraction"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return update
+
+    return Monitoring
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        *NONSENSE,
+        {"control_budget": {"plans": "many"}},
+        {"execution_step_results": 7},
+        {"control_error_info": 7, "control_has_error": True},
+        {"control_turn": 7},
+        {"control_goto": "respond"},
+        {"task_current_task": 7},
+    ],
+)
+async def test_what_does_not_fit_its_key_fails_the_node_that_wrote_it(
+    agent: Any, update: dict[str, Any]
+) -> None:
+    out = await soon(agent(Gauge, _watcher(update)).ask())
+    assert status(out) == "failed"
+    assert out["control_error_info"]["node_name"] == "monitoring"
+    assert next(iter(update)) in out["messages"][-1].content
+
+
+@pytest.mark.parametrize("update", NONSENSE)
+async def test_what_does_not_fit_its_key_fails_the_step_that_wrote_it(
+    agent: Any, step: Any, update: dict[str, Any]
+) -> None:
+    @capability_node
+    class Read(BaseCapability):
+        name = "read"
+        description = "Read"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return update
+
+    out = await soon(agent(Read, plans=[[step("a", "read")]]).ask())
+    assert status(out) == "failed"
+    assert out["control_error_info"]["capability_name"] == "read"
+
+
+@pytest.mark.parametrize("kept", [7, {"number": "x"}, {}])
+async def test_nonsense_in_what_is_kept_of_a_turn_does_not_end_the_thread(
+    agent: Any, kept: Any
+) -> None:
+    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
+    await it.ask()
+    await it.graph.aupdate_state(it.config(), {"control_turn": kept})
+    out = await it.ask("Something else")
+    assert out["control_turn"]["number"] == 1
+
+
+@pytest.mark.parametrize("thread", [None, ""])
+async def test_a_thread_without_a_name_is_refused(agent: Any, thread: Any) -> None:
+    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
+    with pytest.raises(ValidationError, match="no thread is named"):
+        await it.ask(thread=thread)
