@@ -30,6 +30,8 @@ from langgraph.types import Interrupt
 
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
+COUNTERS = "counters_since_delta_snapshot"
+"""In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
 _NEXT_NODE = ("branch:to:", "__start__")
 
 
@@ -131,6 +133,12 @@ def keep_ids_ahead_of(checkpoint_id: str) -> None:
         vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
 
 
+def id_at(seconds: float) -> str:
+    """Return what sorts before every checkpoint id of a moment or later, and after all others."""
+    ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # since 1582, as such ids count
+    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0xFFF:03x}"
+
+
 def new_try() -> None:
     """Set the running task back as LangGraph's own retry does, before a body is tried again.
 
@@ -226,7 +234,7 @@ def _unpack(data: bytes, made: Callable[[int, bytes], Any]) -> Any:
 
 def counts_deltas(found: CheckpointTuple) -> set[str]:
     """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
-    counted: Any = found.metadata.get("counters_since_delta_snapshot") or {}
+    counted: Any = found.metadata.get(COUNTERS) or {}
     return set(counted)
 
 
@@ -261,7 +269,7 @@ async def as_whole(
         versions[name] = saver.get_next_version(versions[name], None)
     checkpoint: Any = {**found.checkpoint, "channel_values": values, "channel_versions": versions}
     metadata: Any = dict(found.metadata)
-    counters = metadata.pop("counters_since_delta_snapshot", None) or {}
+    counters = metadata.pop(COUNTERS, None) or {}
     if rest := {name: count for name, count in counters.items() if name not in channels}:
-        metadata["counters_since_delta_snapshot"] = rest
+        metadata[COUNTERS] = rest
     return found._replace(checkpoint=checkpoint, metadata=metadata)

@@ -25,6 +25,7 @@ __all__ = [
     "Middleware",
     "PlanPolicy",
     "Question",
+    "Rows",
     "Sink",
     "StepPolicy",
     "StepRecord",
@@ -387,3 +388,40 @@ class Sink(Protocol):
 
     def emit(self, event: Any) -> Any:
         """Take up one event; may be a coroutine function."""
+
+
+class Rows(Protocol):
+    """Tables of the project's own beside the threads, in whatever database those are.
+
+    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
+    ``{bytes}`` for its type of bytes. Tables are created when they are first used.
+    """
+
+    async def table(self, definition: str) -> None:
+        """Create a table (``CREATE TABLE IF NOT EXISTS name (…)``) unless it is there."""
+
+    async def run(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        """Run one statement in a transaction of its own.
+
+        Returns:
+            How many rows it touched, and the rows it gave.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+        ...
+
+    def run_blocking(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]] | None:
+        """Run one statement on a connection of its own, in a thread without an event loop.
+
+        Returns:
+            ``None`` when the database is this connection's alone (in memory).
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+        ...

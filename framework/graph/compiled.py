@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, cast
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.typing import ContextT
 from pydantic import BaseModel
@@ -25,6 +26,7 @@ from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
+from framework.stores.history import know_channels
 from framework.stores.leases import busy, leases_of
 
 _AHEAD = 64
@@ -166,6 +168,8 @@ def agent_graph(
     """Give a compiled graph its door, the lease and the synchronous calls."""
     # StateGraph.compile names its class itself; this is how a graph copies itself.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
+    if isinstance(graph.checkpointer, BaseCheckpointSaver):
+        know_channels(graph.checkpointer, graph.channels)
     return AgentGraph(services=services, **attributes)
 
 

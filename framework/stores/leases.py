@@ -23,7 +23,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
-from framework.stores.rows import Rows, rows_of
+from framework.base.ports import Rows
+from framework.stores.rows import rows_of
 
 T = TypeVar("T")
 

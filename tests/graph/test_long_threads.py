@@ -5,24 +5,28 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import RemoveMessage
+from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
-from framework import CapabilityContext, capability_node
+from framework import BaseCapability, CapabilityContext, capability_node
 from framework.base import PersistenceError
 from framework.base.errors import ThreadBusyError
+from framework.state import AgentState, fold_lists
 from framework.stores import (
     fork_thread,
     leases_of,
     list_threads,
     open_saver,
     prune_threads,
+    rows_of,
     thread_summary,
 )
+from framework.stores.history import since_saved
 from framework.stores.records import read_record
 
 pytestmark = pytest.mark.may_block
@@ -122,7 +126,7 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     # Reading while a list is open waits for nothing.
     async for item in saver.alist(place):
         names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]
-        quick = await saver._since_saved("1", "", item.checkpoint["id"], names)
+        quick = await since_saved(saver, rows_of(saver), ("1", "", item.checkpoint["id"]), names)
         slow = await AsyncSqliteSaver.aget_delta_channel_history(
             saver, config=item.config, channels=names
         )
@@ -187,11 +191,13 @@ async def test_a_copy_of_an_older_turn_repeats_none_of_its_effects(
     place = second.config["configurable"]["checkpoint_id"]
     await fork_thread(saver, "1", "copy", checkpoint_id=place)
     assert await records(path, "1") == 6, "what was agreed to, and what was done"
-    assert await records(path, "copy") == 2
+    assert await records(path, "copy") == 4, "those of the turns that it has"
     copied = await names(path, "copy")
     old = [await read_record(saver, "1", name) for name in copied]
     assert old == [await read_record(saver, "copy", name) for name in copied]
-    assert [record["status"] for record in old if "status" in record] == ["finished"]
+    assert [record["status"] for record in old if "status" in record] == ["finished"] * 2
+    past = [item async for item in made.graph.aget_state_history(made.config("copy"))]
+    assert len(past[-1].values.get("messages", [])) == 0, "it can be gone back to in the copy too"
 
 
 async def names(path: Path, thread: str) -> list[str]:
@@ -243,3 +249,32 @@ async def test_what_runs_have_saved_can_be_dropped(made: Any, saver: Any) -> Non
     assert len(state.values["messages"]) == 4, "what followed keeps what it holds"
     await saver.acopy_thread("1", "2")
     assert (await made.graph.aget_state(made.config("2"))).values == state.values
+
+
+class Noted(AgentState, total=False):
+    notes: Annotated[list[str], DeltaChannel(fold_lists)]
+
+
+async def test_keys_of_ones_own_that_grow_are_kept_by_cutting_and_copying(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    @capability_node
+    class Note(BaseCapability):
+        name = "note"
+        description = "Take a note"
+
+        async def execute(self) -> dict[str, Any]:
+            return {"notes": ["one more"]}
+
+    plan = [[step("a", "note")]]
+    made = agent(Note, plans=plan, checkpointer=saver, state_schema=Noted)
+    await turns(made, 6)
+    await fork_thread(saver, "1", "copy")
+    assert await prune_threads(saver, policy="keep", keep_turns=2) == ["copy", "1"]
+    for thread in ("1", "copy"):
+        values = (await made.graph.aget_state(made.config(thread))).values
+        assert (values["notes"], len(values["messages"])) == (["one more"] * 6, 12)
+    async with open_saver(f"sqlite:///{path}") as stranger:
+        with pytest.raises(PersistenceError, match="Nothing says how notes of thread"):
+            await prune_threads(stranger, policy="keep", keep_turns=1)
+    assert len((await made.ask("Go on"))["messages"]) == 14, "nothing was dropped"
