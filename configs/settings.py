@@ -135,6 +135,8 @@ class Settings(BaseSettings):
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
         data_folders: Folders and files that data capabilities may read; none allows no file.
+        user: Who asks at the command line; whoever is logged in there when not given. A program
+            names its user with each run (``configurable.user_id``).
         context: Context data that every turn of a new thread begins with.
         secrets: Values that are never shown or kept as they are, besides keys and passwords of
             other settings: they are masked in errors, events and logs.
@@ -169,6 +171,7 @@ class Settings(BaseSettings):
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
+    user: str | None = None
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 

@@ -16,7 +16,7 @@ import configs
 from configs.settings import load_settings
 from framework import Registry
 from framework.base import CapgraphError
-from framework.cli.eval import evaluate as command
+from framework.cli.commands.eval import evaluate as command
 from framework.evaluation import evaluate, load_dataset
 
 DEMO = Path(configs.__file__).with_name("demo_eval.yml")

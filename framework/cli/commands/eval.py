@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.commands.options import Config, Model
-from framework.cli.exit_codes import ExitCode
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.options import Config, Model
 
 if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
 
+app = typer.Typer()
 
+
+@app.command("eval", epilog=EXIT_CODES_HELP)
 def evaluate(
     dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
     config: Config = None,
@@ -40,40 +43,40 @@ def evaluate(
     The exit code is 0 when every least value of the set is reached (without any: when every case
     passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
     """
+    from framework.cli.terminal import write_file
     from framework.evaluation import load_dataset
 
     loaded = _picked(load_dataset(dataset), case or [])
-    thresholds = loaded.thresholds
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
-    to_stdout = json_file is not None and str(json_file) == "-"
     reports = asyncio.run(_run(loaded, [config, *([compare] if compare else [])], model, jobs))
-    short = reports[0].below(thresholds)
-    if json_file is not None:
-        data = {
-            "dataset": loaded.name,
-            "ok": not short,
-            "below": [str(item) for item in short],
-            "thresholds": thresholds.model_dump(exclude_none=True),
-            "reports": [report.as_data() for report in reports],
-        }
-        _write(json_file, json.dumps(data, indent=2, ensure_ascii=False))
-    if not to_stdout:
-        _print(loaded, reports, thresholds)
+    short = reports[0].below(loaded.thresholds)
+    data = {
+        "dataset": loaded.name,
+        "ok": not short,
+        "below": [str(item) for item in short],
+        "thresholds": loaded.thresholds.model_dump(exclude_none=True),
+        "reports": [report.as_data() for report in reports],
+    }
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(json.dumps(data, indent=2))
+    else:
+        if json_file is not None:
+            write_file(json_file, text + "\n")
+        _print(reports, loaded.thresholds)
     raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
 
 
 def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """Return the set with only the named cases; all without names."""
-    if not names:
-        return dataset
     unknown = sorted(set(names) - {case.name for case in dataset.cases})
     if unknown:
         raise ConfigurationError(
             f"The evaluation set {dataset.name!r} has no case {', '.join(map(repr, unknown))}.",
             fix=f"Its cases are {', '.join(case.name for case in dataset.cases)}.",
         )
-    cases = [case for case in dataset.cases if case.name in names]
+    cases = [case for case in dataset.cases if not names or case.name in names]
     return dataset.model_copy(update={"cases": cases})
 
 
@@ -112,35 +115,18 @@ def _tell(result: CaseResult) -> None:
     typer.echo(f"{sign:7} {one_line(result.case.name, 60)} ({result.seconds:.2f} s)", err=True)
 
 
-def _write(path: Path, text: str) -> None:
-    if str(path) == "-":
-        typer.echo(text)
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as exc:
-        raise ConfigurationError(
-            f"The figures cannot be written to {str(path)!r}: {exc.strerror}.",
-            fix="Give another file with --json.",
-        ) from exc
+def _print(reports: Sequence[Report], thresholds: Thresholds) -> None:
+    from framework.cli.terminal import say, show_rows
 
-
-def _print(dataset: Dataset, reports: Sequence[Report], thresholds: Thresholds) -> None:
-    from framework.cli.terminal import make_console, show_rows
-
-    console = make_console()
     for report in reports:
         for result in report.failures:
-            heading = f"{report.label}: " if len(reports) > 1 else ""
-            for line in _failure_lines(result, heading):
-                console.print(line, soft_wrap=True)
-            console.print()
-    rows = list(_rows(reports, thresholds))
+            for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
+                say(line)
+    heading, *rows = _rows(reports, thresholds)
     # In a pipe the headings tell the reports apart.
-    show_rows(rows[0], rows[1:] if console.is_terminal else rows, title=dataset.name)
+    show_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
     for shortfall in reports[0].below(thresholds):
-        console.print(f"Below: {shortfall}", style="red" if console.is_terminal else None)
+        say(f"Below: {shortfall}")
 
 
 def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
@@ -149,10 +135,10 @@ def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
     yield f"FAILED {heading}{one_line(result.case.name)}: {one_line(result.case.request)}"
     for problem in result.problems:
         yield f"  {one_line(problem, 500)}"
-    if result.reason:
-        yield f"  reason: {one_line(result.reason, 500)}"
-    if result.answer:
-        yield f"  answer: {one_line(result.answer, 500)}"
+    for name in ("reason", "answer"):
+        if text := getattr(result, name):
+            yield f"  {name}: {one_line(text, 500)}"
+    yield ""
 
 
 def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
