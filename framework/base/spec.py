@@ -27,17 +27,30 @@ class Requirement:
     Attributes:
         type: Name of the context type.
         cardinality: ``one`` (exactly one), ``many`` (one or more), ``optional`` (none or one).
+        role: What the input is called where several are of one type, such as ``old`` and ``new``.
 
     >>> Requirement.parse(("READING", "many"))
     Requirement(type='READING', cardinality='many')
+    >>> Requirement.parse(("READING", "one", "old")).label
+    'old'
     """
 
     type: str
     cardinality: Cardinality = "one"
+    role: str | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """How a plan names the input: by its role, else by its type."""
+        return self.role or self.type
+
+    def __str__(self) -> str:
+        kind = self.type if self.cardinality == "one" else f"{self.type} ({self.cardinality})"
+        return f"{self.role}: {kind}" if self.role else kind
 
     @classmethod
     def parse(cls, entry: Any) -> Requirement:
-        """Read an entry of ``requires``: a type or ``(type, cardinality)``.
+        """Read an entry of ``requires``: a type, ``(type, cardinality)`` or with a role after it.
 
         A type is its name, or the context class itself.
 
@@ -48,16 +61,20 @@ class Requirement:
             return entry
         if (name := type_name(entry)) is not None:
             return cls(name)
-        if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], str):
-            name = type_name(entry[0])
+        if isinstance(entry, (tuple, list)) and 2 <= len(entry) <= 3 and isinstance(entry[1], str):
+            name, role = type_name(entry[0]), entry[2] if len(entry) == 3 else None
             cardinality = _CARDINALITY_NAMES.get(entry[1], entry[1])
-            if name is not None and cardinality in get_args(Cardinality):
-                return cls(name, cast("Cardinality", cardinality))
+            if name and cardinality in get_args(Cardinality) and (role is None or _is_role(role)):
+                return cls(name, cast("Cardinality", cardinality), role)
         raise ValidationError(
             f"{entry!r} is not a valid entry of 'requires'.",
-            fix="Write 'TYPE' or ('TYPE', 'one' | 'many' | 'optional'); a context class serves"
-            " as TYPE too.",
+            fix="Write 'TYPE', ('TYPE', 'one' | 'many' | 'optional') or, with a role such as 'old',"
+            " ('TYPE', 'one', 'old'); a context class serves as TYPE too.",
         )
+
+
+def _is_role(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def type_name(entry: Any) -> str | None:
@@ -170,11 +187,13 @@ class CapabilitySpec(Declarations):
         parameters = _parameters_model(target)
         _check_effect_key(owner, declared["effect_key"], parameters)
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
+        needs = tuple(Requirement.parse(entry) for entry in requires)
+        _check_labels(owner, needs)
         return cls(
             name=target.name,
             description=target.description,
             provides=cast("tuple[str, ...]", tuple(dict.fromkeys(outputs))),
-            requires=tuple(Requirement.parse(entry) for entry in requires),
+            requires=needs,
             parameters=parameters,
             context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
             cls=target,
@@ -191,6 +210,16 @@ def _entries(target: type[Any], name: str) -> list[Any]:
             f"{target.__name__}.{name} is {shown}, not a list.", fix=f"Write {name} = [{shown}]."
         )
     return list(given)
+
+
+def _check_labels(owner: str, needs: Sequence[Requirement]) -> None:
+    labels = [need.label for need in needs]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ValidationError(
+            f"{owner}.requires names {', '.join(twice)} twice.",
+            fix="Give each a role: ('TYPE', 'one', 'old'), ('TYPE', 'one', 'new').",
+        )
 
 
 def _parameters_model(target: type[Any]) -> type[BaseModel] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, create_model, field_validator
 from pydantic.errors import PydanticUserError
@@ -20,8 +20,11 @@ class ValueContext(CapabilityContext):
 
     Attributes:
         value: The value.
+        ITEM: The context type of the items, where the value is a list of contexts: whoever takes
+            many of that type takes them from here too.
     """
 
+    ITEM: ClassVar[type[CapabilityContext] | None] = None
     value: Any
 
     @field_validator("value", mode="after")
@@ -72,13 +75,16 @@ def value_fields(kind: type[CapabilityContext]) -> list[str]:
     return list(annotation.__annotations__) if is_typeddict(annotation) else []
 
 
-def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]:
+def value_context(
+    name: str, annotation: Any, module: str, item: type[CapabilityContext] | None = None
+) -> type[ValueContext]:
     """Make the context type of what a function returns.
 
     Args:
         name: Name of the capability; the type is named after it.
         annotation: Type of the value: anything that pydantic reads and writes.
         module: Where the function stands.
+        item: The context type of the items, where it is a list of contexts.
 
     Raises:
         ValidationError: The value could not be kept as plain data.
@@ -97,5 +103,15 @@ def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]
             " TypedDict; or say how it is written and read:"
             " Annotated[T, PlainSerializer(...), PlainValidator(...)].",
         ) from exc
+    made.ITEM = item
     # Two functions of one name in different modules are two types; the registry tells them apart.
     return cast("type[ValueContext]", made)
+
+
+def item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
+    """Tell of which type the items are, by name of each context type that is a list of contexts."""
+    return {
+        kind.CONTEXT_TYPE: kind.ITEM.CONTEXT_TYPE
+        for kind in kinds
+        if issubclass(kind, ValueContext) and kind.ITEM is not None
+    }

@@ -20,11 +20,11 @@ from framework.pipeline.retry_policy import RetryPolicy, declared_policy
 from framework.planning import (
     CLOSING,
     CarryOver,
+    PlanVersion,
     Problem,
     by_depth,
     carry_over,
     fingerprints,
-    next_version,
     repair_plan,
 )
 from framework.state import TurnView
@@ -135,22 +135,21 @@ async def accept(
     failure = view.failure or view.last_failure
     plan = checked.plan
     carried = carry_over(previous, plan, results)
-    history = next_version(
-        view.state.get("planning_history") or [],
-        plan,
-        previous=previous,
+    written = view.state.get("planning_history") or []
+    version = PlanVersion(
+        version=written[-1]["version"] + 1 if written else 1,
         author=author,
-        failed=failure.get("context_key"),
         reason=failure.get("user_message") or "the request",
-        carried=carried,
-        outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
         at=now_text(),
+        plan=plan,
+        kept=carried.kept,
+        outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
     again = set(carried.rerun)
     digest = plan_digest(plan)
-    stamp = {"id": uuid.uuid4().hex, "version": history["version"]}
+    stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
-    emit(PlanMade(plan=dict(plan), version=history["version"], repairs=checked.repairs))
+    emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
     return {
         # A record under a key that another step now bears would pass for that step's result.
@@ -162,7 +161,7 @@ async def accept(
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
         "planning_accepted": digest,
-        "planning_history": [dict(history)],
+        "planning_history": [dict(version)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
         "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,

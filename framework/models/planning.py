@@ -204,10 +204,7 @@ def describe_capability(spec: CapabilitySpec) -> str:
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch: Fetches it. Gives DATA.
     """
-    needs = ", ".join(
-        need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
-        for need in spec.requires
-    )
+    needs = ", ".join(map(str, spec.requires))
     line = f"- {spec.name}: {' '.join(spec.description.split())}"
     if needs:
         line += f" Needs {needs}."

@@ -6,8 +6,7 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
   exactly one right answer.
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
 - :func:`dependencies`, :func:`ready_steps`, :func:`blocked_steps` say when steps can run.
-- :func:`carry_over`, :func:`fingerprints`, :func:`next_version` keep what is done when a plan
-  is replaced.
+- :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
 - :func:`plan_mermaid`, :func:`versions_mermaid` draw it.
 """
 
@@ -25,7 +24,6 @@ from framework.planning.replan import (
     PlanVersion,
     carry_over,
     fingerprints,
-    next_version,
 )
 from framework.planning.schedule import (
     blocked_steps,
@@ -55,7 +53,6 @@ __all__ = [
     "check_plan",
     "dependencies",
     "fingerprints",
-    "next_version",
     "plan_mermaid",
     "ready_steps",
     "repair_plan",

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from framework.base import PlannedStep
 from framework.planning.catalog import RESPOND
 from framework.planning.reading import make_key
-from framework.planning.references import reads_of
 from framework.planning.view import PlanView
 
 
@@ -19,16 +18,17 @@ def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> Plan
         taken: Context keys that it must not use.
         task: The request, when it is known.
     """
-    read = {key for step in view.steps for _, key in reads_of(step)}
+    read = {read.key for reads in view.reads for read in reads}
     inputs = []
     for index, key in enumerate(view.keys):
         contract = view.contracts[index]
         if contract is None or key is None or key in read:
             continue
+        provides = contract.spec.provides
         expected = view.steps[index].get("expected_output")
-        if expected is None and len(contract.provides) == 1:
-            expected = next(iter(contract.provides))
-        if isinstance(expected, str) and expected in contract.provides:
+        if expected is None and len(provides) == 1:
+            expected = provides[0]
+        if isinstance(expected, str) and expected in provides:
             inputs.append({expected: key})
     return PlannedStep(
         context_key=make_key("user_response", taken),

@@ -119,7 +119,7 @@ def _draw(
         left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
         lines += [f"    {node}{left}{label}{right}", f"    class {node} {state}"]
         used.add(state)
-        for kind, key in reads_of(step):
+        for _, kind, key in reads_of(step, keys):
             before = [place for place in range(index) if keys[place] == key]
             if before:
                 read.add(before[-1])

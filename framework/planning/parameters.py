@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pydantic import AliasChoices, AliasPath, BaseModel
+from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
 from framework.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
@@ -18,8 +18,10 @@ from framework.planning.names import closest_name
 from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
 from framework.planning.reading import is_too_deep
 from framework.planning.references import references_of
+from framework.planning.schemas import Shape
 
 _MAX_UNKNOWN = 20
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,89 +249,49 @@ def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Para
 def _model_faults(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
 ) -> list[ParameterFault]:
-    held, strict = _validate(model, text, strict=True)
-    lenient: list[dict[str, Any]] = []
-    if strict:
-        held, lenient = _validate(model, text, strict=False)
-    unknown = (
-        _strangers(model, parameters, (), capability)
-        if held is None
-        else _dropped(held, parameters, (), capability)
-    )
-    faults = {fault.path: fault for fault in unknown}
-    lenient_paths = {error["loc"] for error in lenient}
+    strict = _validate(model, text, strict=True)
+    lenient = _validate(model, text, strict=False) if strict else []
+    faults: dict[Path, ParameterFault] = {}
+    unknown = 0
     for error in lenient:
-        if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-            continue  # found above, with the nearest name
-        fault = _fault(model, parameters, error, capability)
+        path = _deepest(parameters, error["loc"])[0]
+        if error["type"] in _UNKNOWN:
+            unknown += 1
+            # What is refused anyhow need not be told whole.
+            if unknown > _MAX_UNKNOWN or Shape.of(model, "validation").at(path) is not None:
+                continue
+            fault = _stranger(model, parameters, path, capability)
+        else:
+            fault = _fault(model, parameters, error, capability)
         # A union reports one error for each of its members: one value, one problem.
         faults.setdefault(fault.path, fault)
+    lenient_paths = {error["loc"] for error in lenient}
     for error in strict:
-        if error["loc"] not in lenient_paths and error["type"] != "json_invalid":
+        if error["loc"] not in lenient_paths and error["type"] not in _UNKNOWN:
             fault = _fault(model, parameters, error, capability)
             if fault.mendable:
                 faults.setdefault(fault.path, fault)
     return list(faults.values())
 
 
-def _dropped(held: Any, given: Any, path: Path, capability: str) -> Iterator[ParameterFault]:
-    """Compare what a model holds with what it was given."""
-    if isinstance(held, BaseModel) and isinstance(given, dict):
-        yield from _strangers(type(held), given, path, capability)
-        for name, info in type(held).model_fields.items():
-            for spelled in _spellings(name, info) & given.keys():
-                value = getattr(held, name, None)
-                yield from _dropped(value, given[spelled], (*path, spelled), capability)
-    elif isinstance(held, dict) and isinstance(given, dict):
-        for key in held.keys() & given.keys():
-            yield from _dropped(held[key], given[key], (*path, str(key)), capability)
-    elif isinstance(held, (list, tuple)) and isinstance(given, list) and len(held) == len(given):
-        for number, (one, other) in enumerate(zip(held, given, strict=True)):
-            yield from _dropped(one, other, (*path, number), capability)
-
-
-def _strangers(
-    model: type[BaseModel], given: dict[str, Any], path: Path, capability: str
-) -> Iterator[ParameterFault]:
-    if model.model_config.get("extra") == "allow":
-        return
-    accepted: set[str] = set()
-    for name, info in model.model_fields.items():
-        accepted |= _spellings(name, info)
-    unknown = [name for name in given if name not in accepted]
-    for name in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
-        yield _stranger(model, name, given[name], path, capability)
-
-
 def _stranger(
-    model: type[BaseModel], name: Any, value: Any, path: Path, capability: str
+    model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
 ) -> ParameterFault:
-    known = parameter_names(model)
-    shown = name if isinstance(name, str) else preview(name)
-    near = closest_name(shown, known)
+    owner = Shape.of(model, "validation").at(path[:-1])
+    known = owner.fields if owner is not None else []
+    near = closest_name(str(path[-1]), known)
     remedy = f"use only: {', '.join(sorted(known))}" if known else "leave it out"
     if near is not None:
         remedy = f"write {near!r}, or {remedy}"
     cause = f"{capability!r} does not declare this parameter"
-    return ParameterFault(PARAMETER, (*path, shown), value, cause, remedy)
+    return ParameterFault(PARAMETER, path, _deepest(parameters, path)[1], cause, remedy)
 
 
-def _spellings(name: str, info: Any) -> set[str]:
-    """Return the names under which a field is read."""
-    found = {name, info.alias}
-    choices = info.validation_alias
-    for choice in choices.choices if isinstance(choices, AliasChoices) else [choices]:
-        found.add(choice.path[0] if isinstance(choice, AliasPath) else choice)
-    return {spelled for spelled in found if isinstance(spelled, str)}
-
-
-def _validate(
-    model: type[BaseModel], text: str, *, strict: bool
-) -> tuple[BaseModel | None, list[dict[str, Any]]]:
+def _validate(model: type[BaseModel], text: str, *, strict: bool) -> list[dict[str, Any]]:
     try:
-        return model.model_validate_json(text, strict=strict, by_alias=True, by_name=True), []
+        model.model_validate_json(text, strict=strict, extra="forbid", by_alias=True, by_name=True)
     except PydanticError as exc:
-        return None, [
+        return [
             {"loc": error["loc"], "type": error["type"], "msg": error["msg"]}
             for error in exc.errors(include_url=False, include_context=False, include_input=False)
         ]
@@ -337,7 +299,8 @@ def _validate(
         # A validator of the capability's author failed in its own way; that is a finding about
         # these parameters, not a reason to lose every other finding of the plan.
         cause = f"the validator failed: {preview(exc)}"
-        return None, [{"loc": (), "type": "validator", "msg": cause}]
+        return [{"loc": (), "type": "validator", "msg": cause}]
+    return []
 
 
 def _fault(
@@ -367,7 +330,7 @@ def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, valu
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
-        for error in _validate(model, json.dumps(changed), strict=True)[1]
+        for error in _validate(model, json.dumps(changed), strict=True)
     )
 
 
@@ -403,16 +366,16 @@ def _decode(text: str) -> Any:
     return None if is_too_deep(decoded) else decoded
 
 
-def _deepest(parameters: object, path: Path) -> tuple[Path, object]:
+def _deepest(parameters: object, path: Path) -> tuple[Path, Any]:
     """Follow a path as far as it exists; schema branches such as unions add parts of their own."""
-    value = parameters
-    for depth, part in enumerate(path):
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        if not isinstance(value, dict) or part not in value:
-            return path[:depth], value
-        value = value[part]
-    return path, value
+    found: list[str | int] = []
+    value: Any = parameters
+    for part in path:
+        inside = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inside, dict) and part in inside:
+            value = inside[part]
+            found.append(part)
+    return tuple(found), value
 
 
 def replace_at(parameters: Any, path: Path, value: object) -> Any:
@@ -425,7 +388,7 @@ def replace_at(parameters: Any, path: Path, value: object) -> Any:
         return value
     head, rest = path[0], path[1:]
     if isinstance(parameters, dict):
-        return {**parameters, head: replace_at(parameters[head], rest, value)}
+        return {**parameters, head: replace_at(parameters.get(head), rest, value)}
     return [
         replace_at(item, rest, value) if index == head else item
         for index, item in enumerate(parameters)

@@ -118,10 +118,7 @@ class Registry:
             return "\n".join(f"- {spec.name}: {spec.description}" for spec in specs)
         lines = []
         for spec in sorted(specs, key=lambda item: item.name):
-            needs = ", ".join(
-                need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
-                for need in spec.requires
-            )
+            needs = ", ".join(map(str, spec.requires))
             lines.append(f"- {spec.name}: {spec.description}")
             lines.append(
                 f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}"

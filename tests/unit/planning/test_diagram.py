@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from framework.planning import carry_over, next_version, plan_mermaid, versions_mermaid
+from framework.planning import PlanVersion, carry_over, plan_mermaid, versions_mermaid
 from framework.planning.diagram import escape_label
 
 PLAN: Any = {
@@ -46,11 +46,24 @@ def test_steps_data_flow_and_status() -> None:
     ]
 
 
+def version(number: int, plan: Any, reason: str, kept: Any, outcome: Any) -> PlanVersion:
+    return PlanVersion(
+        version=number,
+        author="orchestrator",
+        reason=reason,
+        at=None,
+        plan=plan,
+        kept=kept,
+        outcome=outcome,
+    )
+
+
 def test_versions_show_what_each_came_to_and_what_was_kept() -> None:
     new: Any = {"steps": [PLAN["steps"][0], {"context_key": "b", "capability": "other"}]}
-    first = next_version([], PLAN)
+    first = version(1, PLAN, "the request", {}, {})
     carried = carry_over(PLAN, new, {"place": {"success": True}})
-    second = next_version([first], new, reason='no "data"', failed="data", carried=carried)
+    outcome = {"place": "done", "data": "failed"}
+    second = version(2, new, 'no "data"', carried.kept, outcome)
     drawn = versions_mermaid([first, second], {"place": "done", "b": "failed"})
     for line in (
         '    subgraph v1["version 1, orchestrator: the request"]',
