@@ -143,13 +143,6 @@ def test_the_table_with_all_the_words_is_asked(sales: Path, tmp_path: Path) -> N
     assert "370" in ask("total revenue", sales, staff).get_summary()
 
 
-def test_a_group_of_a_second_table_joins_it(sales: Path, tmp_path: Path) -> None:
-    regions = tmp_path / "regions.csv"
-    regions.write_text("Region,hall\nNorth,A\nSouth,B\n")
-
-    assert "A: 70; B: 300" in ask("total revenue by hall", sales, regions).get_summary()
-
-
 @pytest.mark.parametrize(
     "question", ["", "?", "`", "''", "\x00", "the " * 5, "x" * (MAX_TEXT * 3), "in 2012 " * 3000]
 )
