@@ -224,7 +224,9 @@ class _Run:
         found = [
             ResultRow(value=_plain(value), group=self._group_names(keys))
             for value, count, *keys in self._run(sql + grouped)
-            if value is not None and (names or count or query.aggregate in _COUNTS)
+            if value is not None
+            and (names or count or query.aggregate in _COUNTS)
+            and (query.order == "group" or None not in keys)  # what has no name is not ranked
         ]
         if query.share:
             total = self._run(f"SELECT {self.aggregate} FROM ({self._base([], inside)})")[0][0]  # noqa: S608

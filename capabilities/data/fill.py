@@ -121,6 +121,8 @@ class _Form(Placing):
         """
         placed = self.place()
         numbers = [m.column.name for m in placed.columns]
+        if placed.unit and any(m.column.unit is None for m in placed.columns):
+            raise self.unplaced(placed.unit)  # nothing tells what it is converted from
         if any(m.column.kind not in ("number", "flag") for m in placed.columns):
             raise self.unplaced(*numbers)
         self.slots: dict[str, Any] = {
@@ -291,8 +293,8 @@ class _Form(Placing):
         """Answer "which X had the highest V", "highest V", "heaviest X"."""
         placed, rank = self.placed, self.placed.rank
         assert rank is not None
-        vague = rank.word in ("most", "fewest", "least", "top")
-        if rank.quantity == "rows" or (vague and not numbers):
+        vague = rank.word in ("most", "fewest", "least")
+        if rank.quantity == "rows" or (not numbers and (vague or rank.word == "top")):
             return self._most(numbers)
         name, subject = self._one(numbers), placed.subject
         if placed.groups:
@@ -300,7 +302,8 @@ class _Form(Placing):
                 raise self.unplaced(subject or rank.word)
             return {"aggregate": rank.direction, "value": name}
         ranked = {"value": name, "order": _order(rank.direction), "limit": placed.limit or 1}
-        if subject is None or subject == self.profile.frequency:
+        series, frequency = self._several_series(), self.profile.frequency
+        if subject is None or (subject == self.profile.frequency and not series):
             if placed.aggregate:
                 raise self.unplaced(placed.aggregate)
             label = self.profile.label_column
@@ -308,7 +311,7 @@ class _Form(Placing):
         adds = self.adds_up(name)
         if subject in (*ORDER, *TIME_PARTS):
             self._not_finer(subject)
-            if not (placed.aggregate or rank.quantity or adds):
+            if not (placed.aggregate or adds or (rank.quantity and subject != frequency)):
                 raise self._mean_or_single(rank.word, subject)
             aggregate = placed.aggregate or self._default(name)
             return {**ranked, "aggregate": aggregate, "group_by": [subject]}
@@ -317,6 +320,8 @@ class _Form(Placing):
             return {**ranked, "aggregate": placed.aggregate or "sum", "group_by": [subject]}
         if vague and adds is None and not once:
             raise self.unplaced(rank.word)
+        if rank.quantity and not once:
+            raise self._mean_or_single(rank.word, subject)
         return {**ranked, "aggregate": "values", "show": [subject]}
 
     def _plain(self, numbers: list[str]) -> dict[str, Any]:
@@ -324,13 +329,7 @@ class _Form(Placing):
         placed, subject = self.placed, self.placed.subject
         tested = {given.column for given in placed.where}
         if not numbers and not (placed.aggregate and len(self.profile.numbers) == 1):
-            if placed.aggregate is None and placed.kind == "":
-                named = placed.named_table or any(f.op in ("=", "in") for f in placed.where)
-                if placed.groups and subject is None and named:
-                    return {"aggregate": "rows"}
-                if subject and placed.where and not placed.groups:
-                    return {"aggregate": "rows", "group_by": [subject]}
-            raise self.unplaced("which column")
+            return self._rows_of(subject)
         name = self._one(numbers)
         single = not placed.groups and not self._several_series() and self._one_step()
         alone = (subject == self.profile.frequency and single) or subject in placed.groups
@@ -350,7 +349,20 @@ class _Form(Placing):
         units = [unit for unit in placed.groups if unit in ORDER]
         if aggregate == "mean" and units and self.adds_up(name):
             raise self._mean_or_single(units[0], units[0])
+        if aggregate == "sum" and placed.regular and not placed.groups:
+            return {"aggregate": "sum", "value": name, "group_by": [placed.regular]}
         return {"aggregate": aggregate, "value": name}
+
+    def _rows_of(self, subject: str | None) -> dict[str, Any]:
+        """Answer "events per month", "which years are missing X": no column is measured."""
+        placed = self.placed
+        if placed.aggregate is None and placed.kind == "":
+            named = placed.named_table or any(f.op in ("=", "in") for f in placed.where)
+            if placed.groups and subject is None and named:
+                return {"aggregate": "rows"}
+            if subject and placed.where and not placed.groups:
+                return {"aggregate": "rows", "group_by": [subject]}
+        raise self.unplaced("which column")
 
     # --- what a question leaves open -----------------------------------------------------------
 

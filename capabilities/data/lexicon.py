@@ -76,7 +76,7 @@ _DEGREES = {
     "age": ("oldest", "youngest", "older", "younger"),
     "height": ("tallest", "", "taller", ""),
     "speed": ("fastest", "slowest", "faster", "slower"),
-    "length": ("longest", "shortest", "longer", "shorter"),
+    "length": ("", "", "longer", "shorter"),
     "price": ("dearest", "cheapest", "", "cheaper"),
     "latitude": ("northernmost", "southernmost", "", ""),
     "longitude": ("easternmost", "westernmost", "", ""),

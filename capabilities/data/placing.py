@@ -66,6 +66,7 @@ class Placed:
     where: list[Filter] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    regular: str | None = None
     aggregate: str | None = None
     rank: Rank | None = None
     subject: str | None = None
@@ -91,6 +92,7 @@ class Placing:
         self.profile, self.times, self.aspect = profile, times, aspect
         self.timed = profile.time is not None
         spans = times.spans if self.timed or times.intervals or times.window else []
+        self.spans = spans
         self.text = blank(text, spans)
         self.words = words_of(text)
         self.free = {
@@ -340,7 +342,10 @@ class Placing:
                 m.column.kind == "number" for m in placed.columns if m is not mention
             )
             # A word that names the file means its rows, where a column has the same name.
-            if stems <= self.names - lex.ROWS and counted and not self.adds_up(mention.column.name):
+            begin = min(mention.places)
+            grouping = begin and self.words[begin - 1].stem in ("by", "per", "each", "which")
+            counted = counted and not grouping and not self.adds_up(mention.column.name)
+            if stems <= self.names - lex.ROWS and counted:
                 placed.columns.remove(mention)
                 placed.named_table += 1
         if missing and placed.columns:
@@ -464,8 +469,9 @@ class Placing:
                 placed.groups += [name for name in names if name not in placed.groups]
                 self.free -= keyword
         while self.timed and (word := self.take_word(lex.REGULAR)):
-            if lex.REGULAR[word] != self.profile.frequency:
-                placed.groups.append(lex.REGULAR[word])
+            placed.regular = lex.REGULAR[word]
+            if placed.regular != self.profile.frequency:
+                placed.groups.append(placed.regular)
 
     def _time_part(self, place: int) -> tuple[str, set[int]] | None:
         """Read a unit or part of the time at a word."""
@@ -489,7 +495,9 @@ class Placing:
                 found = Rank(*lex.SUPERLATIVES[word], word)
             else:
                 continue
-            if placed.rank is not None:
+            # "The hottest summer" is one of several times, not a value in one of them.
+            before_time = any(begin == self.words[place].end + 1 for begin, _ in self.spans)
+            if placed.rank is not None or before_time:
                 raise self.unplaced(self.words[place].text)
             placed.rank = found
             self.free.discard(place)
@@ -538,7 +546,7 @@ class Placing:
             places, word = self.places(*match.span(2)), match[2]
             known = {*lex.UNITS, *lex.NOTHING, *self.names}
             if places and self.words[min(places)].stem not in known and is_unit(word):
-                self.placed.unit = {"C": "°C", "F": "°F"}.get(word, word) if match[1] else word
+                self.placed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.free -= places
                 if word == "percent" and self.compared():
                     self.placed.unit = None  # a change is said in percent anyway

@@ -31,6 +31,7 @@ _CELLS = 400_000
 _LOOKED_THROUGH = 200
 MAX_VALUES = 1000
 _LISTED = 40
+_UNITS = ("year", "quarter", "month", "day", "hour")
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 
@@ -89,6 +90,7 @@ class TableProfile:
         first: Earliest time.
         last: Latest time.
         frequency: Usual distance between two times.
+        precision: The coarsest unit that all times are whole in.
         series: Columns that tell rows of the same time apart (long layout).
         unique_times: Whether no two rows have the same time.
         unread_times: How many times cannot be read, and some of them.
@@ -101,6 +103,7 @@ class TableProfile:
     first: datetime | None = None
     last: datetime | None = None
     frequency: Frequency | None = None
+    precision: str = "minute"
     series: list[str] = field(default_factory=list)
     unique_times: bool = True
     unread_times: tuple[int, tuple[str, ...]] = (0, ())
@@ -242,14 +245,17 @@ def _measure(session: Session, profile: TableProfile) -> None:
         profile.rows = counted
         return
     moment = time_sql(profile.time)
-    unread = _unread_parts(unread_time_sql(profile.time), profile.time.columns[0])
+    unread = unread_time_sql(profile.time)
+    whole = ", ".join(f"bool_and(t = date_trunc('{unit}', t))" for unit in _UNITS)
     row = session.query(
-        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}), {unread}"  # noqa: S608
-        f" FROM {relation}",
+        f"SELECT count(*), min(t), max(t), count(DISTINCT t), count(*) FILTER (unread),"  # noqa: S608
+        f" min(text) FILTER (unread), {whole} FROM (SELECT {moment} AS t, {unread} AS unread,"
+        f" {_shown(profile.time.columns[0])} AS text FROM {relation})",
         label=label,
     )[0]
     profile.rows, profile.first, profile.last, distinct = row[:4]
-    profile.unread_times = _unread(*row[4:])
+    profile.unread_times = _unread(*row[4:6])
+    profile.precision = next((u for u, w in zip(_UNITS, row[6:], strict=True) if w), "minute")
     if profile.first is None:
         profile.time = None
         return
@@ -304,8 +310,11 @@ def _measure_pass(session: Session, profile: TableProfile, places: list[int]) ->
 
 
 def _unread_parts(test: str, name: str) -> str:
-    text = f"left(CAST({identifier(name)} AS VARCHAR), 40)"
-    return f"count(*) FILTER ({test}), min({text}) FILTER ({test})"
+    return f"count(*) FILTER ({test}), min({_shown(name)}) FILTER ({test})"
+
+
+def _shown(name: str) -> str:
+    return f"left(CAST({identifier(name)} AS VARCHAR), 40)"
 
 
 def _unread(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:

@@ -225,9 +225,21 @@ class Scope:
         if name in TIME_UNITS:
             return f"date_trunc('{name}', {self.time()})", name
         if name in TIME_PARTS:
+            self._precise(name)
             return f"({_PARTS[name].format(t=self.time())})", name
         self.column(name)
         raise AssertionError(name)
+
+    def _precise(self, part: str) -> None:
+        """Refuse the weekdays of years: each would be that of its first day."""
+        needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
+        known = ("hour", "day", "month", "quarter", "year")
+        if self.profile.precision in known[known.index(needed) + 1 :] and self.time():
+            raise replan(
+                f"The times of {self.profile.table.label} are whole {self.profile.precision}s, which"
+                f" have no {part.replace('_', ' ')}.",
+                f"Ask without it; columns: {some(self.known)}.",
+            )
 
     def value(self, text: str) -> str:
         """Return SQL for a column as a number, or for arithmetic of columns."""
