@@ -103,7 +103,8 @@ class PersistenceSettings(Section):
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked. ``capgraph threads prune`` does what these three say.
+            asked. These three are applied as turns end; ``capgraph threads prune`` does it at
+            once.
     """
 
     url: str | None = None

@@ -23,6 +23,7 @@ from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
+from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def bind(
         events=EventDispatcher(tuple(sinks)),
         masker=SecretMasker.of(settings),
         prompts=prompts,
+        retention=Retention(settings.persistence),
         system_prompt=system_prompt or "",
         answer_type=answer_type,
         **chosen,

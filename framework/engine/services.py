@@ -27,6 +27,7 @@ from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
+from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
@@ -50,6 +51,7 @@ class Services:
         events: Stamps the events of runs and hands them to the sinks.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
+        retention: What stays of threads.
         step_tasks: Capability name to the LangGraph task that runs its steps.
         system_prompt: What the application tells the models that plan and answer: text, or a
             function of the turn.
@@ -66,6 +68,7 @@ class Services:
     events: EventDispatcher = field(default_factory=EventDispatcher)
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
+    retention: Retention | None = None
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     system_prompt: SystemPrompt = ""
     answer_type: type[BaseModel] | None = None

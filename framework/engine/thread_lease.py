@@ -20,6 +20,7 @@ from framework.base.errors import CapgraphError, ValidationError
 from framework.langgraph_compat import is_task, outer_checkpoint
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import END, write_record
+from framework.stores.retention import Retention
 from framework.stores.threads import open_questions
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
@@ -30,6 +31,7 @@ async def run_alone(
     config: Mapping[str, Any],
     inputs: Any,
     run: Callable[[], AsyncIterator[Any]],
+    retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
     """Run a graph while it has the lease of its thread.
 
@@ -38,6 +40,7 @@ async def run_alone(
         config: The run's configuration, with what an outer graph and the graph itself bring.
         inputs: What the graph is given.
         run: Starts the graph and yields what it streams.
+        retention: Told when a turn has ended.
 
     Raises:
         ThreadBusyError: Another run has the thread.
@@ -56,10 +59,12 @@ async def run_alone(
                     try:
                         chunk = await anext(stream)
                     except StopAsyncIteration:
-                        return
+                        break
                     finally:
                         _OUTER.set(before)
                     yield chunk
+            if alone and retention is not None:
+                await retention.turn_ended(saver, lease.thread_id)
         except BaseException as exc:
             if alone and not lease.lost:
                 await asyncio.shield(_leave_word(saver, lease.thread_id, exc))

@@ -115,14 +115,14 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         if services is not None and not is_task(config):
             await services.events.settle()
 
-    @staticmethod
     async def _alone(
-        saver: Any, config: RunnableConfig, inputs: Any, run: _Make
+        self, saver: Any, config: RunnableConfig, inputs: Any, run: _Make
     ) -> AsyncIterator[Any]:
         if saver is None or "thread_id" not in config.get("configurable", {}):
             stream = run()
         else:
-            stream = run_alone(saver, config, inputs, run)
+            retention = self.services.retention if self.services is not None else None
+            stream = run_alone(saver, config, inputs, run, retention)
         async with aclosing(stream):  # type: ignore[type-var]
             async for chunk in stream:
                 yield chunk

@@ -203,6 +203,21 @@ class History:
             )
         await History(self._saver, target)._sweep()
 
+    async def oldest(self, *, turns: int | None = None, checkpoints: int | None = None) -> str:
+        """Name the checkpoint with which the last turns, or checkpoints, begin.
+
+        Args:
+            turns: So many turns.
+            checkpoints: So many checkpoints.
+
+        Returns:
+            The later one of the two; empty when there are fewer.
+        """
+        return max(
+            await self._newest("", checkpoints) if checkpoints is not None else "",
+            await self._turn_begin(turns) if turns is not None else "",
+        )
+
     async def cut(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
         """Drop what was saved before the last turns or checkpoints, with the records of the turns.
 
@@ -215,10 +230,7 @@ class History:
         Returns:
             Whether there was as much.
         """
-        oldest = max(
-            await self._newest("", checkpoints) if checkpoints is not None else "",
-            await self._turn_begin(turns) if turns is not None else "",
-        )
+        oldest = await self.oldest(turns=turns, checkpoints=checkpoints)
         if not oldest:
             return False
         # The last turn may go on, and then it must not repeat an effect: its records stay.

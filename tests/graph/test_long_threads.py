@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 from langchain_core.messages import RemoveMessage
 from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
@@ -278,3 +279,60 @@ async def test_keys_of_ones_own_that_grow_are_kept_by_cutting_and_copying(
         with pytest.raises(PersistenceError, match="Nothing says how notes of thread"):
             await prune_threads(stranger, policy="keep", keep_turns=1)
     assert len((await made.ask("Go on"))["messages"]) == 14, "nothing was dropped"
+
+
+async def test_the_settings_cut_histories_as_turns_end(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    kept = {"persistence": {"keep_turns": 3}}
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    sizes = []
+    for turn in range(9):
+        await turns(made, 1, turn)
+        sizes.append(stored(path)[0])
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    assert [len(item.values["messages"]) for item in history if not item.next] == [18, 16, 14]
+    assert await records(path) == 3
+    assert len(set(sizes[3:])) == 1, "no more rows with every turn"
+    await prune_threads(saver, ["1"])
+    assert len((await made.ask("Go on"))["messages"]) == 20
+
+
+async def test_a_longer_history_goes_a_tenth_at_a_time(made: Any, agent: Any, step: Any) -> None:
+    kept = {"persistence": {"keep_checkpoints": 20}}
+    saver = made.graph.checkpointer
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    for turn in range(6):
+        await turns(made, 1, turn)
+        length = len([item async for item in made.graph.aget_state_history(made.config())])
+        assert length <= 22
+
+
+async def test_threads_that_nobody_uses_go_when_their_days_are_over(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    plan = [step("a", "measure"), step("b", "report", READING="a")]
+    idle = agent(Reading, measure, report, plans=[plan], checkpointer=saver)
+    await idle.ask(thread="waits")
+    await idle.ask(thread="old")
+    await idle.graph.ainvoke(Command(resume="approve"), idle.config("old"))
+    kept = {"persistence": {"keep_days": 1e-9}}
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    await made.ask(thread="new")
+    assert [item.thread_id for item in await list_threads(saver)] == ["new", "waits"]
+
+
+async def test_a_history_that_cannot_be_cut_is_told_of(
+    agent: Any, step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"persistence": {"keep_turns": 1}}
+    plan = [[step("a", "measure")]]
+    made = agent(Reading, measure, plans=plan, checkpointer=InMemorySaver(), settings=kept)
+    await turns(made, 2)
+    assert "InMemorySaver can neither copy nor drop the history of a thread" in caplog.text
