@@ -139,6 +139,20 @@ async def test_a_case_that_raises_is_a_finding_and_the_others_run() -> None:
     assert "The vault is gone" in report.results[0].reason
 
 
+async def test_a_case_that_raises_tells_what_its_models_cost() -> None:
+    @capability_node(examples=["open the vault"])
+    async def open_vault() -> Total:
+        """Open the vault."""
+        raise CapabilityError("The vault is gone.", severity=ErrorSeverity.FATAL)
+
+    model = ScriptedModel(responses=[{"steps": [{"capability": "open_vault"}]}])
+    case = {"request": "Open the vault", "outcome": "raised"}
+    report = await run(case, registry=registry_of(open_vault), model=model)
+    assert report.results[0].outcome == "raised"
+    assert report.results[0].model_calls == 1
+    assert report.results[0].input_tokens > 10
+
+
 async def test_a_question_to_a_person_is_an_outcome() -> None:
     @capability_node(examples=["delete everything"], requires_approval=True)
     async def delete() -> Total:
