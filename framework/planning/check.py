@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
-from framework.planning.graphs import circles
+from framework.planning.graphs import reachable_from
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
-from framework.planning.problems import Path, Problem, make_problem, preview
+from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
 from framework.planning.references import Read, references_of
 from framework.planning.schemas import Shape, result_shape
@@ -106,9 +107,10 @@ class _Checker:
         cause: str,
         remedy: str = "",
         path: Path | None = None,
+        mended: Any = UNSURE,
     ) -> None:
         key = None if step is None else self.view.keys[step]
-        self.problems.append(make_problem(code, step, key, value, cause, remedy, path))
+        self.problems.append(make_problem(code, step, key, value, cause, remedy, path, mended))
 
     def run(self) -> None:
         for index, step in enumerate(self.view.steps):
@@ -161,12 +163,15 @@ class _Checker:
             near = closest_name(name, known) if self.names_compared <= _NEAR else None
             cause = "no capability of this name is registered"
             remedy = f"did you mean {near!r}?" if near else ""
-            self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy)
+            mended = near or UNSURE
+            self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy, mended=mended)
 
     def _inputs(self, index: int, inputs: object, _: str) -> None:
         given: dict[str, set[str]] = {}
         if inputs is not None and not isinstance(inputs, list):
             self.add(codes.MALFORMED_INPUT, index, inputs, "is not a list of objects")
+        contract, places = self.view.contracts[index], self.view.places
+        wants = contract.wants if contract is not None else {}
         for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
             if type(entry) is not dict or not entry:
                 cause = "is not an object {type: context_key}"
@@ -179,11 +184,13 @@ class _Checker:
                     cause = "is given a second time"
                 else:
                     keys.add(key)
-                    self._resolve(index, Read(("inputs", number, label), label, key))
+                    first = places.get(key, (index,))[0]
+                    if first >= index or not self.view.fits(first, wants.get(label, label)):
+                        self._resolve(index, Read(("inputs", number, label), label, key))
                     continue
                 path = ("inputs", number, label if type(label) is str else preview(label))
                 self.add(codes.MALFORMED_INPUT, index, key, cause, path=path)
-        if (contract := self.view.contracts[index]) is not None:
+        if contract is not None:
             self._cardinality(index, contract, given)
 
     def _resolve(self, index: int, read: Read) -> None:
@@ -236,7 +243,8 @@ class _Checker:
         else:
             return
         remedy = "name one of them" if provides else "leave expected_output out"
-        self.add(codes.UNDECLARED_OUTPUT, index, expected, cause, remedy)
+        mended = UNSURE if len(provides) > 1 else provides[0] if provides else None
+        self.add(codes.UNDECLARED_OUTPUT, index, expected, cause, remedy, mended=mended)
 
     def _parameters(self, index: int, parameters: object, name: str) -> None:
         contract = self.view.contracts[index]
@@ -244,9 +252,9 @@ class _Checker:
         if not parameters and (parameters is None or parameters == {}) and model is None:
             return
         owner = contract.spec.name if contract is not None else "the capability"
+        key = self.view.keys[index]
         for fault in parameter_faults(model, parameters, owner):
-            path = (name, *fault.path)
-            self.add(fault.code, index, fault.value, fault.cause, fault.remedy, path)
+            self.problems.append(replace(fault, step=index, context_key=shown_key(key)))
         for path, text in references_of(parameters):
             self._reference(index, (name, *path), text, model)
 
@@ -286,18 +294,22 @@ class _Checker:
     def _order(self) -> None:
         if not self.forward:
             return
-        circle: dict[int, int] = {}
-        for group in circles(dict(enumerate(self.view.waits))):
-            first = min(group)
-            circle.update(dict.fromkeys(group, first))
-            names = listing([str(self.view.keys[place]) for place in sorted(group)])
-            cause = "these steps wait for each other" if len(group) > 1 else "waits for itself"
-            self.add(codes.CYCLE, first, names, cause)
+        waits, readers = dict(enumerate(self.view.waits)), self.view.readers
+        told: dict[int, set[int]] = {}
         for index, read, place in self.forward:
-            if circle.get(index, -1) != circle.get(place, -2):
-                cause = f"step {place + 1} runs after step {index + 1}"
-                remedy = f"put step {place + 1} first"
-                self.add(codes.LATER_STEP, index, read.key, cause, remedy, read.path)
+            if place in told.get(index, ()):
+                continue
+            ahead, behind = reachable_from([index], waits), reachable_from([index], readers)
+            circle = ahead & behind
+            if place in circle:
+                told |= dict.fromkeys(circle, circle)
+                names = listing([str(self.view.keys[one]) for one in sorted(circle)])
+                cause = "these steps wait for each other" if len(circle) > 1 else "waits for itself"
+                self.add(codes.CYCLE, min(circle), names, cause)
+                continue
+            cause = f"step {place + 1} runs after step {index + 1}"
+            remedy = f"put step {place + 1} first"
+            self.add(codes.LATER_STEP, index, read.key, cause, remedy, read.path)
 
     def _closing(self) -> None:
         last = len(self.view.steps) - 1

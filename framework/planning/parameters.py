@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -15,45 +14,40 @@ from pydantic import ValidationError as PydanticError
 from framework.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
 from framework.base.spec import parameter_names
 from framework.planning.names import closest_name
-from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
+from framework.planning.problems import (
+    NOT_PLAIN,
+    PARAMETER,
+    UNSURE,
+    Path,
+    Problem,
+    make_problem,
+    preview,
+    render_path,
+)
 from framework.planning.reading import is_too_deep
 from framework.planning.references import references_of
 from framework.planning.schemas import Shape
 
 _MAX_UNKNOWN = 20
+_PLAIN = "use finite numbers, text and flat lists"
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterFault:
-    """One parameter that does not fit.
-
-    Attributes:
-        code: Code of the problem it becomes.
-        path: Where the value sits below ``parameters``.
-        value: The value found.
-        cause: What is wrong.
-        remedy: What to do about it.
-        replacement: The one lossless form that fits, when :attr:`mendable`.
-        mendable: Whether there is exactly one such form.
-    """
-
-    code: str
-    path: Path
-    value: Any
-    cause: str
-    remedy: str
-    replacement: Any = None
-    mendable: bool = False
-
-    def __str__(self) -> str:
-        place = render_path(self.path) or "parameters"
-        return f"{place} {preview(self.value)}: {self.cause} ({self.remedy})"
+def _fault(
+    path: Path,
+    value: object,
+    cause: str,
+    remedy: str,
+    *,
+    code: str = PARAMETER,
+    mended: Any = UNSURE,
+) -> Problem:
+    return make_problem(code, None, None, value, cause, remedy, ("parameters", *path), mended)
 
 
 def parameter_faults(
     model: type[BaseModel] | None, parameters: object, capability: str
-) -> list[ParameterFault]:
+) -> list[Problem]:
     """Find everything that is wrong with a step's parameters.
 
     A capability without a declared model takes plain scalars only. With a model the
@@ -69,27 +63,31 @@ def parameter_faults(
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
-        return [_not_an_object(parameters)]
+        decoded = _decode(parameters) if isinstance(parameters, str) else None
+        held = isinstance(decoded, dict)
+        cause = "is text that holds an object" if held else "is not an object"
+        remedy = "write parameters as an object of names and values"
+        return [_fault((), parameters, cause, remedy, mended=decoded if held else UNSURE)]
     if not parameters and model is None:
         return []
-    # What a reference stands for is checked where the plan is known, and when the step runs.
-    named = [path for path, _ in references_of(parameters)]
     if model is None:
         found = list(_scalar_faults(parameters, capability))
-        return [fault for fault in found if not _touches(fault.path, named)]
-    if is_too_deep(parameters):
-        return [_not_plain(parameters, "nests too deeply")]
-    try:
-        text = json.dumps(parameters, allow_nan=False)
-    except (TypeError, ValueError) as exc:
-        return [_not_plain(parameters, f"is not plain JSON ({exc})")]
-    found = _model_faults(model, parameters, text, capability)
-    return [fault for fault in found if not _touches(fault.path, named)] if named else found
+    elif is_too_deep(parameters):
+        return [_fault((), parameters, "nests too deeply", _PLAIN, code=NOT_PLAIN)]
+    else:
+        try:
+            text = json.dumps(parameters, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            return [_fault((), parameters, f"is not plain JSON ({exc})", _PLAIN, code=NOT_PLAIN)]
+        found = _model_faults(model, parameters, text, capability)
+    # What a reference stands for is checked where the plan is known, and when the step runs.
+    named = [path for path, _ in references_of(parameters)] if found else []
+    return [fault for fault in found if not any(_touch(fault.path[1:], one) for one in named)]
 
 
-def _touches(path: Path, named: list[Path]) -> bool:
-    """Tell whether a place lies in, or around, one of some others."""
-    return any(all(a == b for a, b in zip(path, other, strict=False)) for other in named)
+def _touch(path: Path, other: Path) -> bool:
+    """Tell whether a place lies in, or around, another one."""
+    return all(a == b for a, b in zip(path, other, strict=False))
 
 
 def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
@@ -119,12 +117,16 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
     (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
     """
     faults = parameter_faults(spec.parameters, given, spec.name)
-    for fault in (fault for fault in faults if fault.mendable):
-        given = replace_at(given, fault.path, fault.replacement)
+    for fault in (fault for fault in faults if fault.mended is not UNSURE):
+        given = replace_at(given, fault.path[1:], fault.mended)
     if faults:
         faults = parameter_faults(spec.parameters, given, spec.name)
     if faults:
-        listed = "; ".join(str(fault) for fault in faults)
+        listed = "; ".join(
+            f"{render_path(fault.path[1:]) or 'parameters'} {fault.value!r}: {fault.cause}"
+            f" ({fault.remedy})"
+            for fault in faults
+        )
         raise ValidationError(
             f"The parameters of {spec.name!r} do not fit: {listed}.",
             fix="Correct the step's parameters.",
@@ -211,72 +213,60 @@ def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
     return found
 
 
-def _not_an_object(value: object) -> ParameterFault:
-    remedy = "write parameters as an object of names and values"
-    if isinstance(value, str) and isinstance(decoded := _decode(value), dict):
-        return ParameterFault(
-            PARAMETER, (), value, "is text that holds an object", remedy, decoded, True
-        )
-    return ParameterFault(PARAMETER, (), value, "is not an object", remedy)
-
-
-def _not_plain(value: object, cause: str) -> ParameterFault:
-    return ParameterFault(NOT_PLAIN, (), value, cause, "use finite numbers, text and flat lists")
-
-
-def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[ParameterFault]:
+def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
+    """Check what a capability without a model takes: numbers and text by name."""
     for name, value in parameters.items():
         path = (name if isinstance(name, str) else preview(name),)
         if not isinstance(name, str):
-            yield ParameterFault(
-                PARAMETER, path, name, "is not a parameter name", "use text for parameter names"
-            )
+            yield _fault(path, name, "is not a parameter name", "use text for parameter names")
         elif isinstance(value, float) and not math.isfinite(value):
-            yield ParameterFault(
-                NOT_PLAIN, path, value, "is not a finite number", "give a finite number"
-            )
+            cause, remedy = "is not a finite number", "give a finite number"
+            yield _fault(path, value, cause, remedy, code=NOT_PLAIN)
         elif value is not None and not isinstance(value, (str, int, float)):
-            yield ParameterFault(
-                PARAMETER,
-                path,
-                value,
+            cause = (
                 f"is not text, a number or a boolean, and {capability!r} declares no Parameters"
-                " model that would allow it",
-                "give a plain value, or declare a Parameters model on the capability",
+                " model that would allow it"
             )
+            remedy = "give a plain value, or declare a Parameters model on the capability"
+            yield _fault(path, value, cause, remedy)
 
 
 def _model_faults(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
-) -> list[ParameterFault]:
+) -> list[Problem]:
     strict = _validate(model, text, strict=True)
     lenient = _validate(model, text, strict=False) if strict else []
-    faults: dict[Path, ParameterFault] = {}
-    unknown = 0
-    for error in lenient:
+    faults: dict[Path, Problem] = {}
+    unknown = [error for error in lenient if error["type"] in _UNKNOWN]
+    for error in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
         path = _deepest(parameters, error["loc"])[0]
+        # Forbidding holds for every model inside, those that take anything included.
+        if Shape.of(model, "validation").at(path) is None:
+            faults[path] = _stranger(model, parameters, path, capability)
+    told = {error["loc"] for error in lenient}
+    for error in strict + lenient:
         if error["type"] in _UNKNOWN:
-            unknown += 1
-            # What is refused anyhow need not be told whole.
-            if unknown > _MAX_UNKNOWN or Shape.of(model, "validation").at(path) is not None:
-                continue
-            fault = _stranger(model, parameters, path, capability)
+            continue
+        path, value = _deepest(parameters, error["loc"])
+        message = error["msg"][:1].lower() + error["msg"][1:]
+        if error["type"] == "missing":
+            remedy = f"give the parameter that {capability!r} declares"
+            fault = _fault(error["loc"], None, message, remedy)
         else:
-            fault = _fault(model, parameters, error, capability)
+            mended = _exact_form(model, parameters, path, value)
+            if mended is UNSURE and error["loc"] not in told:
+                continue  # only the strict reading minds
+            known = mended is not UNSURE
+            remedy = f"write {preview(mended)}" if known else "give the value in the declared form"
+            fault = _fault(path, value, message, remedy, mended=mended)
         # A union reports one error for each of its members: one value, one problem.
-        faults.setdefault(fault.path, fault)
-    lenient_paths = {error["loc"] for error in lenient}
-    for error in strict:
-        if error["loc"] not in lenient_paths and error["type"] not in _UNKNOWN:
-            fault = _fault(model, parameters, error, capability)
-            if fault.mendable:
-                faults.setdefault(fault.path, fault)
+        faults.setdefault(fault.path[1:], fault)
     return list(faults.values())
 
 
 def _stranger(
     model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
-) -> ParameterFault:
+) -> Problem:
     owner = Shape.of(model, "validation").at(path[:-1])
     known = owner.fields if owner is not None else []
     near = closest_name(str(path[-1]), known)
@@ -284,7 +274,7 @@ def _stranger(
     if near is not None:
         remedy = f"write {near!r}, or {remedy}"
     cause = f"{capability!r} does not declare this parameter"
-    return ParameterFault(PARAMETER, path, _deepest(parameters, path)[1], cause, remedy)
+    return _fault(path, _deepest(parameters, path)[1], cause, remedy)
 
 
 def _validate(model: type[BaseModel], text: str, *, strict: bool) -> list[dict[str, Any]]:
@@ -303,26 +293,13 @@ def _validate(model: type[BaseModel], text: str, *, strict: bool) -> list[dict[s
     return []
 
 
-def _fault(
-    model: type[BaseModel], parameters: dict[str, Any], error: dict[str, Any], capability: str
-) -> ParameterFault:
-    path: Path = error["loc"]
-    message = error["msg"][:1].lower() + error["msg"][1:]
-    if error["type"] == "missing":
-        return ParameterFault(
-            PARAMETER, path, None, message, f"give the parameter that {capability!r} declares"
-        )
-    path, value = _deepest(parameters, path)
-    fitting = [
-        candidate
-        for candidate in _lossless_forms(value)
-        if path and not _breaks(model, parameters, path, candidate)
-    ]
-    if fitting and all(candidate == fitting[0] for candidate in fitting):
-        return ParameterFault(
-            PARAMETER, path, value, message, f"write {preview(fitting[0])}", fitting[0], True
-        )
-    return ParameterFault(PARAMETER, path, value, message, "give the value in the declared form")
+def _exact_form(
+    model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
+) -> Any:
+    """Return the one other spelling of a value that fits and says exactly the same."""
+    forms = _lossless_forms(value) if path else ()
+    fitting = [form for form in forms if not _breaks(model, parameters, path, form)]
+    return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else UNSURE
 
 
 def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object) -> bool:

@@ -11,16 +11,13 @@ from framework.planning.catalog import CLARIFY, CLOSING, MANY, RESPOND, Availabl
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
 from framework.planning.closing import closing_step
 from framework.planning.draft import Draft, RepairedPlan
-from framework.planning.names import closest_name
-from framework.planning.parameters import parameter_faults
-from framework.planning.problems import Problem
+from framework.planning.problems import PROBLEM_KINDS, UNSURE, Problem
 from framework.planning.reading import as_text, capability_of, is_key, is_too_deep, make_key
 from framework.planning.references import Read
 from framework.planning.repair_links import insert_producer, mend_links, mend_order
 from framework.planning.view import PlanView
 
 _MAX_ROUNDS = 100
-_MAX_NAMES = 50  # comparing names is slow; a plan of inventions is not worth more
 
 Fixer = Callable[[Draft, list[Problem]], bool]
 
@@ -144,33 +141,13 @@ def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -
     return {open_ones[0]: key} if open_ones else None
 
 
-def _mend_parameters(draft: Draft, problems: list[Problem]) -> bool:
-    """Write values in the one exact form that the capability declares."""
-    reason = "the same value in the declared form"
+def _mend_values(draft: Draft, problems: list[Problem]) -> bool:
+    """Put in what the check says is the one right value."""
     changed = False
-    for index in _steps(problems, codes.PARAMETER):
-        step = draft.steps[index]
-        spec = draft.catalog.capabilities.get(capability_of(step) or "")
-        model, name = (spec.parameters, spec.name) if spec else (None, "")
-        for fault in parameter_faults(model, step.get("parameters"), name):
-            if fault.mendable:
-                path = ("parameters", *fault.path)
-                changed |= draft.put(codes.PARAMETER, index, path, fault.replacement, reason)
-    return changed
-
-
-def _mend_names(draft: Draft, problems: list[Problem]) -> bool:
-    """Correct capability names that can only be one other name."""
-    code, reason = codes.UNKNOWN_CAPABILITY, "the only registered name that is near"
-    known = [*draft.catalog.capabilities, *sorted(CLOSING)]
-    answers: dict[str, str | None] = {}
-    changed = False
-    for index in _steps(problems, code):
-        name = draft.steps[index]["capability"]
-        if name not in answers and len(answers) < _MAX_NAMES:
-            answers[name] = closest_name(name, known)
-        if answer := answers.get(name):
-            changed |= draft.put(code, index, ("capability",), answer, reason)
+    for problem in problems:
+        if problem.mended is not UNSURE and problem.step is not None:
+            reason = PROBLEM_KINDS[problem.code].reason
+            changed |= draft.put(problem.code, problem.step, problem.path, problem.mended, reason)
     return changed
 
 
@@ -247,29 +224,20 @@ def _natural_name(draft: Draft, index: int) -> str:
 
 
 def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
-    """Name the output that a step can only mean."""
-    code, reason = codes.UNDECLARED_OUTPUT, "the only type that it provides and that is asked for"
-    changed = False
+    """Name the only output of several that is asked for."""
+    code, changed = codes.UNDECLARED_OUTPUT, False
     view = draft.view()
     for index in _steps(problems, code):
-        contract, key = view.contracts[index], view.keys[index]
-        if contract is None:
-            continue
-        provides = contract.spec.provides
-        if not provides:
-            no_output = "the capability provides no context"
-            changed |= draft.put(code, index, ("expected_output",), None, no_output)
-            continue
         asked = {
-            kind
+            view.wants(reader, read.label).removesuffix(MANY)
             for reader, reads in enumerate(view.reads)
             for read in reads
-            if read.key == key and reader != index
-            if (kind := view.wants(reader, read.label).removesuffix(MANY)) in provides
+            if read.key == view.keys[index] and reader != index
         }
-        choice = provides if len(provides) == 1 else asked
-        if len(choice) == 1:
-            [only] = choice
+        contract = view.contracts[index]
+        choice = asked.intersection(contract.spec.provides) if contract is not None else ()
+        for only in choice if len(choice) == 1 else ():
+            reason = PROBLEM_KINDS[code].reason
             changed |= draft.put(code, index, ("expected_output",), only, reason)
     return changed
 
@@ -313,8 +281,7 @@ def _mend_missing_closing(draft: Draft, problems: list[Problem]) -> bool:
 
 _FIXERS: tuple[Fixer, ...] = (
     _mend_inputs,
-    _mend_parameters,
-    _mend_names,
+    _mend_values,
     _mend_copies,
     _mend_keys,
     _mend_outputs,

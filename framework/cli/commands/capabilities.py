@@ -24,10 +24,7 @@ def capabilities(config: Config = None, as_json: Json = False) -> None:
         {
             "name": spec.name,
             "description": spec.description,
-            "needs": [
-                need.type if need.cardinality == "one" else f"{need.type} ({need.cardinality})"
-                for need in spec.requires
-            ],
+            "needs": [str(need) for need in spec.requires],
             "gives": list(spec.provides),
             "effect": spec.effect,
             "approval": "yes" if spec.requires_approval else "no",

@@ -56,7 +56,7 @@ def graph(
 
 async def _run_mermaid(settings: Settings, thread: str, db: str | None) -> str:
     from framework.cli.agent import open_agent, step_states, thread_values
-    from framework.planning import CLOSING, plan_mermaid, versions_mermaid
+    from framework.planning import CLOSING, plan_mermaid
 
     async with open_agent(settings, db=db) as agent:
         snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})
@@ -74,5 +74,4 @@ async def _run_mermaid(settings: Settings, thread: str, db: str | None) -> str:
         for key, state in states.items():
             if state == "pending":
                 states[key] = "done" if answered and key in closing else "skipped"
-    history = values.get("planning_history") or []
-    return versions_mermaid(history, states) if len(history) > 1 else plan_mermaid(plan, states)
+    return plan_mermaid(plan, states)
