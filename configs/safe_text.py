@@ -14,13 +14,15 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+
+from configs.scoped import scoped
 
 MASK = "***"
 """What stands in place of a secret."""
@@ -181,8 +183,7 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
 _masker: ContextVar[SecretMasker] = ContextVar("capgraph_masker", default=SecretMasker())  # noqa: B039 - never changed
 
 
-@contextmanager
-def use_masker(masker: SecretMasker) -> Iterator[None]:
+def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
     """Mask with a masker inside the block, also in tasks and threads that are started there.
 
     What the masker around the block knows is masked inside as well.
@@ -190,11 +191,7 @@ def use_masker(masker: SecretMasker) -> Iterator[None]:
     Args:
         masker: What knows the secrets.
     """
-    token = _masker.set(_masker.get().joined(masker))
-    try:
-        yield
-    finally:
-        _masker.reset(token)
+    return scoped(_masker, _masker.get().joined(masker))
 
 
 def mask_secrets(text: str) -> str:

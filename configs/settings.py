@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
@@ -24,10 +25,12 @@ from pydantic_settings import (
 
 from configs.errors import ConfigurationError
 from configs.limits import Limits, Section
+from configs.scoped import scoped
 from configs.yaml_files import deep_merge, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
+_file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
 
 
 @cache
@@ -205,7 +208,7 @@ class _FileSource(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return dict(_file_values.get())
+        return dict(_file_values.get({}))
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
@@ -226,9 +229,9 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     values: dict[str, Any] = {}
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
-    token = _file_values.set(values)
     try:
-        return Settings(**overrides)
+        with scoped(_file_values, values):
+            return Settings(**overrides)
     except ValidationError as exc:
         raise ConfigurationError(_explain(exc, [str(file) for file in files])) from exc
     except SettingsError as exc:
@@ -236,8 +239,6 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
             f"The settings cannot be used: {exc}."
             " Fix: write lists and sections in environment variables as JSON."
         ) from exc
-    finally:
-        _file_values.reset(token)
 
 
 def _refuse_misspelt_variables() -> None:
@@ -295,13 +296,3 @@ def _explain(exc: ValidationError, files: list[str]) -> str:
         else:
             lines.append(f"  {path}: {error['msg']}.")
     return f"The settings cannot be used{source}:\n" + "\n".join(lines)
-
-
-def _context_values() -> Any:
-    from contextvars import ContextVar
-
-    empty: Mapping[str, Any] = {}
-    return ContextVar("capgraph_settings_files", default=empty)
-
-
-_file_values = _context_values()

@@ -301,12 +301,9 @@ class BaseCapability(_Declared, ABC):
 
     def _guide(self, kind: str) -> Any:
         with _guide_lock:
-            return self._made_guide(kind)
-
-    def _made_guide(self, kind: str) -> Any:
-        if kind not in self._guides:
             try:
-                self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
+                if kind not in self._guides:
+                    self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
             except AttributeError as exc:
                 # From a property it would read as "there is no such property", which is what
                 # getattr with a default and a __getattr__ of the subclass swallow.
@@ -314,7 +311,7 @@ class BaseCapability(_Declared, ABC):
                     f"The {kind} guide of {self!r} cannot be made: {exc}.",
                     fix=f"Correct {type(self).__name__}._create_{kind}_guide.",
                 ) from exc
-        return self._guides[kind]
+            return self._guides[kind]
 
     @classmethod
     def spec(cls) -> CapabilitySpec:

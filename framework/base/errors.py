@@ -28,32 +28,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import CapgraphError, ConfigurationError
+from configs.errors import CapgraphError as CapgraphError
+from configs.errors import ConfigurationError as ConfigurationError
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-__all__ = [
-    "AskAgain",
-    "CapabilityError",
-    "CapgraphError",
-    "ConfigurationError",
-    "ErrorClassification",
-    "ErrorSeverity",
-    "ExecutionError",
-    "FatalExecutionError",
-    "InfrastructureError",
-    "LimitError",
-    "MissingExtraError",
-    "ModelError",
-    "PersistenceError",
-    "PlanError",
-    "PolicyError",
-    "RegistryError",
-    "ThreadBusyError",
-    "ValidationError",
-    "require_extra",
-]
 
 
 class ErrorSeverity(Enum):

@@ -12,26 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from framework.base.clock import Clock
 from framework.base.errors import ErrorClassification, ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep
-
-__all__ = [
-    "STAGES",
-    "Attempt",
-    "Caller",
-    "Clock",
-    "Failure",
-    "Middleware",
-    "PlanPolicy",
-    "Question",
-    "Rows",
-    "Sink",
-    "StepPolicy",
-    "StepRecord",
-    "Verdict",
-    "View",
-]
 
 STAGES = (
     "observe",

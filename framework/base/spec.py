@@ -17,8 +17,6 @@ Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
-_CARDINALITY_NAMES = {"single": "one", "multiple": "many"}
-
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -63,9 +61,8 @@ class Requirement:
             return cls(name)
         if isinstance(entry, (tuple, list)) and 2 <= len(entry) <= 3 and isinstance(entry[1], str):
             name, role = type_name(entry[0]), entry[2] if len(entry) == 3 else None
-            cardinality = _CARDINALITY_NAMES.get(entry[1], entry[1])
-            if name and cardinality in get_args(Cardinality) and (role is None or _is_role(role)):
-                return cls(name, cast("Cardinality", cardinality), role)
+            if name and entry[1] in get_args(Cardinality) and (role is None or _is_role(role)):
+                return cls(name, cast("Cardinality", entry[1]), role)
         raise ValidationError(
             f"{entry!r} is not a valid entry of 'requires'.",
             fix="Write 'TYPE', ('TYPE', 'one' | 'many' | 'optional') or, with a role such as 'old',"

@@ -27,7 +27,7 @@ from framework.pipeline.job import Door
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result, to_state
 from framework.planning import CLOSING, dependencies
-from framework.state import TurnView, merge_context
+from framework.state import TurnView, fold_context
 from framework.telemetry.metered import counting
 
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
@@ -103,7 +103,7 @@ class PlanRun:
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
         self._state = {
             **view.state,
-            "capability_context_data": merge_context(view.state.get("capability_context_data"), {}),
+            "capability_context_data": fold_context(view.state.get("capability_context_data"), ()),
             "execution_step_results": dict(view.results),
         }
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)

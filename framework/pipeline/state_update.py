@@ -9,7 +9,7 @@ from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
 from framework.base.ports import Failure, StepRecord
-from framework.state import AgentState, StateSchema, merge_context
+from framework.state import AgentState, StateSchema, fold_context
 
 _COMBINED = frozenset({"execution_step_results", "control_attempts", "execution_effects"})
 _OF_AGENT = StateSchema.of(AgentState)
@@ -95,7 +95,7 @@ def applied(
         if isinstance(value, Overwrite):
             view[name] = value.value
         elif name == "capability_context_data":
-            view[name] = merge_context(view.get(name), value)
+            view[name] = fold_context(view.get(name), [value])
         elif isinstance(reducer, DeltaChannel):
             view[name] = reducer.reducer(view.get(name) or [], [value])
         elif reducer is not None and view.get(name) is not None:

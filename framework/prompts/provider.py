@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
+from configs.scoped import scoped
 from framework.base import ConfigurationError
 from framework.base.errors import RegistryError
 from framework.prompts.builder import PromptBuilder
@@ -111,11 +112,8 @@ def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
     ...     get_framework_prompts() is mine
     True
     """
-    token = _in_use.set(provider)
-    try:
+    with scoped(_in_use, provider):
         yield provider
-    finally:
-        _in_use.reset(token)
 
 
 def get_framework_prompts(application: str | None = None) -> PromptProvider:

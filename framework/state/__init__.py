@@ -24,7 +24,6 @@ from framework.state.reducers import (
     grow_by_key,
     latest,
     merge_by_key,
-    merge_context,
 )
 from framework.state.turn_view import TurnView
 
@@ -51,7 +50,6 @@ __all__ = [
     "latest",
     "load_context",
     "merge_by_key",
-    "merge_context",
     "reset_of_turn",
     "summarize",
 ]

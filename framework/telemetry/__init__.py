@@ -21,7 +21,7 @@ from framework.telemetry.events import (
     emit,
     parse_event,
 )
-from framework.telemetry.sinks import EventDispatcher, SinkCounts, about
+from framework.telemetry.sinks import EventDispatcher, about
 
 __all__ = [
     "AnswerPart",
@@ -35,7 +35,6 @@ __all__ = [
     "Reclassify",
     "Replan",
     "Retry",
-    "SinkCounts",
     "Status",
     "StepFailed",
     "StepFinished",

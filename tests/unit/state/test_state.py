@@ -18,10 +18,10 @@ from framework.state import (
     SURVIVES_A_TURN,
     append,
     dump_context,
+    fold_context,
     get_context,
     load_context,
     merge_by_key,
-    merge_context,
     reset_of_turn,
     summarize,
 )
@@ -33,6 +33,11 @@ class Reading(CapabilityContext):
 
 
 TYPES = {"READING": Reading}
+
+
+def merge_context(current: Any, update: Any) -> Any:
+    return fold_context(current, [update])
+
 
 contexts = st.dictionaries(
     st.sampled_from("AB"),

@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from configs.errors import ConfigurationError
-from framework.telemetry import EventDispatcher, Reclassify, SinkCounts, about, emit, parse_event
+from framework.telemetry import EventDispatcher, Reclassify, about, emit, parse_event
 
 
 class Collect:
@@ -57,7 +57,6 @@ async def test_a_sink_gets_what_the_stream_gets(kind: type[Collect]) -> None:
     assert [event["reason"] for event in events] == ["a", "b", "c"]
     assert [event["step_id"] for event in events] == ["0", "1", "2"]
     assert {(event["run_id"], event["thread_id"]) for event in events} == {("r", "t")}
-    assert dispatcher.counts()[0] == SinkCounts(delivered=3, failed=0, lost=0)
 
 
 async def test_each_run_counts_its_events_from_one() -> None:
@@ -111,7 +110,6 @@ async def test_a_slow_sink_loses_events_and_is_told(caplog: pytest.LogCaptureFix
     await dispatcher.flush()
     said = [event.get("reason", event.get("count")) for event in sink.events]
     assert said == ["a", "b", "c", 2, "f"]
-    assert dispatcher.counts()[0] == SinkCounts(delivered=4, failed=0, lost=2)
     assert len([r for r in caplog.records if "Slow is too slow" in r.getMessage()]) == 1
 
 
@@ -126,7 +124,6 @@ async def test_a_broken_sink_breaks_nothing(caplog: pytest.LogCaptureFixture) ->
         assert len(await stream(dispatcher, "a", "b")) == 2
         await dispatcher.flush()
     assert len(sink.events) == 2
-    assert dispatcher.counts()[0] == SinkCounts(delivered=0, failed=2, lost=0)
     [record] = caplog.records
     assert "OSError" in record.getMessage()
     assert "pw12" not in record.getMessage()
