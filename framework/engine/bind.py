@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
+from typing_extensions import Unpack
 
 from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
-from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import PlanPolicy, StepPolicy
 from framework.base.spec import CapabilitySpec
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.services import Services, SystemPrompt
+from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.langgraph_compat import lent_saver, running_checkpoint
-from framework.pipeline.capacity import Capacity
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from configs.settings import Settings
-    from framework.base.clock import Clock
 
 
 def bind(
@@ -39,17 +38,9 @@ def bind(
     *,
     model: Any = None,
     settings: Settings | None = None,
-    behaviors: Sequence[Middleware] = (),
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
-    sinks: Sequence[Sink] = (),
-    capacity: Capacity | None = None,
-    clock: Clock | None = None,
-    embeddings: Any = None,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
-    state_schema: type[Any] = AgentState,
-    system_prompt: SystemPrompt | None = None,
     answer_type: type[BaseModel] | None = None,
-    **strategies: Any,
+    **options: Unpack[OperatorOptions],
 ) -> Services:
     """Bring capabilities together with what an operator decides about them.
 
@@ -60,21 +51,12 @@ def bind(
         capabilities: A registry, or capabilities and context types themselves.
         model: As for ``build_graph``.
         settings: All settings; the defaults when not given.
-        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
-        policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``); one object may do both.
-        sinks: What takes up the events of runs.
-        capacity: Slots for steps; shared by all graphs of the process when not given.
-        clock: Source of time.
-        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
         checkpointer: Saver of the graph; a graph of one's own lends its own.
-        state_schema: The graph's state.
-        system_prompt: As for ``build_graph``.
         answer_type: As for ``build_graph``.
-        **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
+        **options: See :class:`~framework.engine.services.OperatorOptions`.
 
     Raises:
+        TypeError: A keyword is unknown.
         ConfigurationError: A behaviour, a policy or a model cannot be used.
         RegistryError: Two capabilities share a name.
 
@@ -92,9 +74,12 @@ def bind(
         from configs.settings import load_settings
 
         settings = load_settings()
+    if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
+        raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
-    plan_policies, step_policies = _sorted_policies(policies)
-    chosen = choose_strategies(registry, settings, model, embeddings, strategies, behaviors)
+    behaviors = options.get("behaviors", ())
+    plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
+    chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
@@ -106,22 +91,22 @@ def bind(
     runner = StepRunner(
         registry,
         settings,
-        clock=clock,
-        capacity=capacity,
+        clock=options.get("clock"),
+        capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         behaviors=behaviors,
         step_policies=step_policies,
-        schema=StateSchema.of(state_schema),
+        schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     return Services(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
-        events=EventDispatcher(tuple(sinks)),
+        events=EventDispatcher(tuple(options.get("sinks", ()))),
         masker=SecretMasker.of(settings),
         prompts=prompts,
         retention=Retention(settings.persistence),
-        system_prompt=system_prompt or "",
+        system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
         **chosen,
     )

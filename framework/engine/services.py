@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.clock import Clock
-from framework.base.ports import PlanPolicy
+from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
@@ -31,6 +33,42 @@ from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
+
+
+class OperatorOptions(TypedDict, total=False):
+    """What an operator decides, as keywords of ``build_graph`` and ``bind``. Each may be left out.
+
+    Attributes:
+        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
+            ``async around(attempt, call_next)``.
+        policies: What is asked before a plan is accepted (``review``) and before a step starts
+            (``decide``); one object may do both. No input of a caller can switch them off.
+        sinks: What takes up the events of runs: objects with ``emit(event)``.
+        capacity: Slots for steps; shared by all graphs of the process when not given.
+        state_schema: ``AgentState``, or a subclass with keys of one's own.
+        system_prompt: What the models that plan and answer are told besides: text, or a function
+            (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
+        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
+        clock: Source of time.
+        selector: Chooses capabilities, in place of the one for the model and the settings.
+        extractor: Finds the task.
+        planner: Writes plans.
+        answerer: Writes the final message.
+    """
+
+    behaviors: Sequence[Middleware]
+    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
+    sinks: Sequence[Sink]
+    capacity: Capacity | None
+    state_schema: type[Any]
+    system_prompt: SystemPrompt | None
+    embeddings: Any
+    clock: Clock | None
+    selector: Selector
+    extractor: TaskExtractor
+    planner: Planner
+    answerer: Answerer
+
 
 if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
     from configs.settings import Settings

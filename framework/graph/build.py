@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -11,19 +11,17 @@ from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 from langgraph.typing import ContextT
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, Unpack
 
 from configs.logger import get_logger
 from framework.base.errors import ConfigurationError, InfrastructureError
-from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.engine.bind import as_registry, bind
 from framework.engine.default_strategies import ChainPlanner
 from framework.engine.ready_queue import run_step_task
-from framework.engine.services import Services, SystemPrompt
+from framework.engine.services import OperatorOptions, Services
 from framework.graph.compiled import AgentGraph, AnswerT, agent_graph
 from framework.graph.validate import validate, warnings_of
 from framework.langgraph_compat import STRICT_RESUME, prepare_task
-from framework.pipeline.capacity import Capacity
 from framework.pipeline.failures import raise_failure, refusal
 from framework.prompts.provider import use_prompts
 from framework.registry import Registry
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
     from configs.settings import Settings
-    from framework.base.clock import Clock
 
 _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
@@ -49,17 +46,9 @@ def build_graph(
     store: BaseStore | None = None,
     settings: Settings | None = None,
     *,
-    state_schema: type[Any] = AgentState,
     context_schema: type[ContextT] | None = None,
-    system_prompt: SystemPrompt | None = None,
     answer_type: type[AnswerT] | None = None,
-    behaviors: Sequence[Middleware] = (),
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
-    sinks: Sequence[Sink] = (),
-    capacity: Capacity | None = None,
-    embeddings: Any = None,
-    clock: Clock | None = None,
-    **strategies: Any,
+    **options: Unpack[OperatorOptions],
 ) -> AgentGraph[ContextT, AnswerT]:
     """Build the graph of an agent.
 
@@ -75,21 +64,12 @@ def build_graph(
         checkpointer: Saver that keeps threads; without one nothing outlives a call.
         store: LangGraph store for what is kept across threads.
         settings: All other settings; the defaults when not given.
-        state_schema: ``AgentState``, or a subclass with keys of one's own.
         context_schema: Type of what a caller hands over as ``context=``.
-        system_prompt: What the models that plan and answer are told besides: text, or a function
-            (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
         answer_type: A pydantic model that the answer has to be: plain data in
             ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
-        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
-        policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``). No input of a caller can switch them off.
-        sinks: What takes up the events of runs: objects with ``emit(event)``.
-        capacity: Slots for steps; shared by all graphs of the process when not given.
-        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
-        clock: Source of time.
-        **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
+        **options: See :class:`~framework.engine.services.OperatorOptions`: ``behaviors``,
+            ``policies``, ``sinks``, ``capacity``, ``state_schema``, ``system_prompt``,
+            ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
 
     Returns:
         A compiled LangGraph graph. Every way to run, stream, draw and resume one works on it.
@@ -111,17 +91,9 @@ def build_graph(
         known,
         model=model,
         settings=settings,
-        behaviors=behaviors,
-        policies=policies,
-        sinks=sinks,
-        capacity=capacity,
-        clock=clock,
-        embeddings=embeddings,
         checkpointer=checkpointer,
-        state_schema=state_schema,
-        system_prompt=system_prompt,
         answer_type=answer_type,
-        **strategies,
+        **options,
     )
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
@@ -129,6 +101,7 @@ def build_graph(
     for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
         get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
+    state_schema = options.get("state_schema", AgentState)
     schema = StateSchema.of(state_schema)
     if not schema.names >= StateSchema.of(AgentState).names:
         raise ConfigurationError(
@@ -221,7 +194,7 @@ class _Layout:
 
 def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
-        node = _bound(spec.cls.langgraph_node, name, services)
+        node = spec.cls.langgraph_node.bound(services)
         node = _routed(node, layout) if name == "router" else _sent(node)
         builder.add_node(
             name,
@@ -284,7 +257,7 @@ def _add_capabilities(builder: Any, services: Services) -> None:
     for name, spec in services.registry.capabilities.items():
         builder.add_node(
             name,
-            _bound(spec.cls.langgraph_node, name, services),
+            spec.cls.langgraph_node.bound(services),
             metadata={
                 "kind": "capability",
                 "description": spec.description,
@@ -294,17 +267,6 @@ def _add_capabilities(builder: Any, services: Services) -> None:
             },
         )
         builder.add_edge(name, "router")
-
-
-def _bound(
-    node: Callable[..., Awaitable[Any]], name: str, services: Services
-) -> Callable[[Any], Awaitable[Any]]:
-    async def run(state: Any) -> Any:
-        return await node(state, services=services)
-
-    run.__name__ = name
-    run.__doc__ = node.__doc__
-    return run
 
 
 def _step_task(name: str, services: Services) -> Any:
