@@ -118,7 +118,7 @@ class _Work:
         else:
             await self.accept_plan(*proposed[0])
 
-    async def accept_plan(self, plan: Any = None, author: str = "state") -> None:
+    async def accept_plan(self, plan: Any = None, author: str = "") -> None:
         """Check a plan that nobody has checked, and put it in force or fail.
 
         Args:
@@ -126,6 +126,8 @@ class _Work:
             author: Who wrote it.
         """
         view = self.view
+        brought = "brought" in (view.plan.get("stamp") or {})
+        author = author or ("caller" if brought else "state")
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
         previous = view.plan if plan is not None else None
         accepted = view.state.get("control_plans_created_count", 0)

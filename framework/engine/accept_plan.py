@@ -230,11 +230,6 @@ def review_possible(view: TurnView, services: Services) -> bool:
     )
 
 
-def is_accepted(view: TurnView) -> bool:
-    """Tell whether the plan in the state is the one that was put in force last."""
-    return view.state.get("planning_accepted") == plan_digest(view.plan)
-
-
 def _kept(carried: CarryOver) -> dict[str, Any]:
     """Return the results that serve the new plan; an effect under another name was done before."""
     return {
@@ -280,7 +275,6 @@ __all__ = [
     "PolicyError",
     "accept",
     "check",
-    "is_accepted",
     "respond_step",
     "review_possible",
 ]

@@ -158,15 +158,14 @@ class _Layout:
     def add_edges(self, builder: Any) -> None:
         """Draw the edges: straight ones, but for failures, which go to the router."""
         builder.add_edge(START, "begin_turn")
-        first, planning = self.chain[0], self.door("orchestrator")
+        first = self.chain[0]
 
         async def after_begin(state: Mapping[str, Any]) -> str:
-            if state.get("control_has_error"):
-                return "router"
-            return planning if state.get("planning_execution_plan") else first
+            # A plan of the caller's is checked where every plan is that nobody has checked.
+            ready = state.get("control_has_error") or state.get("planning_execution_plan")
+            return "router" if ready else first
 
-        ways = list(dict.fromkeys([first, planning, "router"]))
-        builder.add_conditional_edges("begin_turn", after_begin, ways)
+        builder.add_conditional_edges("begin_turn", after_begin, [first, "router"])
         following = [*self.chain[1:], "router"]
         for name, then in zip(self.chain, following, strict=True):
             self._edge(builder, name, then)

@@ -19,6 +19,7 @@ import importlib
 import importlib.metadata
 import itertools
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -42,6 +43,16 @@ PLACES = (
 async def look(limit: int = 10) -> int:
     """Do what each of the further tools does."""
     return limit
+
+
+MOMENTS: list[float] = []
+"""When the tool was called; emptied by whoever takes the time to the first call."""
+
+
+def follow(number: int) -> int:
+    """Do what the tool does, and note when."""
+    MOMENTS.append(time.perf_counter())
+    return number + 1
 
 
 @dataclass

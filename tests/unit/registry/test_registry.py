@@ -240,18 +240,11 @@ def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- describe and guides ----------------------------------------------------------------------------
 
 
-def test_a_description_for_people_and_for_prompts() -> None:
+def test_a_description_for_people() -> None:
     registry = Registry()
-    registry.register(
-        capability("b", requires=["X", ("Y", "many"), ("Z", "optional")], provides=["R"])
-    )
+    registry.register(capability("b"))
     registry.register(capability("a"))
     assert registry.describe() == "- b: Does b\n- a: Does a"
-    assert registry.describe(for_prompt=True) == (
-        "- a: Does a\n  needs: nothing; gives: nothing\n"
-        "- b: Does b\n  needs: X, Y (many), Z (optional); gives: R"
-    )
-    assert registry.describe(names=["a"]) == "- a: Does a"
 
 
 def test_planning_guides_come_by_priority_and_then_by_name() -> None:
@@ -351,9 +344,8 @@ def test_discovery_names_what_lacks_its_decorator(package: Any) -> None:
     with pytest.raises(RegistryError) as caught:
         registry.discover(package(things=UNDECORATED))
     text = str(caught.value)
-    assert "2 class(es)" in text
-    assert "things.Child (@capability_node)" in text
-    assert "things.Watcher (@infrastructure_node)" in text
+    assert "things.Child is not decorated (@capability_node)" in text
+    assert "things.Watcher is not decorated (@infrastructure_node)" in text
     assert list(registry.capabilities) == ["good"]
 
 
@@ -379,3 +371,12 @@ def test_a_node_that_no_edge_would_reach_is_refused_with_the_roles() -> None:
         infrastructure("monitoring", before="classifier", after="respond")
     registry.register(infrastructure("monitoring", after="respond"))
     assert registry.infrastructure["monitoring"].after == "respond"
+
+
+def test_what_a_closed_registry_offers_to_selection_is_made_once() -> None:
+    registry = Registry()
+    registry.register(capability("a"))
+    assert registry.candidates() is not registry.candidates()
+    registry.frozen()
+    assert registry.candidates() is registry.candidates()
+    assert [c.name for c in registry.with_(capability("b")).candidates()] == ["a", "b"]
