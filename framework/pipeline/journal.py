@@ -13,6 +13,8 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -24,6 +26,16 @@ from framework.stores.leases import leases_of
 from framework.stores.records import read_record, write_record
 
 _CHECKPOINT_SECONDS = 10.0
+
+
+@contextmanager
+def _ending_the_run() -> Iterator[None]:
+    """Mark what cannot be kept: nothing that the run did could be reported."""
+    try:
+        yield
+    except PersistenceError as exc:
+        exc.ends_the_run = True
+        raise
 
 
 class Journal:
@@ -79,11 +91,11 @@ class Journal:
         """
         if self._saver is None or self._thread_id is None:
             return
-        if confirm:
-            await leases_of(self._saver).confirm(self._thread_id)
-        if self._built_on_rock or self._checkpoint is None:
-            return
-        await self._rock(self._saver, *self._checkpoint)
+        with _ending_the_run():
+            if confirm:
+                await leases_of(self._saver).confirm(self._thread_id)
+            if not self._built_on_rock and self._checkpoint is not None:
+                await self._rock(self._saver, *self._checkpoint)
 
     async def _rock(
         self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
@@ -123,11 +135,13 @@ class Journal:
         """Return the last record under a key; empty when there is none."""
         if self._saver is None or self._thread_id is None:
             return {}
-        return await read_record(self._saver, self._thread_id, key)
+        with _ending_the_run():
+            return await read_record(self._saver, self._thread_id, key)
 
     async def write(self, key: str, record: dict[str, Any]) -> None:
         """Put a record under a key; it is durable when this returns."""
         if self._saver is None or self._thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
-        await write_record(self._saver, self._thread_id, key, record, builds_on=base)
+        with _ending_the_run():
+            await write_record(self._saver, self._thread_id, key, record, builds_on=base)

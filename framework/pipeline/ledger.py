@@ -65,7 +65,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
 
 async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     book = job.door.ledger
-    run = await book.begin(claim, attempt)
+    run = await book.begin(claim.name)
     try:
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
