@@ -94,7 +94,7 @@ class _Work:
         """Run what is ready; tell whether the process is to stop."""
         done = await run_ready_steps(self.view, self.services)
         self.writes += done.writes
-        self.state = done.view
+        self.state = done.state
         if done.proposed:
             await self._take_proposal(done.proposed)
         return done.draining

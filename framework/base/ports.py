@@ -162,7 +162,7 @@ class Failure:
             execution_time=float(info.get("execution_time") or 0.0),
             timestamp=str(info.get("timestamp") or ""),
             attempts=int(info.get("attempts") or 1),
-            final=bool(info.get("final", True)),
+            final=info.get("final") is True,
         )
 
 
