@@ -14,7 +14,6 @@ from typing import Any
 
 from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
-from framework.base.ports import Question
 from framework.base.value_context import item_types
 from framework.planning import CLOSING
 from framework.planning.parameters import validated_parameters
@@ -190,18 +189,3 @@ def question_of(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[
         "plan": (plan.get("stamp") or {}).get("id"),
         "steps": entries,
     }
-
-
-__all__ = [
-    "ACTED",
-    "MAX_SHOWN",
-    "MISSING",
-    "PLAN",
-    "STEP",
-    "UNKNOWN",
-    "Question",
-    "plan_question",
-    "question_entry",
-    "question_of",
-    "step_question",
-]

@@ -9,7 +9,8 @@ from typing import Any
 
 from langgraph.types import Overwrite
 
-from framework.base.errors import ErrorSeverity, PlanError, PolicyError
+from framework.approvals import PLAN
+from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import plan_digest
@@ -29,9 +30,6 @@ from framework.planning import (
 )
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
-
-PLAN = "plan"
-"""Key under which decisions about a whole plan stand."""
 
 
 class PlanProblemsError(PlanError):
@@ -266,15 +264,3 @@ def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
                 " the new plan has it again.",
                 "Ask in other words, or agree to the step.",
             )
-
-
-__all__ = [
-    "PLAN",
-    "Checked",
-    "PlanProblemsError",
-    "PolicyError",
-    "accept",
-    "check",
-    "respond_step",
-    "review_possible",
-]

@@ -15,14 +15,7 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.func import task
 
-from framework.approvals import (
-    STEP,
-    Answer,
-    question_entry,
-    question_of,
-    read_answers,
-    standing_rules,
-)
+from framework.approvals import Answer, question_entry, question_of, standing_rules
 from framework.base.budget import TurnBudget
 from framework.base.errors import (
     CapabilityError,
@@ -34,7 +27,7 @@ from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
-from framework.engine.asking import ask_person
+from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
@@ -195,33 +188,30 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
             " question until then.",
             fix="Compile the graph with a checkpointer.",
         )
-    if question.kind == STEP and not question.reason:
-        store = getattr(current_runtime(), "store", None)
-        rules = await standing_rules(store, services.clock.now())
-        if rules.covering(attempt.capability, view.thread_id, view.caller.user_id):
-            return Answer(decision="approve")
-    entry = question_entry(
-        {**attempt.step, "context_key": attempt.key, "capability": attempt.capability},
-        question.to_state(),
-        view.contexts,
-        services.registry,
-    )
-    shown = question_of({}, [entry])
-
-    def read(given: Any) -> tuple[dict[str, Answer], list[str]]:
-        return read_answers(given, shown, services.registry, services.limits)
+    asked = question.to_state()
+    store = getattr(current_runtime(), "store", None)
+    rules = await standing_rules(store, services.clock.now())
+    if rules.covering(asked, view):
+        return Answer(decision="approve")
+    step = {**attempt.step, "context_key": attempt.key, "capability": attempt.capability}
+    shown = question_of({}, [question_entry(step, asked, view.contexts, services.registry)])
+    if rules.problem:
+        shown["note"] = rules.problem
+    read = reader(shown, view, services, store)
 
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        return [digest_of(shown), ask_person(shown, lambda given: (given, read(given)[1]))]
+        return [digest_of(shown), ask_person(shown, read)]
 
     decorate: Any = task(name=f"ask about {attempt.capability}")
     while True:
         # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        asked, given = await decorate(ask)()
-        if asked == digest_of(shown):
-            return read(given)[0][attempt.key]
+        about, given = await decorate(ask)()
+        if about == digest_of(shown):
+            answers, _ = read(given)
+            await remember(answers, shown, view, store)
+            return answers[attempt.key]
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.approvals import UNKNOWN
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Question
@@ -249,7 +250,7 @@ class EffectLedger:
             if answer.get("decision") != "rerun":
                 raise UnknownOutcome(
                     Question(
-                        "unknown_outcome",
+                        UNKNOWN,
                         attempt.capability,
                         f"The part {key!r} of the step had started when its process ended; its"
                         " effect may have happened.",

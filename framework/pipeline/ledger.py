@@ -13,6 +13,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.approvals import ACTED, UNKNOWN
 from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
@@ -20,8 +21,6 @@ from framework.pipeline.job import Inner, Job, kept_effects
 from framework.pipeline.settle import Skipped, read_job_failure
 from framework.planning import fingerprints
 
-UNKNOWN = "unknown_outcome"
-ACTED = "acted_before"
 _NO_ANSWER = frozenset({"timeout", "network"})
 """Failures after which nobody knows whether the effect happened."""
 _SKIPPED = "Skipped: nobody knows whether its effect happened."
