@@ -17,6 +17,7 @@ from configs.settings import load_settings
 from framework import CapabilityContext, Registry, build_graph, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.state import AgentState
+from tests.support import PATIENCE
 from tests.support.doors import Gauge, answer, last_words, let_others_run, soon, status
 
 
@@ -150,7 +151,7 @@ def test_a_limit_holds_over_event_loops() -> None:
 
     async def arrive(attempt: Any, call_next: Any) -> Any:
         if attempt.capability == "gauge":
-            await asyncio.to_thread(arrived.wait, 20)
+            await asyncio.to_thread(arrived.wait, PATIENCE)
         return await call_next()
 
     arrival = type("Arrival", (), {"stage": "settle", "around": staticmethod(arrive)})()
@@ -160,9 +161,9 @@ def test_a_limit_holds_over_event_loops() -> None:
     threads = [threading.Thread(target=lambda: outs.append(graph.invoke(given))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    arrived.wait(20)
+    arrived.wait(PATIENCE)
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert [status(out) for out in outs] == ["completed"] * 4
     assert most[0] == 1
 

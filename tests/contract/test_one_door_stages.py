@@ -13,6 +13,7 @@ from framework import BaseInfrastructureNode, infrastructure_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.base.errors import CapgraphError
 from framework.testing import FakeClock
+from tests.support import PATIENCE
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -284,7 +285,7 @@ async def test_a_step_in_back_off_holds_no_slot(agent: Any, step: Any, bound_by:
     class Waits(FakeClock):
         async def sleep(self, seconds: float) -> None:
             if 6.9 < seconds < 8:
-                await asyncio.wait_for(other_ran.wait(), 10)
+                await asyncio.wait_for(other_ran.wait(), PATIENCE)
             await super().sleep(seconds)
 
     tries: list[str] = []
@@ -323,7 +324,7 @@ async def test_a_step_that_waits_for_a_person_holds_no_slot(agent: Any, step: An
     made = agent(Reading, Cap, plans=plans, checkpointer=InMemorySaver())
     out = await made.ask(thread="1")
     assert out["__interrupt__"]
-    other = await asyncio.wait_for(made.ask(thread="2"), 20)
+    other = await asyncio.wait_for(made.ask(thread="2"), PATIENCE)
     assert status(other) == "completed"
     out = await made.graph.ainvoke(Command(resume="yes"), made.config())
     assert said(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ async def test_a_secret_of_the_settings_is_nowhere(
     assert SECRET not in said
     assert "***" in said
     kept = b"".join(p.read_bytes() for p in tmp_path.iterdir())
-    with sqlite3.connect(path) as rows:
+    with closing(sqlite3.connect(path)) as rows:
         assert rows.execute("select count(*) from checkpoints").fetchone()[0] > 0
     assert SECRET.encode() not in kept
     assert sink.events, "the sinks get what happens in the run"

@@ -21,6 +21,7 @@ from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
 from framework.pipeline import Capacity
 from framework.state import AgentState
 from framework.testing import FakeClock
+from tests.support import PATIENCE
 from tests.support.doors import (
     STAGES,
     Gauge,
@@ -439,5 +440,5 @@ async def test_a_cancelled_turn_holds_nothing(agent: Any, step: Any, stage: str)
     await let_others_run()
     assert capacity.running == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    async with asyncio.timeout(20):  # a slot that somebody holds would never come
+    async with asyncio.timeout(PATIENCE):  # a slot that somebody holds would never come
         await capacity.take("read", 1, 1)

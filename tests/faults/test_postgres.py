@@ -30,11 +30,13 @@ KEY = "0123456789abcdef"
 async def test_two_that_start_at_once_make_the_tables_together(server: Any) -> None:
     url = server.database()
 
-    async def start() -> None:
+    async def start(name: str) -> None:
         async with open_saver(url), open_store(url) as store:
-            await store.aput(("a",), "b", {"c": 1})
+            await store.aput(("a",), name, {"c": 1})
 
-    await asyncio.gather(*(start() for _ in range(4)))
+    await asyncio.gather(*(start(str(n)) for n in range(4)))
+    async with open_store(url) as store:
+        assert len(await store.asearch(("a",))) == 4
 
 
 async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> None:

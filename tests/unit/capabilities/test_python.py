@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from blockbuster import blockbuster_ctx
 from langchain_core.language_models import FakeListChatModel
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import Field
 
 from capabilities._sandbox.checks import HostileOutputError, check_json, clean_png, parse_message
@@ -407,7 +408,10 @@ class TestChecks:
             check_json([value], depth=3)
 
     def test_values_that_it_can_hold(self):
-        check_json([2**63 - 1, -(2**63), 1.5, True, None, "é😀", {"a": []}], depth=3)
+        values = [2**63 - 1, -(2**63), 1.5, True, None, "é😀", {"a": []}]
+        check_json(values, depth=3)
+        serde = JsonPlusSerializer()
+        assert serde.loads_typed(serde.dumps_typed(values)) == values
 
     @pytest.mark.parametrize(
         "line", [b"", b"[]", b"{", b'{"a": NaN}', b"[" * 100_000, b"\xff", b"1" * 9999]

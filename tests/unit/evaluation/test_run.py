@@ -206,6 +206,7 @@ async def test_calls_and_tokens_of_a_model_are_counted_for_the_judged_turn_alone
 async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> None:
     running = 0
     most = 0
+    together = asyncio.Event()
 
     @capability_node(examples=["wait a little"])
     async def wait() -> Total:
@@ -213,7 +214,9 @@ async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> N
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        if most > 1:
+            together.set()
+        await together.wait()
         running -= 1
         return Total(value=1)
 
