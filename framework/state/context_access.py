@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ormsgpack
-from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
@@ -54,6 +54,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
         return _fits_the_saver(to_plain(value, where), where)
     try:
         checked = value if cls is None or type(value) is cls else _validated(cls, value)
+        _refuse_lost_keys(checked, where)
         data = _dumped(checked, where)
         # What cannot be read back must not be stored; the next step would find out too late.
         _validated(type(checked), data)
@@ -101,6 +102,40 @@ def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, An
             f"{where} cannot be kept as plain data: {exc}.",
             fix="Declare serializers for its fields (pydantic: @field_serializer).",
         ) from exc
+
+
+def _refuse_lost_keys(context: CapabilityContext, where: str) -> None:
+    """Refuse keys that would come back as text, unless the field says how it is written."""
+    cls = type(context)
+    own = {f for d in cls.__pydantic_decorators__.field_serializers.values() for f in d.info.fields}
+    for name, info in cls.model_fields.items():
+        written = any(isinstance(m, (PlainSerializer, WrapSerializer)) for m in info.metadata)
+        if written or name in own:
+            continue
+        if (key := _lost_key(getattr(context, name, None))) is not None:
+            raise ValidationError(
+                f"{where}: field {name!r}: the key {repr(key)[:80]} of a dictionary is of type"
+                f" {type(key).__name__} and would come back as text.",
+                fix="Use text for keys, or say how the field is written and read:"
+                " Annotated[T, PlainValidator(...), PlainSerializer(...)].",
+            )
+
+
+def _lost_key(value: Any) -> Any:
+    level = [value]
+    for _ in range(8):
+        for item in level:
+            if isinstance(item, Mapping):
+                for key in item:
+                    if isinstance(key, (tuple, frozenset)):
+                        return key
+        level = [
+            child
+            for item in level
+            if isinstance(item, (Mapping, list, tuple))
+            for child in (item.values() if isinstance(item, Mapping) else item)
+        ]
+    return None
 
 
 def _refuse_masked(value: Any, data: Any, where: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import dataclasses
+import datetime
 import os
 import re
 import runpy
@@ -12,14 +14,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy
+import pandas
 import pytest
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, PlainValidator
 from typing_extensions import TypedDict
 
 from framework import (
@@ -52,6 +56,10 @@ ROOT = Path(__file__).parents[2]
 
 class Reading(CapabilityContext):
     metres: float
+
+
+class Keyed(CapabilityContext):
+    cells: Any
 
 
 @dataclasses.dataclass
@@ -330,6 +338,8 @@ async def test_a_sync_function_asks_a_person() -> None:
         (bytes, b"\xff", "'utf-8' codec can't decode"),
         (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
         (Any, object(), "field 'value' is of type object"),
+        (Any, pandas.DataFrame({"a": [1]}), "field 'value' is of type DataFrame"),
+        (Keyed, Keyed(cells={(1, 2): "x"}), r"field 'cells': the key \(1, 2\)"),
     ],
 )
 async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
@@ -342,6 +352,57 @@ async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
     odd.__annotations__["return"] = kind
     out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
     assert re.search(told, text_of(out)), text_of(out)
+    assert "new thread" not in text_of(out)
+
+
+FRAME = Annotated[
+    pandas.DataFrame,
+    PlainValidator(lambda v: v if isinstance(v, pandas.DataFrame) else pandas.DataFrame(v)),
+    PlainSerializer(lambda frame: frame.to_dict("list")),
+]
+PAIRS = Annotated[
+    dict[tuple[int, int], str],
+    PlainValidator(lambda v: v if isinstance(v, dict) else {(a, b): c for a, b, c in v}),
+    PlainSerializer(lambda pairs: [[*key, value] for key, value in pairs.items()]),
+]
+RAW = Annotated[
+    bytes,
+    PlainValidator(lambda v: v if isinstance(v, bytes) else base64.b64decode(v)),
+    PlainSerializer(lambda raw: base64.b64encode(raw).decode()),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (FRAME, pandas.DataFrame({"a": [1]}), {"a": [1]}),
+        (PAIRS, {(1, 2): "x"}, [[1, 2, "x"]]),
+        (RAW, b"\xff\x00", "/wA="),
+        (bytes, b"text", "text"),
+        (Any, numpy.array([1.5, 2.0]), [1.5, 2.0]),
+        (float, numpy.float64(3), 3.0),
+        (datetime.datetime, pandas.Timestamp("2026-01-02"), "2026-01-02T00:00:00"),
+    ],
+)
+async def test_a_value_is_kept_by_the_serializer_that_its_type_declares(
+    kind: Any, value: Any, kept: Any
+) -> None:
+    async def odd():
+        """Give something odd."""
+        return value
+
+    odd.__annotations__["return"] = kind
+    out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
+    assert out["capability_context_data"] == {"ODD": {"odd": {"value": kept}}}
+
+
+def test_a_type_without_a_form_is_refused_with_the_way_to_write_it() -> None:
+    async def table() -> pandas.DataFrame:
+        """Give a table."""
+        return pandas.DataFrame()
+
+    with pytest.raises(ValidationError, match=r"'table' returns DataFrame.*PlainValidator"):
+        capability_node(table)
 
 
 # --- references and asking again ------------------------------------------------------------------------
