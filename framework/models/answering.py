@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
 from framework.models.calls import streamed, structured
-from framework.models.prompt import prompt_of, split_last
+from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.planning.strategies import AnswerRequest
 from framework.prompts import PromptProvider
@@ -29,20 +27,10 @@ class ModelAnswerer:
         Raises:
             ModelError: The model failed, wrote nothing, or kept to no form.
         """
-        context: dict[str, Any] = {
-            "task": request.task,
-            "purpose": request.purpose,
-            "question": request.question,
-            "results": [
-                (f"{result.kind} {result.context_key}: {result.objective}", result.summary)
-                for result in request.results
-            ],
-            "missing": request.missing,
-            "abilities": request.abilities,
-        }
+        results = [(f"{r.kind} {r.context_key}: {r.objective}", r.summary) for r in request.results]
         messages = prompt_of(
             self._question if request.purpose == "clarify" else self._answer,
-            context,
+            {**fields_of(request), "results": results},
             instructions=request.instructions,
             earlier=split_last(request.messages)[0],
             messages=request.messages,

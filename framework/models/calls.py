@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.exceptions import OutputParserException
@@ -71,36 +70,33 @@ async def call_model(
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
+    around = sorted(role.around, key=lambda middleware: STAGES.index(middleware.stage))
 
     async def bounded(attempt: Attempt) -> ResultT:
         async with _errors(role):
-            return await _within(role.around, ("call",), send)(attempt)
+            return await _within([m for m in around if m.stage == "call"], send)(attempt)
 
     given = {"model": role.model, "messages": list(messages)}
     attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
-    return await _within(role.around, STAGES[:-1], bounded)(attempt)
+    return await _within([m for m in around if m.stage != "call"], bounded)(attempt)
 
 
 def _within(
-    around: Sequence[Middleware],
-    stages: Sequence[str],
-    inner: Callable[[Attempt], Awaitable[ResultT]],
+    around: Sequence[Middleware], inner: Callable[[Attempt], Awaitable[ResultT]]
 ) -> Callable[[Attempt], Awaitable[ResultT]]:
-    """Return ``inner`` with those of some stages around it, the first one outermost."""
-    call = inner
-    for middleware in reversed([m for stage in stages for m in around if m.stage == stage]):
-        call = partial(_through, middleware, call)
-    return call
+    """Return ``inner`` with others around it, the first one outermost."""
+    if not around:
+        return inner
+    rest = _within(around[1:], inner)
 
+    async def through(attempt: Attempt) -> ResultT:
+        async def call_next(changed: Attempt = attempt) -> ResultT:
+            return await rest(changed)
 
-async def _through(
-    middleware: Middleware, inner: Callable[[Attempt], Awaitable[ResultT]], attempt: Attempt
-) -> ResultT:
-    async def call_next(changed: Attempt = attempt) -> ResultT:
-        return await inner(changed)
+        result: ResultT = await around[0].around(attempt, call_next)
+        return result
 
-    result: ResultT = await middleware.around(attempt, call_next)
-    return result
+    return through
 
 
 async def structured(
@@ -220,24 +216,14 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
         # Some clients check the form themselves and raise instead of returning the answer.
         raise _malformed(role, _shown(str(exc)), exc) from exc
-    except TimeoutError as exc:
-        if not timer.expired():
-            raise _failed(role, exc) from exc
-        raise ModelError(
-            f"The model {role.name!r} ({role.role}) gave no answer within"
-            f" {role.limit_seconds:g} s.",
-            fix="Raise limits.step_timeout_seconds, or use a faster model.",
-        ) from exc
     except Exception as exc:
-        raise _failed(role, exc) from exc
-
-
-def _failed(role: RoleModel, exc: Exception) -> ModelError:
-    # Without a severity of its own the error means what its cause means.
-    return ModelError(
-        f"The model {role.name!r} ({role.role}) failed: {_shown(str(exc) or type(exc).__name__)}",
-        fix=_FIXES.get(diagnose(exc).category),
-    )
+        if isinstance(exc, TimeoutError) and timer.expired():
+            raise role.failed(
+                f"gave no answer within {role.limit_seconds:g} s.",
+                "Raise limits.step_timeout_seconds, or use a faster model.",
+            ) from exc
+        told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
+        raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
 
 
 def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malformed:
@@ -256,16 +242,16 @@ def _check_end(role: RoleModel, message: Any) -> None:
     refusal = message.additional_kwargs.get("refusal")
     reason = _reason(message)
     if refusal or reason in _REFUSED:
-        raise ModelError(
-            f"The model {role.name!r} ({role.role}) refused: {_shown(str(refusal or reason))}.",
-            fix="Ask in other words, or use another model.",
-            severity=ErrorSeverity.CRITICAL,
+        raise role.failed(
+            f"refused: {_shown(str(refusal or reason))}.",
+            "Ask in other words, or use another model.",
+            ErrorSeverity.CRITICAL,
         )
     if reason in _CUT_OFF:
-        raise ModelError(
-            f"The answer of the model {role.name!r} ({role.role}) was cut off at its length limit.",
-            fix="Raise max_tokens in the model's options, or ask for less at once.",
-            severity=ErrorSeverity.CRITICAL,
+        raise role.failed(
+            "was cut off at its length limit.",
+            "Raise max_tokens in the model's options, or ask for less at once.",
+            ErrorSeverity.CRITICAL,
         )
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from framework.base import CapabilitySpec, ExecutionPlan
 from framework.base.value_context import ValueContext, value_fields
 from framework.models.calls import Malformed, structured
-from framework.models.prompt import prompt_of, split_last
+from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.models.selection import when_needed
 from framework.planning.strategies import PlanRequest
@@ -165,23 +165,10 @@ class ModelPlanner:
             # All of them each time, what was excluded too: the beginning stays the same.
             shown = self._catalogue.text, self._catalogue.guides
             notes = self._catalogue.noted(request.notes)
-        context = {
-            "capabilities": shown[0],
-            "guides": shown[1],
-            "notes": notes,
-            "task": request.task,
-            "available": request.available,
-            "finished": request.finished,
-            "previous": request.previous,
-            "failure": request.failure,
-            "failed_capability": request.failed_capability,
-            "problems": request.problems,
-            "refused": request.refused,
-            "excluded": request.excluded,
-        }
+        own = {"capabilities": shown[0], "guides": shown[1], "notes": notes}
         return prompt_of(
             self._prompt,
-            context,
+            {**fields_of(request), **own},
             instructions=request.instructions,
             # The task is complete in itself, unless it asks about the conversation.
             earlier=split_last(request.messages)[0] if request.refers_back else (),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 
-from framework.planning.strategies import attached
+from framework.planning.strategies import AnswerRequest, PlanRequest, attached
 from framework.prompts import PromptBuilder
 from framework.prompts.data import plain_text
 
@@ -17,6 +18,11 @@ _KEPT_CHARACTERS = 4_000  # of one message
 _ALL_CHARACTERS = _BLOCK * _KEPT_CHARACTERS
 _SUMMARY_LINES = 40
 _SUMMARY_CHARACTERS = 100  # of one line
+
+
+def fields_of(request: AnswerRequest | PlanRequest) -> dict[str, Any]:
+    """Return what a request says, by the names under which prompt builders get it."""
+    return {field.name: getattr(request, field.name) for field in fields(request)}
 
 
 def prompt_of(

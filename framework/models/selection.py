@@ -10,6 +10,7 @@ from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from configs.logger import get_logger
+from configs.settings import SelectionSettings
 from framework.base import CapabilityMatch
 from framework.models.calls import Malformed, structured
 from framework.models.prompt import prompt_of
@@ -95,17 +96,21 @@ class ModelSelector:
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``limit``.
-        limit: The most capabilities that the model sees.
+        offline: Finds the nearest capabilities when there are more than the settings' shortlist.
+        settings: How capabilities are chosen.
     """
 
     def __init__(
-        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, limit: int
+        self,
+        role: RoleModel,
+        prompt: PromptBuilder,
+        offline: Selector,
+        settings: SelectionSettings,
     ) -> None:
         self._role = role
         self._prompt = prompt
         self._offline = offline
-        self._shortlist = limit
+        self._settings = settings
 
     async def select(
         self,
@@ -121,7 +126,7 @@ class ModelSelector:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
         shown = await shortlist(
-            self._offline, task, candidates, limit=self._shortlist, excluded=excluded
+            self._offline, task, candidates, limit=self._settings.shortlist, excluded=excluded
         )
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
@@ -166,26 +171,7 @@ class ModelSelector:
 
 
 class PerCapabilitySelector(ModelSelector):
-    """Asks a model one yes/no question for each capability, a few at once.
-
-    Args:
-        role: The model.
-        prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``limit``.
-        limit: The most capabilities that are asked about.
-        max_concurrency: Questions under way at once.
-    """
-
-    def __init__(
-        self,
-        role: RoleModel,
-        prompt: PromptBuilder,
-        offline: Selector,
-        limit: int,
-        max_concurrency: int,
-    ) -> None:
-        super().__init__(role, prompt, offline, limit)
-        self._max_concurrency = max_concurrency
+    """Asks a model one yes/no question for each capability, a few at once."""
 
     async def _choose(
         self,
@@ -194,7 +180,7 @@ class PerCapabilitySelector(ModelSelector):
         limit: int | None,
         excluded: Mapping[str, str],
     ) -> Selection:
-        gate = asyncio.Semaphore(self._max_concurrency)
+        gate = asyncio.Semaphore(self._settings.max_concurrency)
 
         async def ask(candidate: Candidate) -> bool:
             messages = self._messages(task, [candidate], _NONE)

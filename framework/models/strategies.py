@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from configs.settings import Settings
@@ -59,14 +58,20 @@ def model_strategies(
         )
         for role, model in models.items()
     }
-    chosen: dict[str, Any] = {"chat_model": _chooser(models)}
+    chosen: dict[str, Any] = {"chat_model": models.get}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
     wanted = settings.selection
     catalogue = Catalogue(registry, wanted.together_tokens)
     if "selection" in roles and wanted.strategy != "lexical":
-        selector = _selector(roles["selection"], prompts, registry, settings, offline_selector)
+        if len(registry.capabilities) > wanted.shortlist:
+            require_extra("numpy", "offline")  # now, not at the first request
+        each = wanted.strategy == "per_capability"
+        builder = prompts.get_classification_prompt_builder()
+        selector: Selector = (PerCapabilitySelector if each else ModelSelector)(
+            roles["selection"], builder, offline_selector, wanted
+        )
         # Who gives the choice a model of its own wants it made by that.
         one = models.get("planning") is models["selection"] and not own_planner
         if one and wanted.strategy == "auto":
@@ -78,28 +83,3 @@ def model_strategies(
     if "answer" in roles:
         chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
     return chosen
-
-
-def _selector(
-    role: RoleModel,
-    prompts: PromptProvider,
-    registry: Registry,
-    settings: Settings,
-    offline: Selector,
-) -> Selector:
-    builder = prompts.get_classification_prompt_builder()
-    wanted = settings.selection
-    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("numpy"):
-        require_extra("numpy", "offline")  # now, not at the first request
-    if wanted.strategy == "per_capability":
-        return PerCapabilitySelector(
-            role, builder, offline, wanted.shortlist, wanted.max_concurrency
-        )
-    return ModelSelector(role, builder, offline, wanted.shortlist)
-
-
-def _chooser(models: Mapping[str, Any]) -> Any:
-    def chat_model(role: str = "capability") -> Any:
-        return models.get(role)
-
-    return chat_model

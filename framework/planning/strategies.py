@@ -7,26 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from framework.base.errors import ValidationError
 from framework.base.plan import ExecutionPlan
 from framework.planning import Catalog, Problem
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedTask:
-    """The one task that a conversation comes down to.
+class ExtractedTask(BaseModel):
+    """The one task that a conversation comes down to; also the form in which a model gives it."""
 
-    Attributes:
-        task: The task, complete in itself.
-        depends_on_chat_history: Whether earlier messages were needed to understand it.
-        depends_on_user_memory: Whether stored facts about the person matter for it.
-    """
+    # Providers that hold a model to the form want every field required.
+    model_config = ConfigDict(
+        title="Task",
+        extra="forbid",
+        frozen=True,
+        json_schema_extra=lambda form: form.update(required=list(form["properties"])),
+    )
 
-    task: str
-    depends_on_chat_history: bool = False
-    depends_on_user_memory: bool = False
+    task: str = Field(description="The task, complete in itself.")
+    depends_on_chat_history: bool = Field(
+        False, description="Whether earlier messages were needed."
+    )
+    depends_on_user_memory: bool = Field(
+        False, description="Whether stored facts about the person matter."
+    )
 
 
 class TaskExtractor(Protocol):
