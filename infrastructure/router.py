@@ -24,7 +24,7 @@ from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
-from framework.pipeline.state_update import Writes, applied, last_wins
+from framework.pipeline.state_update import Writes, applied, combined
 from framework.state import AgentState, TurnView
 from framework.telemetry import Reclassify, Replan, Retry, emit
 
@@ -71,7 +71,7 @@ class RouterNode(BaseInfrastructureNode):
             await _wait(work.view, decision, services)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
-        return Command(update=last_wins(work.writes, services.runner.schema), goto=decision.target)
+        return Command(update=combined(work.writes, services.runner.schema), goto=decision.target)
 
 
 class _Work:

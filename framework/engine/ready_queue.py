@@ -64,7 +64,7 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
     with counting(run.budget, services.limits.max_model_calls):
         found = await run.run()
     schema = services.runner.schema
-    writes = combined([entry["update"] for entry in found], schema)
+    writes = combined((write for entry in found for write in entry["update"].items()), schema)
     state = applied(view.state, writes, schema)
     questions = {entry["key"]: entry["question"] for entry in found if "question" in entry}
     failures = {

@@ -22,6 +22,7 @@ KEPT_BY_THE_GRAPH = frozenset(
     {
         "approval_decisions",
         "control_attempts",
+        "control_begun",
         "control_budget",
         "control_error_info",
         "control_goto",
@@ -32,7 +33,9 @@ KEPT_BY_THE_GRAPH = frozenset(
         "execution_outcome",
         "execution_pending_approvals",
         "execution_step_results",
+        "planning_accepted",
         "planning_excluded",
+        "planning_history",
     }
 )
 """Keys by which the graph knows what ran, what failed and what was agreed to; what somebody else
