@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from pydantic import BaseModel
 
 from configs.logger import ComponentLogger, get_logger
-from framework.base.classify import classify_exception
+from framework.base.classify import ErrorClassification, classify_exception
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ErrorClassification, ValidationError
+from framework.base.errors import CapabilityError, ValidationError
 from framework.base.guides import OrchestratorGuide, TaskClassifierGuide
 from framework.base.plan import PlannedStep
 from framework.base.spec import DECLARED, CapabilitySpec, Declarations

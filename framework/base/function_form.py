@@ -13,8 +13,9 @@ from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
 from framework.base.capability import BaseCapability
+from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorClassification, ValidationError
+from framework.base.errors import ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.base.injected import Getter, injected
 from framework.base.spec import DECLARED

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from framework.base.errors import ErrorClassification, ErrorSeverity
+from framework.base.classify import ErrorClassification
+from framework.base.errors import ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep
 
 STAGES = (
