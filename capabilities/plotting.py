@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Plot, QueryResult
 from capabilities.data.chart import Wanted, draw
 from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
-from capabilities.data.work import classify_data_error, run_work
+from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -68,6 +68,7 @@ class Plotting(BaseCapability):
     requires = ["QUERY_RESULT"]  # noqa: RUF012
     effect = "idempotent"
     classify_error = staticmethod(classify_data_error)
+    workers: ClassVar[Workers] = Workers()
     Parameters = PlottingParameters
 
     async def execute(self) -> Plot:
@@ -89,7 +90,7 @@ class Plotting(BaseCapability):
             dpi=int(self.config.get("dpi") or 144),
         )
         self.progress("Drawing")
-        return await run_work(self.config, draw, result, wanted, self.config)
+        return await self.workers.run(self.config, draw, result, wanted, self.config)
 
     @staticmethod
     def recognises(task: str) -> bool | None:

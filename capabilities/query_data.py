@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
@@ -21,7 +21,7 @@ from capabilities.data.examples import (
 from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.query import Aggregate, Query
 from capabilities.data.schema import schema_of
-from capabilities.data.work import classify_data_error, run_work
+from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
     ClassifierExample,
@@ -81,6 +81,7 @@ class QueryData(BaseCapability):
     provides: list[str] = ["QUERY_RESULT"]  # noqa: RUF012 - as every capability declares it
     requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
     classify_error = staticmethod(classify_data_error)
+    workers: ClassVar[Workers] = Workers()
     Parameters = QueryDataParameters
 
     async def execute(self) -> QueryResult:
@@ -92,10 +93,10 @@ class QueryData(BaseCapability):
         query = self.parameters.query
         self.progress(f"Reading {', '.join(source.files)[:200]}")
         if query is not None:
-            return await run_work(
+            return await self.workers.run(
                 self.config, answer_query, source.files, query, times, self.config
             )
-        return await run_work(
+        return await self.workers.run(
             self.config, answer_question, source.files, self.task, times,
             _last_queries(self.state, source.files), self.config,
         )  # fmt: skip
@@ -116,7 +117,9 @@ class QueryData(BaseCapability):
             except PydanticError:
                 continue  # the step that reads it says what is wrong
             task = str(state.get("task_current_task") or "")
-            parts.append(f"{key}:\n" + await run_work(config, schema_of, files, task, config))
+            parts.append(
+                f"{key}:\n" + await QueryData.workers.run(config, schema_of, files, task, config)
+            )
         return "\n".join(parts)
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:

@@ -110,7 +110,7 @@ class Placing:
                 self.free.discard(place)
                 begin = word.begin
         table = profile.table
-        name = (table.table or table.label.rsplit(".", 1)[0]).replace("-", " ")
+        name = (table.name or table.label.rsplit(".", 1)[0]).replace("-", " ")
         self.names = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
         self.placed = Placed()
 

@@ -199,7 +199,7 @@ class Scope:
         if found.column is None:
             return f"TRY_CAST({found.sql} AS DOUBLE)"
         if found.column.kind in ("number", "flag"):
-            return number_sql(found.column.ref, found.sql[:2])
+            return number_sql(found.column.reading, found.sql)
         codes = [c.name for c in found.profile.numbers]
         raise replan(
             f"The column {found.column.name!r} of {found.profile.table.label} holds no numbers.",
@@ -375,7 +375,7 @@ def _columns_of(profile: TableProfile, alias: str) -> dict[str, Known]:
 def _named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
     """Find a table by its label, its name, or a part of them."""
     wanted = fold(name)
-    names = {p.table.label: {fold(p.table.label), fold(p.table.table or "")} for p in profiles}
+    names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
     for found in (
         [p for p in profiles if wanted in names[p.table.label]],
