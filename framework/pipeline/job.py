@@ -88,6 +88,7 @@ class Job:
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
+        worked: What the capability gave, though its ``teardown`` failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: Whether a person agreed to this very step.
@@ -104,6 +105,7 @@ class Job:
     stored: list[Any] = field(default_factory=list)
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
     effect: str | None = None
+    worked: tuple[Any] | None = None
     effect_done: bool = False
     cut_off: bool = False
     agreed: bool = False

@@ -75,6 +75,9 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.end(claim.name, "asking")
         raise
     except Exception as exc:
+        if job.worked is not None:  # only what cleans up afterwards failed
+            await _finished(job, claim, job.worked[0])
+            raise
         failure = read_job_failure(job, attempt, exc)
         if not (job.cut_off or _is_unknown(failure)):
             await book.end(claim.name, "failed")
@@ -92,10 +95,14 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         raise
-    # At once, before anybody looks at the result: the effect happened.
-    job.effect_done = True
-    await book.end(claim.name, "finished", result=encode(result, job.stored))
+    await _finished(job, claim, result)
     return result
+
+
+async def _finished(job: Job, claim: Claim, result: Any) -> None:
+    """Write down at once, before anybody looks at the result, that the effect happened."""
+    job.effect_done = True
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 
 async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
