@@ -73,8 +73,11 @@ def repair_plan(
         # After each kind of repair the plan is read afresh: one repair may settle another.
         if not problems or not any(fixer(draft, problems) for fixer in _FIXERS):
             break
+    else:
+        problems = check_plan(
+            {"steps": draft.steps}, catalog, draft.available, active=chosen, max_steps=max_steps
+        )
     mended = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
-    problems = check_plan(mended, catalog, available, active=chosen, max_steps=max_steps)
     return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
 
 
@@ -86,9 +89,11 @@ def _steps(problems: list[Problem], *wanted: str) -> list[int]:
 def _mend_inputs(draft: Draft, problems: list[Problem]) -> bool:
     """Rewrite inputs that say the same in another form, or name only a step or a stored result."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs, written as asked"
-    view = draft.view()
     changed = False
-    for index in _steps(problems, code):
+    found = _steps(problems, code)
+    view = draft.view() if found else None
+    for index in found:
+        assert view is not None
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
@@ -155,8 +160,9 @@ def _mend_copies(draft: Draft, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
     code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
     dropped = []
-    places = draft.view().places
-    for index in _steps(problems, code):
+    found = _steps(problems, code)
+    places = draft.view().places if found else {}
+    for index in found:
         step = draft.steps[index]
         before = [place for place in places[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
@@ -226,8 +232,10 @@ def _natural_name(draft: Draft, index: int) -> str:
 def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
     """Name the only output of several that is asked for."""
     code, changed = codes.UNDECLARED_OUTPUT, False
-    view = draft.view()
-    for index in _steps(problems, code):
+    found = _steps(problems, code)
+    view = draft.view() if found else None
+    for index in found:
+        assert view is not None
         asked = {
             view.wants(reader, read.label).removesuffix(MANY)
             for reader, reads in enumerate(view.reads)
