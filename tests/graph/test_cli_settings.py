@@ -109,3 +109,41 @@ def test_only_files_of_the_working_folder_and_of_data_are_read(capgraph, home, t
     code, out, _ = capgraph("ask", "What is the mean wind?", "--data", str(far), "-q")
     assert code == 0
     assert "4" in out
+
+
+OFFLINE = """
+from framework import capability_node
+
+
+@capability_node(examples=["pay the bill"], effect="once")
+def pay(amount: float) -> str:
+    \"\"\"Pay an amount of money.\"\"\"
+    return f"paid {amount}"
+
+
+@capability_node
+async def ask_a_model(question: str = "") -> str:
+    \"\"\"Ask a model past the meter.\"\"\"
+    return str(await MODEL.ainvoke(question, {"callbacks": []}))
+"""
+
+
+def test_check_warns_of_what_works_otherwise_than_one_may_think(capgraph, home):
+    (home / "offline_toys.py").write_text(OFFLINE)
+    (home / "capgraph.yml").write_text("modules: [offline_toys]\ncapabilities: {payy: {}}\n")
+    code, out, _ = capgraph("check", "--db", "memory", "--json")
+    sys.modules.pop("offline_toys", None)
+    warnings = [found for found in json.loads(out) if found["level"] == "warning"]
+    assert code == 0
+    assert all(found["fix"] for found in warnings)
+    told = "\n".join(found["text"] for found in warnings)
+    for words in (
+        "'pay' needs the parameters amount",
+        "'pay' has effect='once' and there is no saver",
+        "offline_toys, line 14: a call with callbacks of its own",
+        "'ask_a_model' has no examples",
+        "capabilities.payy configures a capability that is not registered",
+    ):
+        assert words in told, words
+    _, out, _ = capgraph("check", "--json")
+    assert "there is no saver" not in out
