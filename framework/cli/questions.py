@@ -137,13 +137,14 @@ def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
         console.print(line)
     allowed = list(step.get("decisions") or ["approve", "reject"])
     rules = "approve" in allowed and step.get("kind") == "step"
-    hints = [_DECISIONS[word][1] for word in allowed] + ([_STANDING_HINT] if rules else [])
+    typed_for = {word: _DECISIONS.get(word, (set(), word)) for word in allowed}
+    hints = [hint for _, hint in typed_for.values()] + ([_STANDING_HINT] if rules else [])
     console.print("  " + ", ".join(hints))
     while True:
         typed = _read("decision> ").strip().lower()
         if rules and typed in _STANDING:
             return {"decision": "approve", "remember": {"scope": _STANDING[typed]}}
-        word = next((word for word in allowed if typed in {word, *_DECISIONS[word][0]}), None)
+        word = next((word for word in allowed if typed in {word, *typed_for[word][0]}), None)
         if word is not None:
             return {"decision": word, **_further(word, step, console)}
         console.print(f"Use one of: {', '.join(allowed)}.", style="red")
