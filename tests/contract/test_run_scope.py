@@ -18,16 +18,15 @@ import framework
 from configs.settings import load_settings
 from framework import (
     BaseCapability,
-    BaseInfrastructureNode,
     Registry,
     build_graph,
     capability_node,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
 from framework.state import AgentState
 from framework.stores import open_saver
 from tests.support.doors import Gauge, soon, status
+from tests.support.one_door import own_node
 
 SECRET = "correct-horse-battery"
 SAY: Any = {"messages": [("user", "read the gauge")]}
@@ -196,16 +195,10 @@ class Colour(Enum):
 async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -> None:
     from langgraph.types import Command
 
-    @infrastructure_node
-    class Monitoring(BaseInfrastructureNode):
-        name = "monitoring"
-        description = "Watches"
-        after = "task_extraction"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            update = {"planning_selection": {"colour": Colour.RED, "seen": {1}}}
-            return update if form == "dict" else Command(update=update, goto="orchestrator")
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        update = {"planning_selection": {"colour": Colour.RED, "seen": {1}}}
+        return update if form == "dict" else Command(update=update, goto="orchestrator")
 
     registry = Registry()
     registry.register(Monitoring)
@@ -217,15 +210,9 @@ async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -
 
 
 async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
-    @infrastructure_node
-    class Monitoring(BaseInfrastructureNode):
-        name = "monitoring"
-        description = "Watches"
-        after = "task_extraction"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return {"planning_selection": {"source": object()}}
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        return {"planning_selection": {"source": object()}}
 
     registry = Registry()
     registry.register(Monitoring)
@@ -256,15 +243,9 @@ NONSENSE = [
 
 
 def _watcher(update: dict[str, Any]) -> Any:
-    @infrastructure_node
-    class Monitoring(BaseInfrastructureNode):
-        name = "monitoring"
-        description = "Watches"
-        after = "task_extraction"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return update
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        return update
 
     return Monitoring
 

@@ -13,9 +13,7 @@ from langgraph.types import Command, Send
 import framework
 from framework import (
     BaseCapability,
-    BaseInfrastructureNode,
     capability_node,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
 from framework.pipeline import Capacity
@@ -32,6 +30,7 @@ from tests.support.doors import (
     soon,
     status,
 )
+from tests.support.one_door import own_node
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -259,15 +258,9 @@ async def test_more_tries_that_a_node_allows_are_in_the_budget(agent: Any, step:
         def get_retry_policy() -> dict[str, Any]:
             return {"max_attempts": 2, "delay_seconds": 0.0, "backoff_factor": 1.0}
 
-    @infrastructure_node
-    class Patient(BaseInfrastructureNode):
-        name = "patient"
-        description = "Allows more tries"
-        after = "orchestrator"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return {"control_max_retries": 7}
+    @own_node("patient", after="orchestrator")
+    async def Patient(state: Any) -> Any:
+        return {"control_max_retries": 7}
 
     it = agent(Gauge, Read, Patient, plans=[[step(k, "read") for k in "abc"]])
     out = await soon(it.ask())
@@ -330,15 +323,9 @@ async def test_jumps_beside_a_plan_are_not_stopped_by_its_budget(
 
         return capability_node(Read)
 
-    @infrastructure_node
-    class Again(BaseInfrastructureNode):
-        name = "again"
-        description = "Jumps after the answer"
-        after = "respond"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return Command(goto="jumped") if len(seen) < 4 else {}
+    @own_node("again", after="respond")
+    async def Again(state: Any) -> Any:
+        return Command(goto="jumped") if len(seen) < 4 else {}
 
     limits = {"max_turn_attempts": bound} if bound else {}
     items = [Gauge, make("read"), make("jumped"), Again]

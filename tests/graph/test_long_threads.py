@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,17 +48,6 @@ async def measure() -> Reading:
 async def report(reading: Reading) -> Reading:
     """Report."""
     return reading
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "threads.db"
-
-
-@pytest.fixture
-async def saver(path: Path) -> AsyncIterator[Any]:
-    async with open_saver(f"sqlite:///{path}") as opened:
-        yield opened
 
 
 @pytest.fixture

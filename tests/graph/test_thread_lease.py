@@ -27,17 +27,6 @@ pytestmark = pytest.mark.may_block
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "threads.db"
-
-
-@pytest.fixture
-async def saver(path: Path) -> AsyncIterator[Any]:
-    async with open_saver(f"sqlite:///{path}") as opened:
-        yield opened
-
-
-@pytest.fixture
 async def other(path: Path) -> AsyncIterator[Any]:
     async with open_saver(f"sqlite:///{path}") as opened:
         yield opened

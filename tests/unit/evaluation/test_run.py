@@ -9,38 +9,12 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, capability_node
+from framework import BaseCapability, Registry, capability_node
 from framework.base import ConfigurationError, ErrorSeverity
 from framework.base.errors import CapabilityError
 from framework.evaluation import CaseResult, Dataset, Report, evaluate
 from framework.testing import ModelCall, ScriptedModel
-
-
-class Numbers(CapabilityContext):
-    """Some numbers."""
-
-    values: list[int]
-
-
-class Total(CapabilityContext):
-    """A sum."""
-
-    value: int
-
-    def get_summary(self) -> str:
-        return f"The total is {self.value}."
-
-
-@capability_node(examples=["read the numbers"])
-async def read() -> Numbers:
-    """Read the numbers."""
-    return Numbers(values=[1, 2])
-
-
-@capability_node(examples=["add the numbers up", "what is the total?"])
-async def add(numbers: Numbers) -> Total:
-    """Add the numbers up to a total."""
-    return Total(value=sum(numbers.values))
+from tests.support.totals import Numbers, Total, add, read
 
 
 def registry_of(*more: Any) -> Registry:
