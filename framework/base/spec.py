@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
 from pydantic import ValidationError as PydanticError
@@ -16,6 +16,9 @@ from framework.base.errors import ValidationError
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,15 @@ def type_name(entry: Any) -> str | None:
     return entry if isinstance(entry, str) and entry else None
 
 
-@dataclass(frozen=True, kw_only=True)
+def _table(cls: type[_T]) -> type[_T]:
+    """Make a data class that type checkers take for a plain one.
+
+    A capability inherits its attributes, and may be a data class that is not frozen.
+    """
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@_table
 class Declarations:
     """What a capability may say about itself besides its name and its types.
 
@@ -113,7 +124,9 @@ class Declarations:
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
 
 
-DECLARED: dict[str, Any] = {entry.name: entry.default for entry in fields(Declarations)}
+DECLARED: dict[str, Any] = {
+    name: getattr(Declarations, name) for name in Declarations.__annotations__
+}
 """Name of each declaration and its default."""
 
 

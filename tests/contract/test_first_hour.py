@@ -29,12 +29,14 @@ from typing_extensions import TypedDict
 from framework import (
     AskAgain,
     BaseCapability,
+    BaseInfrastructureNode,
     CapabilityContext,
     ErrorClassification,
     ErrorSeverity,
     Registry,
     build_graph,
     capability_node,
+    infrastructure_node,
 )
 from framework.base import (
     AttemptNumber,
@@ -50,6 +52,7 @@ from framework.planning import check_plan, dependencies, repair_plan
 from framework.selection import Selection
 from framework.testing import ScriptedModel, run_capability
 from tests.support.openai_server import give, openai_server, say
+from tests.support.typed import Read
 
 ROOT = Path(__file__).parents[2]
 
@@ -761,6 +764,67 @@ async def test_offline_an_effect_with_default_parameters_is_asked_about() -> Non
 async def test_an_effect_of_a_brought_plan_is_not_asked_about() -> None:
     out = await run_plan(build_graph([pay], checkpointer=None), {"capability": "pay"})
     assert out["capability_context_data"]["PAY"]["pay"] == {"value": "Paid 100."}
+
+
+# --- nodes of one's own, and what else was met ------------------------------------------------------
+
+
+async def test_a_node_of_ones_own_stands_where_it_says() -> None:
+    seen: list[str] = []
+
+    def node(name: str, **where: str) -> Any:
+        async def execute(state: Any, **_: Any) -> dict[str, Any]:
+            seen.append(name)
+            return {}
+
+        told = {"name": name, "description": "Watch.", "execute": staticmethod(execute)}
+        return infrastructure_node(type(name, (BaseInfrastructureNode,), {**told, **where}))
+
+    nodes = node("first", before="classifier"), node("last", after="respond")
+    out = await build_graph(Registry().with_(label, *nodes)).ainvoke({"messages": [("user", "Hi")]})
+    assert seen == ["first", "last"]
+    assert text_of(out)
+    with pytest.raises(RegistryError, match=r"'lost'.*never run.*task_extraction, classifier"):
+        Registry().register(node("lost"))
+
+
+async def test_without_a_thread_a_kept_graph_says_what_is_missing() -> None:
+    graph = build_graph([label], checkpointer=InMemorySaver())
+    with pytest.raises(ValidationError, match=r"no thread is named.*thread_id"):
+        await graph.ainvoke({"messages": [("user", "Name the week")]})
+
+
+async def test_a_returned_type_keeps_its_summary_without_being_registered() -> None:
+    class Depth(CapabilityContext):
+        metres: float
+
+        def get_summary(self) -> str:
+            return f"It is {self.metres} m deep."
+
+    @capability_node(examples=["how deep is it?"])
+    def depth() -> Depth:
+        """Measure the depth."""
+        return Depth(metres=3)
+
+    out = await build_graph([depth]).ainvoke({"messages": [("user", "How deep is it?")]})
+    assert text_of(out) == "It is 3.0 m deep."
+
+
+def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:
+    (tmp_path / "first_hour_toys.py").write_text(
+        "from framework import capability_node\n\n\n"
+        "@capability_node\n"
+        "def channel(name: str) -> str:\n"
+        '    """Read a channel."""\n'
+        "    return name\n"
+    )
+    (tmp_path / "agent.yml").write_text("modules: [first_hour_toys]\n")
+    done = python(tmp_path, "-m", "framework.cli", "check", "--config", "agent.yml", "--json")
+    assert "'channel' needs the parameters name, which planning without a model" in done.stdout
+
+
+def test_a_data_class_may_be_a_capability() -> None:
+    assert Read(unit="km").unit == "km"  # that a type checker takes it is looked at by `make lint`
 
 
 # --- names ------------------------------------------------------------------------------------------------
