@@ -96,7 +96,6 @@ class Failure:
         timestamp: When, as ISO text.
         attempts: Tries so far.
         final: Whether nothing is left to try; a try that another failure cut short has some.
-        more: Further entries for the state, such as which steps a person rejected.
     """
 
     severity: ErrorSeverity
@@ -111,7 +110,6 @@ class Failure:
     timestamp: str = field(default_factory=now_text)
     attempts: int = 1
     final: bool = True
-    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def user_message(self) -> str:
@@ -140,7 +138,6 @@ class Failure:
             "timestamp": self.timestamp,
             "attempts": self.attempts,
             "final": self.final,
-            **self.more,
         }
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,18 +206,13 @@ def _allowance(plan: ExecutionPlan, again: set[str], view: TurnView, services: S
     limits = services.limits
     if limits.max_turn_attempts is not None:
         return limits.max_turn_attempts
-    needed = 0
-    tries: dict[str, int] = {}
-    for step in plan["steps"]:
-        name = step["capability"]
-        spec = services.registry.capabilities.get(name)
-        if spec is None or step["context_key"] not in again:
-            continue
-        if name not in tries:
-            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
-            tries[name] = policy.max_attempts
-        needed += tries[name]
-    return int(view.budget.get("attempts", 0)) + needed
+    known = services.registry.capabilities
+    needed = Counter(step["capability"] for step in plan["steps"] if step["context_key"] in again)
+    return int(view.budget.get("attempts", 0)) + sum(
+        count * RetryPolicy.from_dict(declared_policy(known[name].cls), limits).max_attempts
+        for name, count in needed.items()
+        if name in known
+    )
 
 
 def review_possible(view: TurnView, services: Services) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from framework.approvals.answers import Answer
 from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure
+from framework.base.ports import Failure, StepRecord
+from framework.engine.caller_plan import plan_digest
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
@@ -49,7 +50,9 @@ async def apply_answers(
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
-            results[key] = _skipped(key, steps)
+            place = list(steps).index(key)
+            about = (key, str(steps[key]["capability"]), place, view.objective_of(steps[key]))
+            results[key] = StepRecord(*about, skipped="Skipped by a person.").entry()
     for key, entry in decisions.items():
         if entry["decision"] not in {"reject", "respond"}:
             pending.pop(key, None)
@@ -61,8 +64,6 @@ async def apply_answers(
         },
     }
     if any(answer.decision == "edit" for answer in answers.values()):
-        from framework.engine.caller_plan import plan_digest
-
         plan = {**view.plan, "steps": list(steps.values())}
         update |= {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
     if results:
@@ -141,18 +142,6 @@ def _decision(
     return entry
 
 
-def _skipped(key: str, steps: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "step_index": list(steps).index(key),
-        "capability": steps[key]["capability"],
-        "task_objective": steps[key].get("task_objective"),
-        "success": False,
-        "decided_by_person": True,
-        "skipped": True,
-        "error": "Skipped by a person.",
-    }
-
-
 def _rejection(
     rejected: Mapping[str, str],
     names: Mapping[str, str],
@@ -173,6 +162,5 @@ def _rejection(
         capability=names[key],
         key=key,
         attempts=0,
-        more={"rejected": sorted(rejected)},
     )
     return {**raise_failure([failure]), "control_attempts": {"approval": count}}

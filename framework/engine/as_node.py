@@ -111,7 +111,7 @@ def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
         key=step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name))),
         index=index,
         total=len(steps),
-        objective=step.get("task_objective") or view.task or f"Execute {spec.name}",
+        objective=view.objective_of({"capability": spec.name, **step}),
     )
 
 

@@ -143,13 +143,13 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
             fix="Return Command(goto=…) to go elsewhere.",
         )
-    plain = [(name, plain_value(name, item, spec.name)) for name, item in written]
-    if isinstance(result, Command):
-        return replace(result, update=plain)
-    update = dict(plain)
-    if isinstance(update.get("control_budget"), Overwrite):
-        del update["control_budget"]  # what a turn has used up, no node can give back
-    return update
+    plain = [
+        (name, plain_value(name, item, spec.name))
+        for name, item in written
+        # What a turn has used up, no node can give back.
+        if name != "control_budget" or not isinstance(item, Overwrite)
+    ]
+    return replace(result, update=plain) if isinstance(result, Command) else dict(plain)
 
 
 def _pairs(update: Any) -> list[tuple[str, Any]]:

@@ -255,7 +255,7 @@ class PlanRun:
             key=key,
             index=index,
             total=len(self._view.steps),
-            objective=objective_of(step, self._view),
+            objective=self._view.objective_of(step),
         )
         door = Door(
             view=self._view,
@@ -289,11 +289,6 @@ class PlanRun:
     def _seconds_left(self) -> float | None:
         limit = self._services.limits.run_timeout_seconds
         return None if limit is None else limit - self.seconds_used
-
-
-def objective_of(step: PlannedStep, view: TurnView) -> str:
-    """Return what a step is for."""
-    return step.get("task_objective") or view.task or f"Execute {step['capability']}"
 
 
 def _envelope(record: StepRecord, plan: str) -> Envelope:

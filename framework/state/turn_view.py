@@ -91,6 +91,10 @@ class TurnView:
         """What is to be done."""
         return self.state.get("task_current_task") or ""
 
+    def objective_of(self, step: Mapping[str, Any]) -> str:
+        """Return what a step is for."""
+        return step.get("task_objective") or self.task or f"Execute {step['capability']}"
+
     @property
     def active(self) -> tuple[str, ...] | None:
         """The chosen capabilities; ``None`` before anything is chosen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
 
 from configs.settings import load_settings
 from framework import (
@@ -35,6 +35,7 @@ RESET = {
     "control_current_step_retry_count": 0,
     "control_attempts": {"a": 0, "broken": 0, "orchestrator": 0, "classifier": 0},
     "execution_start_time": None,
+    "control_budget": Overwrite({}),
 }
 
 
