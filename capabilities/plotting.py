@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Plot, QueryResult
 from capabilities.data.chart import Wanted, draw
-from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
+from capabilities.data.examples import examples
 from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -127,13 +126,10 @@ class Plotting(BaseCapability):
             instructions=(
                 "Activate when the request asks for a picture, or how values moved over time."
             ),
-            examples=[
-                *(ClassifierExample(q, True, "asks for a picture") for q in PICTURES),
-                *(ClassifierExample(q, True, "movement is best seen") for q in MOVEMENTS),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-                *(
-                    ClassifierExample(q, False, "one value needs no picture")
-                    for q in TIMED_QUESTIONS[::3]
-                ),
-            ],
+            examples=examples(
+                picture="asks for a picture",
+                movement="movement is best seen",
+                timed="no: one value needs no picture",
+                unrelated="no: needs no data",
+            ),
         )

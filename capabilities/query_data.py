@@ -11,20 +11,13 @@ from pydantic import ValidationError as PydanticError
 
 from capabilities.contexts import DataSource, QueryResult, TimeRange
 from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.examples import (
-    MOVEMENTS,
-    PICTURES,
-    TIMED_QUESTIONS,
-    UNRELATED,
-    UNTIMED_QUESTIONS,
-)
+from capabilities.data.examples import examples
 from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.query import Aggregate, Query
 from capabilities.data.schema import schema_of
 from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -157,13 +150,16 @@ class QueryData(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        asked = (*TIMED_QUESTIONS, *UNTIMED_QUESTIONS, *MOVEMENTS, *PICTURES)
+        asked = "asks about data"
         return TaskClassifierGuide(
             instructions="Activate when the answer must come from the user's data files.",
-            examples=[
-                *(ClassifierExample(q, True, "asks about data") for q in asked),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-            ],
+            examples=examples(
+                timed=asked,
+                untimed=asked,
+                movement=asked,
+                picture=asked,
+                unrelated="no: needs no data",
+            ),
         )
 
 

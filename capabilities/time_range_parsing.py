@@ -7,11 +7,10 @@ import asyncio
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import TimeRange
-from capabilities.data.examples import MOVEMENTS, TIMED_QUESTIONS, UNRELATED
+from capabilities.data.examples import examples
 from capabilities.periods.reading import time_range_of
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -94,9 +93,9 @@ class TimeRangeParsing(BaseCapability):
     def _create_classifier_guide(self) -> TaskClassifierGuide:
         return TaskClassifierGuide(
             instructions="Activate when the request is about data at certain times.",
-            examples=[
-                *(ClassifierExample(q, True, "names a time") for q in TIMED_QUESTIONS),
-                *(ClassifierExample(q, True, "is about data over time") for q in MOVEMENTS),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-            ],
+            examples=examples(
+                timed="names a time",
+                movement="is about data over time",
+                unrelated="no: needs no data",
+            ),
         )
