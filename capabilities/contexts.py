@@ -123,7 +123,7 @@ class ResultRow(_Part):
         value: The value.
         group: Its group, one name for each column of ``group_by``.
         period: Its period, when the query has some.
-        time: When it was; beginning of a run.
+        time: When it was; beginning of a run or of a group of times.
         until: End of a run.
         shown: Columns that say which row it is.
         change: Difference from the first period.

@@ -26,7 +26,7 @@ _BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
 _LINES = re.compile(r"\blines?\s*(?:chart|plot|graph)?\b", re.IGNORECASE)
 _PICTURE = re.compile(
     r"^\W*(?:please\s+|can you\s+|could you\s+)?(?:plot|graph|chart|draw|visuali[sz]e|sketch)\b"
-    r"|\b(?:plot|graph|chart|histogram|diagram|picture) (?:of|for|showing|with)\b"
+    r"|\b(?:plot|graph|chart|diagram|picture) (?:of|for|showing|with)\b"
     r"|\band (?:plot|graph|chart|draw|visuali[sz]e)\b",
     re.IGNORECASE,
 )

@@ -9,7 +9,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from capabilities.data.arithmetic import Arithmetic
+from capabilities.data.arithmetic import arithmetic_sql
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import TIME_PARTS, TIME_UNITS, Filter, Query
 from capabilities.data.readings import number_sql, time_sql
@@ -249,14 +249,14 @@ class Scope:
             return f"CAST({self.group(text)[0]} AS DOUBLE)"
         if not re.search(r"[-+*/]", text):
             self.column(text.strip("` "))
-        return Arithmetic(text, self.number, self._no_arithmetic(text)).sql()
-
-    def _no_arithmetic(self, text: str) -> ValidationError:
-        return replan(
-            f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
-            " columns.",
-            f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
-        )
+        try:
+            return arithmetic_sql(text, self.number)
+        except SyntaxError:
+            raise replan(
+                f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
+                " columns.",
+                f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
+            ) from None
 
     # --- tests ---------------------------------------------------------------------------------
 
