@@ -110,13 +110,12 @@ class DeferringSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
         """Return all that may be chosen, or what a call of its own chooses."""
         names = tuple(c.name for c in candidates if c.name not in excluded)
-        if not names or limit is not None or self._catalogue.room < 0:
-            return await self._apart.select(task, candidates, limit=limit, excluded=excluded)
+        if not names or self._catalogue.room < 0:
+            return await self._apart.select(task, candidates, excluded=excluded)
         return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 

@@ -16,7 +16,7 @@ from framework.models.calls import Malformed, structured
 from framework.models.prompt import prompt_of
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder
-from framework.selection import Candidate, Selection, Selector, shortlist
+from framework.selection import Candidate, LexicalSelector, Selection
 
 _SHOWN_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
@@ -104,7 +104,7 @@ class ModelSelector:
         self,
         role: RoleModel,
         prompt: PromptBuilder,
-        offline: Selector,
+        offline: LexicalSelector,
         settings: SelectionSettings,
     ) -> None:
         self._role = role
@@ -117,7 +117,6 @@ class ModelSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = _NONE,
     ) -> Selection:
         """Choose the capabilities that the task needs.
@@ -125,19 +124,16 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await shortlist(
-            self._offline, task, candidates, limit=self._settings.shortlist, excluded=excluded
-        )
+        shown = await self._offline.nearest(task, candidates, self._settings.shortlist, excluded)
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
-        return await self._choose(task, shown, limit, excluded)
+        return await self._choose(task, shown, excluded)
 
     async def _choose(
         self,
         task: str,
         shown: Sequence[Candidate],
-        limit: int | None,
         excluded: Mapping[str, str],
     ) -> Selection:
         names = sorted(candidate.name for candidate in shown)
@@ -157,7 +153,7 @@ class ModelSelector:
             get_logger("framework", "classifier").warning("%s", told)
             reason = f"{reason} {told}".strip()
         answer = "" if chosen else found.answer.strip()
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason, answer)
+        return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason, answer)
 
     def _messages(
         self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]
@@ -177,7 +173,6 @@ class PerCapabilitySelector(ModelSelector):
         self,
         task: str,
         shown: Sequence[Candidate],
-        limit: int | None,
         excluded: Mapping[str, str],
     ) -> Selection:
         gate = asyncio.Semaphore(self._settings.max_concurrency)
@@ -196,4 +191,4 @@ class PerCapabilitySelector(ModelSelector):
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
         chosen = [c.name for c, answer in zip(shown, answers, strict=True) if answer.result()]
         reason = f"The model said yes to {len(chosen)} of {len(shown)} capabilities."
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)
+        return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason)

@@ -15,14 +15,14 @@ from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
-from framework.selection import Selector
+from framework.selection import LexicalSelector, Selector
 
 
 def model_strategies(
     configured: Any,
     registry: Registry,
     settings: Settings,
-    offline_selector: Selector,
+    offline_selector: LexicalSelector,
     behaviors: Sequence[Middleware] = (),
     *,
     own_planner: bool = False,

@@ -7,7 +7,6 @@ model; :class:`EmbeddingSelector` takes any LangChain ``Embeddings``.
 from framework.registry import Candidate
 from framework.selection.protocols import Selection, Selector
 from framework.selection.selectors import EmbeddingSelector, LexicalSelector
-from framework.selection.shortlist import shortlist
 
 __all__ = [
     "Candidate",
@@ -15,5 +14,4 @@ __all__ = [
     "LexicalSelector",
     "Selection",
     "Selector",
-    "shortlist",
 ]
