@@ -358,17 +358,8 @@ def _sources(
     """Name the contexts that one requirement reads."""
     want = wanted(need)
     made = makers.get(want, [])
-    if need.role is not None:
-        # In the order in which they come about: the older one is what is named first.
-        roles = [other.role for other in spec.requires if wanted(other) == want]
-        there = [*stored.get(want, ()), *made]
-        if len(there) < len(roles):
-            raise PlanError(
-                f"{spec.name!r} needs {len(roles)} {need.type} ({', '.join(map(str, roles))}), and"
-                f" without a model there are {len(there)} to choose from.",
-                fix="Configure a chat model, or bring a plan that names each.",
-            )
-        return [there[-len(roles) :][roles.index(need.role)]]
+    if need.role is not None and need.cardinality != "many":
+        return _of_roles(need, spec, [*stored.get(want, ()), *made])
     if not made:
         if need.cardinality == "optional" and need.type not in catalog.given:
             return []  # a result of an earlier request is not wished for by this one
@@ -379,3 +370,20 @@ def _sources(
         return made
     # A filter's result replaces what it read; of equal producers the first selected counts.
     return made[-1:] if want in filtered else made[:1]
+
+
+def _of_roles(need: Requirement, spec: CapabilitySpec, there: list[str]) -> list[str]:
+    """Choose for one of several inputs of a type, in the order in which results come about."""
+    peers = [other for other in spec.requires if wanted(other) == need.type]
+    if len(there) < len(peers):
+        peers = [other for other in peers if other.cardinality == "one"]
+    if need not in peers:
+        return []
+    if len(there) < len(peers):
+        roles = ", ".join(other.label for other in peers)
+        raise PlanError(
+            f"{spec.name!r} needs {len(peers)} {need.type} ({roles}), and without a model there"
+            f" are {len(there)} to choose from.",
+            fix="Configure a chat model, or bring a plan that names each.",
+        )
+    return [there[-len(peers) :][peers.index(need)]]

@@ -142,7 +142,11 @@ def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -
     ]
     if key is None or len(places) > 1 or len({contract.needs[f].type for f in fitting}) != 1:
         return None
-    open_ones = [f for f in fitting if len(fitting) == 1 or f not in taken]
+    open_ones = [
+        label
+        for label in fitting
+        if len(fitting) == 1 or label not in taken or contract.needs[label].cardinality == "many"
+    ]
     return {open_ones[0]: key} if open_ones else None
 
 

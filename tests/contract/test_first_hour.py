@@ -592,6 +592,28 @@ async def test_offline_roles_are_filled_in_the_order_of_their_suppliers() -> Non
     assert "needs 2 READING (old, new), and without a model there are 1" in text_of(out)
 
 
+@capability_node(examples=["compare the level with others"])
+def above(base: Reading, others: list[Reading], floor: Reading | None = None) -> list[float]:
+    """Tell by how much others are above a level."""
+    return [other.metres - base.metres for other in others]
+
+
+async def test_one_many_and_optional_inputs_of_one_type() -> None:
+    assert [str(need) for need in above.capability_spec.requires] == [  # type: ignore[attr-defined]
+        "base: READING", "others: READING (many)", "floor: READING (optional)",
+    ]  # fmt: skip
+    step = {"capability": "above", "inputs": [{"base": "upstream"}, {"others": "gauges"}]}
+    steps = [MEASURED[0], {"capability": "gauges"}, step]
+    out = await run_plan(build_graph([upstream, gauges, above]), *steps)
+    assert out["capability_context_data"]["ABOVE"]["above"] == {"value": [0.0, 3.0]}
+    graph = build_graph([upstream, downstream, above], selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "Compare them")]})
+    found = out["planning_execution_plan"]["steps"][2]["inputs"]
+    assert found == [
+        {"base": "reading"}, {"others": "reading"}, {"others": "reading_2"}, {"floor": "reading_2"},
+    ]  # fmt: skip
+
+
 async def test_roles_of_a_class_and_in_a_test_of_one_step() -> None:
     @capability_node
     class Change(BaseCapability):
