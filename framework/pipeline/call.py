@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from configs.streaming import get_streamer, step_of_plan
-from framework.base.errors import CapabilityError, ValidationError
+from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext, StepInputs
 from framework.base.threads import in_thread, is_sync
@@ -26,7 +26,17 @@ _PHASES = ("validate", "setup", "teardown")
 
 
 async def call(job: Job, attempt: Attempt) -> Any:
-    """Run the capability and return what it returned, unsorted."""
+    """Run the capability and return what it returned, unsorted.
+
+    Raises:
+        CapabilityError: What stands around the call called again after an effect was done.
+    """
+    if job.worked is not None and job.spec.effect == "once":
+        raise CapabilityError(
+            f"The effect of {attempt.key!r} ({job.spec.name}) is done, and it was called again.",
+            fix="Put a behaviour that calls again at the stage 'retry', outside of the ledger.",
+            severity=ErrorSeverity.CRITICAL,
+        )
     announce(job, attempt)
     runner, spec = job.runner, job.spec
     ledger = job.door.ledger
@@ -56,7 +66,9 @@ async def call(job: Job, attempt: Attempt) -> Any:
     token = CURRENT.set(job)
     try:
         with step_of_plan(attempt.index, attempt.total):
-            return await _invoke(spec.cls, context, job)
+            result = await _invoke(spec.cls, context, job)
+        job.worked = (result,)
+        return result
     except asyncio.CancelledError as exc:
         running = asyncio.current_task()
         if running is None or running.cancelling():

@@ -88,7 +88,7 @@ class Job:
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
-        worked: What the capability gave, though its ``teardown`` failed afterwards.
+        worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: Whether a person agreed to this very step.

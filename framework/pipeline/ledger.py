@@ -75,7 +75,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.end(claim.name, "asking")
         raise
     except Exception as exc:
-        if job.worked is not None:  # only what cleans up afterwards failed
+        if job.worked is not None:  # only what cleans up, or stands around the call, failed
             await _finished(job, claim, job.worked[0])
             raise
         failure = read_job_failure(job, attempt, exc)

@@ -39,7 +39,7 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
-    job.cut_off = False
+    job.cut_off, job.worked = False, None
     name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
     with about(attempt_id=name):
         try:
