@@ -120,7 +120,8 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
 
 async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
     async with open_saver(server.database()) as saver:
-        leases = leases_of(saver, beat_seconds=0.01)
+        leases = leases_of(saver)
+        leases.beat_seconds = 0.01
         lease = await leases.take("1")
         rows = rows_of(saver)
         statement = "SELECT beat FROM capgraph_leases"

@@ -119,7 +119,7 @@ async def test_nothing_keeps_a_saver(agent: Any, step: Any) -> None:
 async def test_the_heart_beats_while_a_capability_blocks_the_loop(
     agent: Any, step: Any, saver: Any, path: Path
 ) -> None:
-    leases_of(saver, ttl_seconds=1.0, beat_seconds=0.01)
+    leases_of(saver).ttl_seconds, leases_of(saver).beat_seconds = 1.0, 0.01
     beats: list[float] = []
 
     async def block() -> None:
@@ -139,7 +139,8 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
 
 
 async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) -> None:
-    leases = leases_of(saver, beat_seconds=0.01)
+    leases = leases_of(saver)
+    leases.beat_seconds = 0.01
     lease = await leases.take("1")
     await saver.conn.execute("UPDATE capgraph_leases SET owner = 'another'")
     await saver.conn.commit()
