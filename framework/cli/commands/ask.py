@@ -67,7 +67,7 @@ def ask(
         thread=thread,
     ) as session:
         session.watchers.append(picture.take)
-        given = _first_input(session, question, plan, abandon)
+        given = _first_input(session, question, plan, abandon, answer)
         end = session.turn(given, question, _answers(answer, as_json))
     if timeline is not None:
         picture.write(timeline, title=question or end.thread_id)
@@ -88,12 +88,26 @@ def _answers(approve: bool | None, as_json: bool) -> Answers | None:
     return None
 
 
-def _first_input(session: Session, question: str | None, plan: Path | None, abandon: bool) -> Any:
+def _first_input(
+    session: Session,
+    question: str | None,
+    plan: Path | None,
+    abandon: bool,
+    approve: bool | None,
+) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
     state = session.state()
     if state.interrupts and not abandon:
-        # Without words the graph asks again, and the question reaches whoever answers it.
-        return None if question is None else session.prepare(question).input
+        from langgraph.types import Command
+
+        from framework.cli.questions import answer_all
+
+        if question is not None:
+            return session.prepare(question).input
+        asked = {item.id: item.value for item in state.interrupts}
+        answers = None if approve is None else answer_all(asked, approve=approve)
+        # Without an answer the graph asks again, and the question reaches whoever answers it.
+        return None if answers is None else Command(resume=answers)
     if question is None and plan is None:
         if state.tasks:
             return None
