@@ -321,6 +321,44 @@ class Middleware(Protocol):
         """Do something, ``await call_next(attempt)``, and return what it gave."""
 
 
+@dataclass(slots=True)
+class BehaviorContext:
+    """What the hooks of behaviours are told of a step; one step has one, and they share it.
+
+    Attributes:
+        agent_id: The capability; of a model call, the model's role.
+        task: What the step is for.
+        attempt: How many tries were begun; 1 before the first.
+        execution_id: Names the step within its run, the same for every try.
+        last_completed_step: Place of the last step that was done before; -1 for none.
+        metadata: Empty at the start of each step; for the behaviours' own notes.
+    """
+
+    agent_id: str
+    task: str
+    attempt: int = 1
+    execution_id: str = ""
+    last_completed_step: int = -1
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Behavior(Protocol):
+    """Hooks around a whole step; each may be a coroutine function.
+
+    ``framework.behaviors.BaseBehavior`` is the whole of it, with what each may return.
+    """
+
+    def before_execute(self, context: BehaviorContext) -> Any:
+        """Look at a step before it begins."""
+
+    def after_execute(self, context: BehaviorContext, result: Any) -> Any:
+        """Look at what it gave, and put something else in its place."""
+
+    def on_error(self, context: BehaviorContext, error: Exception) -> Any:
+        """Look at why it failed, and give a result all the same."""
+
+
 class View(Protocol):
     """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
 

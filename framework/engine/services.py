@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.clock import Clock
-from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -40,7 +40,8 @@ class OperatorOptions(TypedDict, total=False):
 
     Attributes:
         behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
+            ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
+            see ``framework.behaviors``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
             (``decide``); one object may do both. No input of a caller can switch them off.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
@@ -56,7 +57,7 @@ class OperatorOptions(TypedDict, total=False):
         answerer: Writes the final message.
     """
 
-    behaviors: Sequence[Middleware]
+    behaviors: Sequence[Middleware | Behavior]
     policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
     sinks: Sequence[Sink]
     capacity: Capacity | None

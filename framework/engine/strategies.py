@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.errors import ConfigurationError
+from framework.base.ports import Middleware
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.engine.services import OperatorOptions
 from framework.registry import Registry
@@ -47,7 +48,8 @@ def choose_strategies(
             registry,
             settings,
             offline,
-            options.get("behaviors", ()),
+            # Hooks without a stage are about steps; a model's role brings its own.
+            [item for item in options.get("behaviors", ()) if isinstance(item, Middleware)],
             own_planner="planner" in options,
         )
     elif strategy in {"model", "per_capability"}:

@@ -74,6 +74,19 @@ class Door:
     budget: TurnBudget = field(default_factory=TurnBudget)
 
 
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A result that a hook gave in place of the capability's.
+
+    Attributes:
+        value: In any form that the capability could have returned.
+        source: What the record says of where it comes from.
+    """
+
+    value: Any
+    source: Literal["run", "ledger", "cache", "fallback"]
+
+
 @dataclass(slots=True)
 class Job:
     """One run of the stages.
@@ -85,6 +98,8 @@ class Job:
         outer: The attempt inside which this one runs.
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
+        returned: What the capability returned in the last try.
+        stand_in: What a hook gave in its place.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -102,6 +117,8 @@ class Job:
     outer: Job | None = None
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
+    returned: Any = None
+    stand_in: StandIn | None = None
     stored: list[Any] = field(default_factory=list)
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
     effect: str | None = None
