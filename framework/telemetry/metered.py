@@ -80,6 +80,8 @@ class ModelMeter(BaseCallbackHandler):
     # Not asynchronous: LangChain drops the errors of asynchronous handlers in synchronous calls.
     raise_error = True
     run_inline = True
+    # Every node and step is a chain to LangChain; it is quicker for not being told of them.
+    ignore_chain = ignore_agent = True
 
     def on_chat_model_start(
         self,
