@@ -11,7 +11,9 @@ from langchain_core.messages import RemoveMessage
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.types import Command
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+from typing_extensions import TypedDict
 
 from framework import BaseCapability, CapabilityContext, capability_node
 from framework.base import PersistenceError
@@ -324,3 +326,46 @@ async def test_a_history_that_cannot_be_cut_is_told_of(
     made = agent(Reading, measure, plans=plan, checkpointer=InMemorySaver(), settings=kept)
     await turns(made, 2)
     assert "InMemorySaver can neither copy nor drop the history of a thread" in caplog.text
+
+
+async def test_a_copy_of_a_thread_that_waits_inside_a_step_goes_on_there(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    counted: list[str] = []
+
+    class Inner(TypedDict, total=False):
+        said: str
+
+    def before(state: Inner) -> Inner:
+        counted.append("before")
+        return {"said": "begun"}
+
+    def ask(state: Inner) -> Inner:
+        return {"said": f"{state['said']}, {interrupt('How?')}"}
+
+    builder = StateGraph(Inner)
+    builder.add_node("before", before)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "before")
+    builder.add_edge("before", "ask")
+    builder.add_edge("ask", END)
+    inner = builder.compile()
+
+    @capability_node
+    class Nest(BaseCapability):
+        name = "nest"
+        description = "Run a graph that asks"
+        provides = ["SAID"]
+
+        async def execute(self) -> dict[str, Any]:
+            out = await inner.ainvoke({})
+            return {"SAID": {"text": out["said"]}}
+
+    plan = [[step("a", "nest")]]
+    made = agent(Nest, plans=plan, checkpointer=saver)
+    await made.ask()
+    await fork_thread(saver, "1", "copy")
+    for thread, answer in (("copy", "well"), ("1", "badly")):
+        out = await made.graph.ainvoke(Command(resume=answer), made.config(thread))
+        assert out["capability_context_data"]["SAID"]["a"] == {"text": f"begun, {answer}"}
+    assert counted == ["before"], "the nested graph goes on where it stood, in the copy too"
