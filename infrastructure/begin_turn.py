@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import AnyMessage, HumanMessage
@@ -106,6 +106,14 @@ def _unread(messages: Sequence[AnyMessage], services: Services) -> ValidationErr
 def _problem(
     state: AgentState, services: Services, brought: str | None, mark: str | None
 ) -> ValidationError | None:
+    stored: Mapping[str, Any] = TurnView(state).contexts
+    for kind, entries in stored.items():
+        if not isinstance(entries, Mapping):
+            return ValidationError(
+                f"The thread's checkpoint holds {type(entries).__name__} as its {kind}, not entries"
+                " by key.",
+                fix="Start a new thread, or mend the checkpoint.",
+            )
     messages = state.get("messages") or []
     if brought and not messages:
         return None
