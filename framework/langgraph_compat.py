@@ -32,6 +32,9 @@ INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
 COUNTERS = "counters_since_delta_snapshot"
 """In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
+_OF_A_TASK = tuple(
+    f"__pregel_{name}" for name in ("task_id", "resuming", "scratchpad", "read", "send", "call")
+)
 _NEXT_NODE = ("branch:to:", "__start__")
 
 
@@ -39,8 +42,16 @@ def is_task(config: Mapping[str, Any]) -> bool:
     """Tell whether a graph that is run with this configuration is run inside another's task.
 
     A graph that a node calls with a ``thread_id`` of its own is not: LangGraph drops the task.
+    A caller could write the name of a task; only the one that is running counts.
     """
-    return "__pregel_task_id" in (config.get("configurable") or {})
+    named = (config.get("configurable") or {}).get("__pregel_task_id")
+    return named is not None and named == _configurable().get("__pregel_task_id")
+
+
+def forged(config: Mapping[str, Any]) -> list[str]:
+    """Name what only a running task can say of itself, where a configuration comes from none."""
+    named = config.get("configurable") or {}
+    return [] if is_task(config) else [name for name in _OF_A_TASK if name in named]
 
 
 def outer_checkpoint(config: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from langgraph.types import Command
 from framework.base.errors import ValidationError
 from framework.base.ports import now_text
 from framework.engine.services import Services
-from framework.langgraph_compat import is_task
+from framework.langgraph_compat import forged, is_task
 from framework.registry import Registry
 from framework.state import load_context
 
@@ -48,6 +48,11 @@ def admitted(
     Raises:
         ValidationError: It holds what a caller may not send; names it.
     """
+    if names := forged(config):
+        raise ValidationError(
+            f"A caller's configuration may not hold {', '.join(names)}.",
+            fix='Pass {"configurable": {"thread_id": "…"}}.',
+        )
     if given is None:
         return given
     if isinstance(given, Command):
