@@ -18,7 +18,7 @@ from framework.planning.catalog import (
     supplied,
     wanted,
 )
-from framework.planning.closing import closing_step
+from framework.planning.closing import closing_step, planned_step
 from framework.planning.graphs import reachable_from
 from framework.planning.parameters import read_parameters
 from framework.planning.reading import is_key, make_key, steps_of
@@ -327,17 +327,7 @@ def _write(
         output = spec.provides[0] if spec.provides else None
         key = reused.get(name) or make_key(output or name, taken)
         taken.add(key)
-        steps.append(
-            PlannedStep(
-                context_key=key,
-                capability=name,
-                task_objective=task,
-                success_criteria=f"{output or name} is available as {key!r}.",
-                expected_output=output,
-                parameters=said.get(name) or None,
-                inputs=inputs,
-            )
-        )
+        steps.append(planned_step(key, name, output, task, inputs, said.get(name) or None))
         for need in gives(spec):
             makers.setdefault(need, []).append(key)
             if any(wanted(read) == need for read in spec.requires):

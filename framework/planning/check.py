@@ -62,12 +62,24 @@ def check_plan(
     >>> [(problem.code, problem.field) for problem in check_plan(plan, catalog)]
     [('CG-P13', 'inputs[0].DATA')]
     """
+    return read_plan(plan, catalog, available or {}, active, max_steps)[1]
+
+
+def read_plan(
+    plan: object,
+    catalog: Catalog,
+    available: Available,
+    active: Collection[str] | None,
+    max_steps: int,
+) -> tuple[PlanView, list[Problem]]:
+    """Return a plan as it was read, with its problems; as :func:`check_plan`."""
     steps, problems = _read_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
-    checker = _Checker(PlanView(steps, catalog, available or {}, chosen), problems)
+    checker = _Checker(PlanView(steps, catalog, available, chosen), problems)
     if steps:
         checker.run()
-    return sorted(problems, key=lambda problem: -1 if problem.step is None else problem.step)
+    problems.sort(key=lambda problem: -1 if problem.step is None else problem.step)
+    return checker.view, problems
 
 
 def _read_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Problem]]:

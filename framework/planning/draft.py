@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ from framework.planning.catalog import Available, Catalog
 from framework.planning.parameters import replace_at
 from framework.planning.problems import Path, Problem, preview, render_path
 from framework.planning.references import FROM, Read, references_of
-from framework.planning.view import PlanView
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,8 @@ class Draft:
     steps: list[dict[str, Any]]
     catalog: Catalog
     available: Available
-    active: Collection[str] | None
     max_steps: int
     repairs: list[Repair] = field(default_factory=list)
-
-    def view(self) -> PlanView:
-        """Read the steps as they stand now."""
-        return PlanView(self.steps, self.catalog, self.available, self.active)
 
     def keys(self) -> set[str]:
         """Return every context key that a new step must not take."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 from framework.base import ExecutionPlan
 from framework.planning import problems as codes
 from framework.planning.catalog import CLARIFY, CLOSING, MANY, RESPOND, Available, Catalog
-from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
+from framework.planning.check import DEFAULT_MAX_STEPS, check_plan, read_plan
 from framework.planning.closing import closing_step
 from framework.planning.draft import Draft, RepairedPlan
 from framework.planning.problems import PROBLEM_KINDS, UNSURE, Problem
@@ -19,7 +19,7 @@ from framework.planning.view import PlanView
 
 _MAX_ROUNDS = 100
 
-Fixer = Callable[[Draft, list[Problem]], bool]
+Fixer = Callable[[Draft, PlanView, list[Problem]], bool]
 
 
 def repair_plan(
@@ -62,22 +62,17 @@ def repair_plan(
         problems = check_plan(plan, catalog, available, active=active, max_steps=max_steps)
         kept = plan if isinstance(plan, dict) else {"steps": []}
         return RepairedPlan(cast("ExecutionPlan", kept), (), problems)
-    chosen = None if active is None else frozenset(active)
-    draft = Draft([dict(step) for step in steps], catalog, available or {}, chosen, max_steps)
+    draft = Draft([dict(step) for step in steps], catalog, available or {}, max_steps)
     if wrapped is not plan:
         draft.note(codes.SHAPE, None, ("steps",), "a list", "a plan", "its items are steps")
     for _ in range(_MAX_ROUNDS):
-        problems = check_plan(
-            {"steps": draft.steps}, catalog, draft.available, active=chosen, max_steps=max_steps
-        )
+        mended = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
+        view, problems = read_plan(mended, catalog, draft.available, active, max_steps)
         # After each kind of repair the plan is read afresh: one repair may settle another.
-        if not problems or not any(fixer(draft, problems) for fixer in _FIXERS):
+        if not any(fixer(draft, view, problems) for fixer in _FIXERS):
             break
     else:
-        problems = check_plan(
-            {"steps": draft.steps}, catalog, draft.available, active=chosen, max_steps=max_steps
-        )
-    mended = {**(wrapped if isinstance(wrapped, dict) else {}), "steps": draft.steps}
+        problems = check_plan(mended, catalog, available, active=active, max_steps=max_steps)
     return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
 
 
@@ -86,14 +81,11 @@ def _steps(problems: list[Problem], *wanted: str) -> list[int]:
     return sorted({p.step for p in problems if p.code in wanted and p.step is not None})
 
 
-def _mend_inputs(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_inputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Rewrite inputs that say the same in another form, or name only a step or a stored result."""
     code, reason = codes.MALFORMED_INPUT, "the same inputs, written as asked"
     changed = False
-    found = _steps(problems, code)
-    view = draft.view() if found else None
-    for index in found:
-        assert view is not None
+    for index in _steps(problems, code):
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
@@ -150,7 +142,7 @@ def _labelled(view: PlanView, index: int, name: str | None, before: list[Any]) -
     return {open_ones[0]: key} if open_ones else None
 
 
-def _mend_values(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_values(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Put in what the check says is the one right value."""
     changed = False
     for problem in problems:
@@ -160,15 +152,13 @@ def _mend_values(draft: Draft, problems: list[Problem]) -> bool:
     return changed
 
 
-def _mend_copies(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_copies(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Drop steps that repeat another one exactly, context key included."""
     code, reason = codes.DUPLICATE_KEY, "an exact copy of a step before"
     dropped = []
-    found = _steps(problems, code)
-    places = draft.view().places if found else {}
-    for index in found:
+    for index in _steps(problems, code):
         step = draft.steps[index]
-        before = [place for place in places[step["context_key"]] if place < index]
+        before = [place for place in view.places[step["context_key"]] if place < index]
         if not is_too_deep(step) and any(step == draft.steps[place] for place in before):
             draft.note(code, index, (), step, "nothing", reason)
             dropped.append(index)
@@ -177,11 +167,13 @@ def _mend_copies(draft: Draft, problems: list[Problem]) -> bool:
     return bool(dropped)
 
 
-def _mend_keys(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_keys(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Name steps that have no usable key, and tell apart those that share one."""
     changed = False
     for index in _steps(problems, codes.MISSING_KEY, codes.MALFORMED_KEY, codes.DUPLICATE_KEY):
-        view, old = draft.view(), draft.steps[index].get("context_key")
+        if changed:
+            view = PlanView(draft.steps, view.catalog, view.available, view.active)
+        old = draft.steps[index].get("context_key")
         places = view.places.get(old, []) if isinstance(old, str) else []
         shared = len(places) > 1
         if (shared and places[0] == index) or (not shared and is_key(old)):
@@ -233,13 +225,10 @@ def _natural_name(draft: Draft, index: int) -> str:
     return name or "step"
 
 
-def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_outputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Name the only output of several that is asked for."""
     code, changed = codes.UNDECLARED_OUTPUT, False
-    found = _steps(problems, code)
-    view = draft.view() if found else None
-    for index in found:
-        assert view is not None
+    for index in _steps(problems, code):
         asked = {
             view.wants(reader, read.label).removesuffix(MANY)
             for reader, reads in enumerate(view.reads)
@@ -254,40 +243,28 @@ def _mend_outputs(draft: Draft, problems: list[Problem]) -> bool:
     return changed
 
 
-def _mend_closing_place(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_closing_place(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Move the one closing step behind all others."""
     misplaced = _steps(problems, codes.CLOSING_NOT_LAST)
     names = [capability_of(step) for step in draft.steps]
     if not misplaced or names.count(RESPOND) != 1 or CLARIFY in names:
         return False
     index = misplaced[0]
-    draft.note(
-        codes.CLOSING_NOT_LAST,
-        index,
-        ("steps",),
-        f"step {index + 1}",
-        f"step {len(names)}",
-        "the answer comes after everything else",
-    )
+    was, is_now, reason = index + 1, len(names), "the answer comes after everything else"
+    draft.note(codes.CLOSING_NOT_LAST, index, ("steps",), f"step {was}", f"step {is_now}", reason)
     draft.steps.append(draft.steps.pop(index))
     return True
 
 
-def _mend_missing_closing(draft: Draft, problems: list[Problem]) -> bool:
+def _mend_missing_closing(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """End the plan with an answer."""
     missing = [p.code for p in problems if p.code in (codes.EMPTY, codes.NO_CLOSING)]
     if not missing or any(capability_of(step) in CLOSING for step in draft.steps):
         return False
-    step = closing_step(draft.view(), draft.keys())
+    step = closing_step(view, draft.keys())
     draft.steps.append(dict(step))
-    draft.note(
-        missing[0],
-        len(draft.steps) - 1,
-        ("steps",),
-        "no closing step",
-        RESPOND,
-        "every request gets an answer",
-    )
+    place, reason = len(draft.steps) - 1, "every request gets an answer"
+    draft.note(missing[0], place, ("steps",), "no closing step", RESPOND, reason)
     return True
 
 

@@ -7,10 +7,11 @@ from typing import Any
 from framework.base.value_context import item_types
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, may_pull_in, supplied, wanted
+from framework.planning.closing import planned_step
 from framework.planning.draft import Draft
 from framework.planning.graphs import stable_order
 from framework.planning.names import closest_name
-from framework.planning.problems import Problem
+from framework.planning.problems import Path, Problem
 from framework.planning.reading import capability_of, is_key, make_key
 from framework.planning.references import Read
 from framework.planning.view import PlanView
@@ -28,44 +29,45 @@ def _open_inputs(problems: list[Problem]) -> list[tuple[Problem, int, str]]:
     ]
 
 
-def mend_links(draft: Draft, problems: list[Problem]) -> bool:
+def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that can only mean one supplier."""
-    found = _open_inputs(problems)
-    view = draft.view() if found else None
-    changed = False
-    for problem, index, label in found:
-        assert view is not None
-        step = draft.steps[index]
-        inputs = list(step.get("inputs") or ())
-        number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
-        entry = dict(inputs[number]) if number < len(inputs) else {}
-        key = entry.pop(label, None)
-        if problem.code == codes.MISSING_INPUT:
-            if any(isinstance(other, dict) and label in other for other in inputs):
-                continue  # a repair of this round supplied it already
-            new = (label, view.only_input(index, label), "the only supplier of the type")
+    changed = set()
+    for problem, index, label in _open_inputs(problems):
+        inputs = draft.steps[index].get("inputs") or []
+        key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
+        present = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
+        if key is not None:
+            new_label, new_key, reason = _meant(view, index, label, key)
+        elif label in dict(present):
+            continue  # a repair of this round supplied it already
         else:
-            new = _meant(view, index, label, str(key))
-        new_label, new_key, reason = new
-        if (new_label, new_key) == (label, key):
+            new_label, new_key = label, view.only_input(index, label)
+            reason = "the only supplier of the type"
+        if (new_label, new_key) == (label, key) or (new_label, new_key) in present:
             continue
         if new_key is not None:
-            if new_label in entry or {new_label: new_key} in inputs:
-                continue
-            entry[new_label] = new_key
-            place = view.resolve(index, Read((), new_label, new_key))
+            read = Read((), new_label, new_key)
+            place = view.resolve(index, read)
             if place is not None:
                 view.readers.setdefault(place, []).append(index)
-            view.reads[index].append(Read((), new_label, new_key))
-        inputs[number : number + 1] = [entry]
-        draft.steps[index] = {**step, "inputs": inputs}
-        path = ("inputs", number, label)
+            view.reads[index].append(read)
+        path = _put_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
         draft.note(problem.code, index, path, _told(label, key), _told(new_label, new_key), reason)
-        changed = True
-    for index in {index for _, index, _ in found} if changed else ():
-        kept = [entry for entry in draft.steps[index].get("inputs") or () if entry != {}]
+        changed.add(index)
+    for index in changed:
+        kept = [entry for entry in draft.steps[index]["inputs"] if entry != {}]
         draft.steps[index] = {**draft.steps[index], "inputs": kept}
-    return changed
+    return bool(changed)
+
+
+def _put_input(draft: Draft, problem: Problem, index: int, label: str, new: dict[str, str]) -> Path:
+    """Replace the input that a problem is about, or add one; return its place."""
+    inputs = list(draft.steps[index].get("inputs") or ())
+    number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
+    entry = inputs[number] if number < len(inputs) else {}
+    inputs[number : number + 1] = [{k: v for k, v in entry.items() if k != label} | new]
+    draft.steps[index] = {**draft.steps[index], "inputs": inputs}
+    return ("inputs", number, label)
 
 
 def _told(label: str, key: object) -> str:
@@ -117,15 +119,13 @@ def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
     }
 
 
-def insert_producer(draft: Draft, problems: list[Problem]) -> bool:
+def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Plan the one capability that can supply what an input needs; one at a time.
 
     The plan is read again after each, for others may need the same.
     """
     found = _open_inputs(problems)
-    view = draft.view() if found else None
     for problem, index, label in found:
-        assert view is not None
         contract, need = view.contracts[index], view.wants(index, label)
         if contract is None and capability_of(draft.steps[index]) not in CLOSING:
             continue
@@ -142,11 +142,7 @@ def insert_producer(draft: Draft, problems: list[Problem]) -> bool:
         if len(draft.steps) + len(new) > draft.max_steps:
             continue
         key = new[need]["context_key"]
-        inputs = list(draft.steps[index].get("inputs") or ())
-        number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
-        entry = inputs[number] if number < len(inputs) else {}
-        inputs[number : number + 1] = [{**entry, label: key}]
-        draft.steps[index] = {**draft.steps[index], "inputs": inputs}
+        _put_input(draft, problem, index, label, {label: key})
         names = ", ".join(step["capability"] for step in new.values())
         after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
         draft.note(problem.code, index, ("inputs",), f"no {label}", after, reason)
@@ -194,25 +190,16 @@ def _supply(
         elif not optional:
             return False
     objective = view.steps[index].get("task_objective")
-    told = isinstance(objective, str) and objective
-    new[need] = {
-        "context_key": key,
-        "capability": spec.name,
-        "task_objective": objective if told else f"Provide {output}.",
-        "success_criteria": f"{output} is available as {key!r}.",
-        "expected_output": output,
-        "parameters": None,
-        "inputs": inputs,
-    }
+    told = objective if isinstance(objective, str) and objective else f"Provide {output}."
+    new[need] = dict(planned_step(key, spec.name, output, told, inputs))
     return True
 
 
-def mend_order(draft: Draft, problems: list[Problem]) -> bool:
+def mend_order(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Put suppliers before their readers, leaving everything else where it is."""
     found = {problem.code for problem in problems}
     if codes.LATER_STEP not in found or codes.CYCLE in found:
         return False
-    view = draft.view()
     before = {index: set(places) for index, places in enumerate(view.waits)}
     for index, step in enumerate(draft.steps):
         for read in view.reads[index]:
