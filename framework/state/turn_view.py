@@ -144,8 +144,9 @@ class TurnView:
 
     @property
     def contexts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Context type to context key to plain data."""
-        return _mapping(self.state.get("capability_context_data"))
+        """Context type to context key to plain data; a type that holds none has no contexts."""
+        found = _mapping(self.state.get("capability_context_data"))
+        return {kind: _mapping(stored) for kind, stored in found.items()}
 
     @property
     def pending(self) -> Mapping[str, Mapping[str, Any]]:
