@@ -49,7 +49,7 @@ async def run_alone(
     async with hold(saver, config) as lease:
         alone = not is_task(config)
         if alone and isinstance(inputs, Command) and inputs.resume is not None:
-            await _check_question(saver, lease.thread_id)
+            await _check_question(saver, config["configurable"])
         before = _OUTER.get()
         try:
             async with aclosing(run()) as stream:  # type: ignore[type-var]
@@ -89,11 +89,13 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
         await leases.release(lease)
 
 
-async def _check_question(saver: BaseCheckpointSaver[Any], thread_id: str) -> None:
-    found = await saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
+async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
+    # A question of an earlier checkpoint can be answered again: that is a fork.
+    where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
+    found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
     if found is None or not open_questions(found):
         raise ValidationError(
-            f"The thread {thread_id!r} asks nothing, so the answer changes nothing.",
+            f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
             fix="It was answered before, or it is meant for another thread.",
         )
 
