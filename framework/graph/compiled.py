@@ -27,7 +27,6 @@ from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
 from framework.stores.history import know_channels
-from framework.stores.leases import busy, leases_of
 
 _AHEAD = 64
 """Parts that a run may be ahead of the one who reads them."""
@@ -105,7 +104,11 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
-        async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
+        stream = run()
+        if saver is not None and "thread_id" in config.get("configurable", {}):
+            retention = services.retention if services is not None else None
+            stream = run_alone(saver, config, inputs, run, retention)
+        async with aclosing(stream):  # type: ignore[type-var]
             while True:
                 with inside:
                     chunk = await anext(stream, _END)
@@ -115,30 +118,10 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         if services is not None and not is_task(config):
             await services.events.settle()
 
-    async def _alone(
-        self, saver: Any, config: RunnableConfig, inputs: Any, run: _Make
-    ) -> AsyncIterator[Any]:
-        if saver is None or "thread_id" not in config.get("configurable", {}):
-            stream = run()
-        else:
-            retention = self.services.retention if self.services is not None else None
-            stream = run_alone(saver, config, inputs, run, retention)
-        async with aclosing(stream):  # type: ignore[type-var]
-            async for chunk in stream:
-                yield chunk
-
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread by hand; told of runs of this process.
-
-        Raises:
-            ThreadBusyError: The thread is being run here.
-        """
-        merged = merged_config(self, config)
-        saver, thread = saver_of(self, merged), merged.get("configurable", {}).get("thread_id")
-        lease = leases_of(saver).held(str(thread)) if saver is not None else None
-        if lease is not None:
-            raise busy(lease.thread_id, lease.holder)
-        return super().bulk_update_state(config, supersteps)
+        """Change the state of a thread by hand; see :meth:`abulk_update_state`."""
+        found: RunnableConfig = _in_thread(lambda: self.abulk_update_state(config, supersteps))
+        return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand, between its runs.
