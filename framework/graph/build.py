@@ -160,7 +160,9 @@ class _Layout:
         builder.add_edge(START, "begin_turn")
         first = self.chain[0]
 
-        async def after_begin(state: Mapping[str, Any]) -> str:
+        async def after_begin(state: Mapping[str, Any]) -> str | list[str]:
+            if state.get("control_goto"):
+                return []  # the node said itself where it goes
             # A plan of the caller's is checked where every plan is that nobody has checked.
             ready = state.get("control_has_error") or state.get("planning_execution_plan")
             return "router" if ready else first
@@ -213,15 +215,19 @@ def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[An
             if state.get("control_goto") and isinstance(result, Mapping):
                 return {**result, "control_goto": None}
             return result
-        update = result.update
-        pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
-        # A turn ends with a message, whoever ends it.
-        silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
-        goto = "respond" if silent else result.goto
+        pairs, goto = _aloud(result)
         return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
 
     run.__name__ = node.__name__
     return run
+
+
+def _aloud(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Return what a command writes and where it goes: a turn ends with a message, whoever ends it."""
+    update = result.update
+    pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
+    silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
+    return pairs, "respond" if silent else result.goto
 
 
 def _routed(
@@ -231,10 +237,13 @@ def _routed(
 
     async def router(state: Any) -> Any:
         result = await node(state)
+        if isinstance(result, Command) and result.goto == ():
+            result = dict(_aloud(result)[0])
         if isinstance(result, Command):
             retried = (state.get("control_error_info") or {}).get("node_name") == result.goto
             if isinstance(result.goto, str) and not retried:
-                return Command(update=result.update, goto=layout.door(result.goto))
+                update, goto = _aloud(result)
+                return Command(update=update, goto=layout.door(goto))
             return result
         target = result.get("control_next_node")
         if target in (END, "END"):
