@@ -106,6 +106,8 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
 
         stream = run()
         if saver is not None and "thread_id" in config.get("configurable", {}):
+            if saver is not self.checkpointer:
+                know_channels(saver, self.channels)  # one that an outer graph or a server lends
             retention = services.retention if services is not None else None
             stream = run_alone(saver, config, inputs, run, retention)
         async with aclosing(stream):  # type: ignore[type-var]
