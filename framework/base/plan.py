@@ -27,7 +27,8 @@ class PlannedStep(TypedDict, total=False):
         success_criteria: How one can tell that it worked.
         expected_output: Context type of the result; ``None`` for the only one it provides.
         parameters: Settings of the capability for this step.
-        inputs: ``{context_type: context_key}`` mappings, one for each input.
+        inputs: ``{context_type: context_key}`` mappings, one for each input; a role takes the place
+            of the type where a capability takes several of one.
     """
 
     context_key: str

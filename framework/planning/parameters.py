@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
@@ -234,15 +235,12 @@ def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Prob
 def _model_faults(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
 ) -> list[Problem]:
-    strict = _validate(model, text, strict=True)
-    lenient = _validate(model, text, strict=False) if strict else []
+    strict = _errors(model, parameters, text, strict=True)
+    lenient = _errors(model, parameters, text, strict=False) if strict else []
     faults: dict[Path, Problem] = {}
-    unknown = [error for error in lenient if error["type"] in _UNKNOWN]
-    for error in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
+    for error in [error for error in lenient if error["type"] in _UNKNOWN]:
         path = _deepest(parameters, error["loc"])[0]
-        # Forbidding holds for every model inside, those that take anything included.
-        if Shape.of(model, "validation").at(path) is None:
-            faults[path] = _stranger(model, parameters, path, capability)
+        faults[path] = _stranger(model, parameters, path, capability)
     told = {error["loc"] for error in lenient}
     for error in strict + lenient:
         if error["type"] in _UNKNOWN:
@@ -277,9 +275,30 @@ def _stranger(
     return _fault(path, _deepest(parameters, path)[1], cause, remedy)
 
 
-def _validate(model: type[BaseModel], text: str, *, strict: bool) -> list[dict[str, Any]]:
+def _errors(
+    model: type[BaseModel], parameters: dict[str, Any], text: str, *, strict: bool
+) -> list[dict[str, Any]]:
+    """Return what is wrong, unknown names included, which a model would drop in silence."""
+    found = _validate(model, text, strict=strict, extra="forbid")
+    unknown = [error for error in found if error["type"] in _UNKNOWN]
+    if not unknown:
+        return found
+    # Forbidding holds for every model inside, those that take anything included.
+    whole = Shape.of(model, "validation")
+    strangers = (e for e in unknown if whole.at(_deepest(parameters, e["loc"])[0]) is None)
+    others = _validate(model, text, strict=strict, extra=None)
+    # What is refused anyhow need not be told whole.
+    return [
+        *islice(strangers, _MAX_UNKNOWN),
+        *(error for error in others if error["type"] not in _UNKNOWN),
+    ]
+
+
+def _validate(
+    model: type[BaseModel], text: str, *, strict: bool, extra: Literal["forbid"] | None
+) -> list[dict[str, Any]]:
     try:
-        model.model_validate_json(text, strict=strict, extra="forbid", by_alias=True, by_name=True)
+        model.model_validate_json(text, strict=strict, extra=extra, by_alias=True, by_name=True)
     except PydanticError as exc:
         return [
             {"loc": error["loc"], "type": error["type"], "msg": error["msg"]}
@@ -307,7 +326,7 @@ def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, valu
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
-        for error in _validate(model, json.dumps(changed), strict=True)
+        for error in _validate(model, json.dumps(changed), strict=True, extra=None)
     )
 
 
