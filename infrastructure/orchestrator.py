@@ -105,13 +105,12 @@ async def _plan(
             typed = services.answer_type is not None
             return checked, attempt, "" if typed else _answer(plan, checked, view)
         except PlanProblemsError as exc:
+            _reclassify(exc, deferred)
             problem = exc
             request |= {"problems": exc.problems, "refused": plan}
             if not services.planner.can_correct:
                 break
-            _reclassify(exc, deferred)
     assert problem is not None
-    _reclassify(problem, deferred)
     raise problem
 
 
@@ -124,13 +123,13 @@ def _answer(plan: Any, checked: Checked, view: TurnView) -> str:
     return answer.strip() if isinstance(answer, str) else ""
 
 
-def _reclassify(problem: PlanError, deferred: bool) -> None:
+def _reclassify(problem: PlanProblemsError, deferred: bool) -> None:
     """Have the capabilities chosen again when a plan needs one that is there but was not chosen.
 
     Raises:
         PlanError: It does.
     """
-    if deferred or not isinstance(problem, PlanProblemsError):
+    if deferred:
         return  # whoever could choose among all was told; choosing again changes nothing
     unchosen = [p for p in problem.problems if p.code == INACTIVE_CAPABILITY]
     if unchosen and len(unchosen) == len(problem.problems):
