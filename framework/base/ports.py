@@ -112,11 +112,6 @@ class Failure:
     final: bool = True
 
     @property
-    def user_message(self) -> str:
-        """What a person is told, under the name that it has in the state."""
-        return self.message
-
-    @property
     def classification(self) -> ErrorClassification:
         """What the failure means."""
         return ErrorClassification(self.severity, self.message, dict(self.metadata))

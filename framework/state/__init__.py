@@ -1,9 +1,7 @@
 """The graph's state, its reducers and typed access to context data."""
 
 from framework.state.agent_state import (
-    REDUCED_KEYS,
     STATE_KEYS,
-    SURVIVES_A_TURN,
     AgentState,
     fitting,
     reset_of_turn,
@@ -28,9 +26,7 @@ from framework.state.reducers import (
 from framework.state.turn_view import TurnView
 
 __all__ = [
-    "REDUCED_KEYS",
     "STATE_KEYS",
-    "SURVIVES_A_TURN",
     "AgentState",
     "ContextTypes",
     "FromCaller",

@@ -162,8 +162,6 @@ class AgentState(TypedDict, total=False):
 
 _SCHEMA = StateSchema.of(AgentState)
 STATE_KEYS = _SCHEMA.names
-REDUCED_KEYS = _SCHEMA.reduced
-SURVIVES_A_TURN = _SCHEMA.survives
 
 
 def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
