@@ -164,6 +164,22 @@ class TestAFileThatGrows:
         with pytest.raises(ValidationError, match="limit is 500"):
             profiles(path, max_columns=500)
 
+    def test_thousands_of_columns_of_text_are_not_all_tried_as_dates(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from capabilities.data import readings
+
+        tried: list[str] = []
+        monkeypatch.setattr(readings, "_parse", lambda fmt, value: tried.append(fmt))
+        line = ",".join(["a5"] * 3000)
+        head = ",".join(f"column_{number}" for number in range(3000))
+        path = write(tmp_path, "\n".join([head, *[line] * 30]))
+
+        (profile,) = profiles(path)
+
+        assert len(profile.columns) == 3000
+        assert len(tried) < 200 * 2000
+
 
 class TestWhichFilesMayBeRead:
     def test_none_without_a_folder(self, tmp_path: Path) -> None:
