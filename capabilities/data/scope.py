@@ -286,7 +286,7 @@ class Scope:
         if self._numeric(given.column, kind, values):
             left = self.value(given.column)
             factor, offset_by = self._scale(given)
-            places = ", ".join(self.bind(float(v) * factor + offset_by) for v in values)
+            places = ", ".join(self.bind(float(str(v)) * factor + offset_by) for v in values)
         else:
             left = f"lower({self.text(given.column)})"
             if kind == "category" and found_column and found_column.column:
