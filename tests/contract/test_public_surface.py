@@ -106,7 +106,8 @@ def test_importing_a_package_configures_nothing(root: str) -> None:
 
 def test_every_room_has_its_unit_tests() -> None:
     root = Path(__file__).parents[2]
-    rooms = {path.parent.name for path in (root / "framework").glob("*/__init__.py")}
+    # A room that only has its name so far has no tests either.
+    rooms = {path.parent.name for path in (root / "framework").glob("*/[!_]*.py")}
     rooms |= {"infrastructure", "capabilities", "configs"}
     unit = root / "tests" / "unit"
     assert {path.name for path in unit.iterdir() if any(path.glob("test_*.py"))} == rooms
