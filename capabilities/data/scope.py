@@ -271,7 +271,7 @@ class Scope:
             number = found.column is not None and found.column.kind == "number"
             value = self.number(given.column) if number else self.text(given.column)
             return f"({value} IS {'NOT ' if given.op == 'present' else ''}NULL)"
-        values = given.value if isinstance(given.value, list) else [given.value]
+        values: list[Any] = given.value if isinstance(given.value, list) else [given.value]
         found_column = self.find(given.column)
         kind = found_column.column.kind if found_column and found_column.column else None
         if found_column is None and given.column in _NAMES:
@@ -286,7 +286,7 @@ class Scope:
         if self._numeric(given.column, kind, values):
             left = self.value(given.column)
             factor, offset_by = self._scale(given)
-            places = ", ".join(self.bind(float(str(v)) * factor + offset_by) for v in values)
+            places = ", ".join(self.bind(float(v) * factor + offset_by) for v in values)
         else:
             left = f"lower({self.text(given.column)})"
             if kind == "category" and found_column and found_column.column:

@@ -65,6 +65,7 @@ def values(result: QueryResult) -> dict[str, Any]:
         ({"aggregate": "sum", "value": "units", "periods": [["2021-01-01", "2022-01-01"]]}, 8),
         ({"aggregate": "sum", "value": "units", "periods": [[None, "2021-02-01"]]}, 7),
         ({"aggregate": "first", "value": "price"}, 10),
+        ({"aggregate": "rows", "where": [{"column": "units", "value": True}]}, 1),
     ],
 )
 def test_one_value(sales: Path, query: dict[str, Any], value: float) -> None:
