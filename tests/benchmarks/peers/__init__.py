@@ -46,12 +46,12 @@ async def look(limit: int = 10) -> int:
 
 
 MOMENTS: list[float] = []
-"""When the tool was called; emptied by whoever takes the time to the first call."""
+"""When the tool was called, in seconds of the process; emptied by who takes the time to it."""
 
 
 def follow(number: int) -> int:
     """Do what the tool does, and note when."""
-    MOMENTS.append(time.perf_counter())
+    MOMENTS.append(time.process_time())
     return number + 1
 
 
