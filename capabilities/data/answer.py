@@ -13,9 +13,8 @@ from capabilities.data.query import Query
 from capabilities.data.say import say
 from capabilities.data.schema import read_tables
 from capabilities.data.session import open_session
-from capabilities.data.words import MAX_TEXT
 from capabilities.periods.items import Interval
-from capabilities.periods.reading import read_times
+from capabilities.periods.reading import MAX_TEXT, read_times
 from framework.base import ErrorSeverity, ValidationError
 
 

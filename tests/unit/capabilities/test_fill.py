@@ -9,7 +9,7 @@ import pytest
 
 from capabilities.data.answer import answer_question
 from capabilities.data.readings import time_reading
-from capabilities.data.words import MAX_TEXT
+from capabilities.periods.reading import MAX_TEXT
 from framework.base import CapgraphError, ValidationError
 
 SALES = (
