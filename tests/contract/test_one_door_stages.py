@@ -166,7 +166,7 @@ async def test_outside_one_sees_failures_too(door: Any) -> None:
     (record,) = seen
     assert record.success is False
     assert record.error.severity in {ErrorSeverity.CRITICAL, "critical"}
-    assert "no power" in record.error.user_message
+    assert "no power" in record.error.message
 
 
 async def test_a_failure_of_a_middleware_is_a_failure_of_the_step(door: Any) -> None:
