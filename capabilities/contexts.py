@@ -116,39 +116,6 @@ class TimeRange(CapabilityContext):
         return f"Time range: {self.label}."
 
 
-class TableRef(_Part):
-    """One table of one file, and how to read it."""
-
-    path: str
-    kind: Literal["csv", "parquet", "json", "sqlite"]
-    label: str
-    table: str | None = None
-    delimiter: str = ","
-    quote: str = '"'
-    escape: str = '"'
-    header: bool = True
-    skip: int = 0
-    encoding: str = "utf-8"
-    names: list[str] = Field(default_factory=list)
-    size: int = 0
-    modified_ns: int = 0
-
-
-class ColumnRef(_Part):
-    """A column and how its text becomes a value."""
-
-    name: str
-    reading: str = "plain"
-
-
-class TimeRef(_Part):
-    """The column or columns that hold the time."""
-
-    columns: list[str]
-    reading: str = "iso"
-    zone: str | None = None
-
-
 class ResultRow(_Part):
     """One row of an answer.
 
@@ -156,7 +123,7 @@ class ResultRow(_Part):
         value: The value.
         group: Its group, one name for each column of ``group_by``.
         period: Its period, when the query has some.
-        time: When it was; beginning of a run.
+        time: When it was; beginning of a run or of a group of times.
         until: End of a run.
         shown: Columns that say which row it is.
         change: Difference from the first period.

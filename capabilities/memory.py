@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from framework.base import (
     BaseCapability,
     CapabilityContext,
-    CapabilityError,
     ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
@@ -39,12 +38,63 @@ _FORGET = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EVERYTHING = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
-_SMALL_WORDS = """
-    a about all am an and any anything are as at be can did do does everything for from had has
-    have how i in is it know me my of on or please recall remember remembered said tell that the
-    this to told was we what when where which who you your
-"""
-_STOP = frozenset(_SMALL_WORDS.split())
+_STOP = frozenset(
+    [
+        "a",
+        "about",
+        "all",
+        "am",
+        "an",
+        "and",
+        "any",
+        "anything",
+        "are",
+        "as",
+        "at",
+        "be",
+        "can",
+        "did",
+        "do",
+        "does",
+        "everything",
+        "for",
+        "from",
+        "had",
+        "has",
+        "have",
+        "how",
+        "i",
+        "in",
+        "is",
+        "it",
+        "know",
+        "me",
+        "my",
+        "of",
+        "on",
+        "or",
+        "please",
+        "recall",
+        "remember",
+        "remembered",
+        "said",
+        "tell",
+        "that",
+        "the",
+        "this",
+        "to",
+        "told",
+        "was",
+        "we",
+        "what",
+        "when",
+        "where",
+        "which",
+        "who",
+        "you",
+        "your",
+    ]
+)
 
 
 class Fact(BaseModel):
@@ -138,10 +188,10 @@ class MemoryCapability(BaseCapability):
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
             await store.aput(room, key, fact.model_dump())
             found = {key: fact}
-        elif action == "forget":
-            found = await _forget(store, room, text)
         else:
             found = matching(text, await _known(store, room))
+            for key in found if action == "forget" else ():
+                await store.adelete(room, key)
         facts = list(found.values())
         return Memory(
             action=action,
@@ -151,25 +201,20 @@ class MemoryCapability(BaseCapability):
         )
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        step = PlannedStep(
+            context_key="stored_fact",
+            capability="memory",
+            task_objective="Remember that the user's station is KSEA",
+            expected_output="MEMORY",
+            parameters={"action": "remember", "fact": "My station is KSEA"},
+        )
         return OrchestratorGuide(
             instructions=(
                 "Plan one step to keep a fact that the user states about themselves"
                 " (action remember, fact), to look facts up (action recall, query), or to remove"
                 " one (action forget, fact)."
             ),
-            examples=[
-                OrchestratorExample(
-                    step=PlannedStep(
-                        context_key="stored_fact",
-                        capability="memory",
-                        task_objective="Remember that the user's station is KSEA",
-                        success_criteria="The fact is stored",
-                        expected_output="MEMORY",
-                        parameters={"action": "remember", "fact": "My station is KSEA"},
-                    ),
-                    scenario_description="The user states a fact to keep",
-                )
-            ],
+            examples=[OrchestratorExample(step, "The user states a fact to keep")],
             priority=50,
         )
 
@@ -212,18 +257,14 @@ def read_request(
     >>> read_request("Where do I live?", MemoryParameters())
     ('recall', 'Where do I live?')
     """
+    given = (parameters.fact or parameters.query or task).strip()
     if parameters.action:
-        text = parameters.fact or parameters.query or task
-        return parameters.action, text.strip()
+        return parameters.action, given
     if match := _REMEMBER.match(task):
-        return "remember", _statement(match["fact"])
+        return "remember", match["fact"].rstrip(".! ")
     if match := _FORGET.match(task):
-        return "forget", _statement(match["fact"])
-    return "recall", (parameters.query or task).strip()
-
-
-def _statement(text: str) -> str:
-    return text.strip().rstrip(".!").strip()
+        return "forget", match["fact"].rstrip(".! ")
+    return "recall", given
 
 
 def matching(query: str, known: dict[str, Fact]) -> dict[str, Fact]:
@@ -236,12 +277,9 @@ def matching(query: str, known: dict[str, Fact]) -> dict[str, Fact]:
     words = _words(query)
     if not words or _EVERYTHING.search(query):
         return dict(known)
-    scored = []
-    for key, fact in known.items():
-        shared = len(words & _words(fact.text))
-        if shared:
-            scored.append((-shared, fact.at, key))
-    return {key: known[key] for _, _, key in sorted(scored)}
+    shared = {key: len(words & _words(fact.text)) for key, fact in known.items()}
+    best = sorted(filter(shared.get, known), key=lambda key: (-shared[key], known[key].at))
+    return {key: known[key] for key in best}
 
 
 def _words(text: str) -> set[str]:
@@ -253,28 +291,9 @@ def _words(text: str) -> set[str]:
 async def _known(store: BaseStore, room: tuple[str, ...]) -> dict[str, Fact]:
     """Read all facts of a room, page by page."""
     known: dict[str, Fact] = {}
-    offset = 0
-    while True:
-        items = await store.asearch(room, limit=_PAGE, offset=offset)
+    while items := await store.asearch(room, limit=_PAGE, offset=len(known)):
         known |= {item.key: Fact.model_validate(item.value) for item in items}
-        if len(items) < _PAGE:
-            return known
-        offset += len(items)
-
-
-async def _forget(store: BaseStore, room: tuple[str, ...], text: str) -> dict[str, Fact]:
-    """Delete the facts that match, and look again until there is none left."""
-    gone: dict[str, Fact] = {}
-    while found := matching(text, await _known(store, room)):
-        for key in found:
-            if key in gone:
-                raise CapabilityError(
-                    f"The store still has the fact {found[key].text!r} after it was deleted.",
-                    fix="Check the store, then ask again.",
-                )
-            await store.adelete(room, key)
-        gone |= found
-    return gone
+    return known
 
 
 def _room() -> tuple[tuple[str, ...], bool]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Plot, QueryResult
 from capabilities.data.chart import Wanted, draw
-from capabilities.data.examples import MOVEMENTS, PICTURES, TIMED_QUESTIONS, UNRELATED
-from capabilities.data.work import classify_data_error, run_work
+from capabilities.data.examples import examples
+from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -27,7 +26,7 @@ _BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
 _LINES = re.compile(r"\blines?\s*(?:chart|plot|graph)?\b", re.IGNORECASE)
 _PICTURE = re.compile(
     r"^\W*(?:please\s+|can you\s+|could you\s+)?(?:plot|graph|chart|draw|visuali[sz]e|sketch)\b"
-    r"|\b(?:plot|graph|chart|histogram|diagram|picture) (?:of|for|showing|with)\b"
+    r"|\b(?:plot|graph|chart|diagram|picture) (?:of|for|showing|with)\b"
     r"|\band (?:plot|graph|chart|draw|visuali[sz]e)\b",
     re.IGNORECASE,
 )
@@ -59,6 +58,7 @@ class Plotting(BaseCapability):
     """
 
     name = "plotting"
+    libraries = ("matplotlib.figure", "matplotlib.dates", "matplotlib.backends.backend_agg")
     description = (
         "Draws a chart of measurements over time or by group as a PNG or SVG file, with labels,"
         " units and the extremes marked."
@@ -67,6 +67,7 @@ class Plotting(BaseCapability):
     requires = ["QUERY_RESULT"]  # noqa: RUF012
     effect = "idempotent"
     classify_error = staticmethod(classify_data_error)
+    workers: ClassVar[Workers] = Workers()
     Parameters = PlottingParameters
 
     async def execute(self) -> Plot:
@@ -88,7 +89,7 @@ class Plotting(BaseCapability):
             dpi=int(self.config.get("dpi") or 144),
         )
         self.progress("Drawing")
-        return await run_work(self.config, draw, result, wanted, self.config)
+        return await self.workers.run(self.config, draw, result, wanted, self.config)
 
     @staticmethod
     def recognises(task: str) -> bool | None:
@@ -125,13 +126,10 @@ class Plotting(BaseCapability):
             instructions=(
                 "Activate when the request asks for a picture, or how values moved over time."
             ),
-            examples=[
-                *(ClassifierExample(q, True, "asks for a picture") for q in PICTURES),
-                *(ClassifierExample(q, True, "movement is best seen") for q in MOVEMENTS),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-                *(
-                    ClassifierExample(q, False, "one value needs no picture")
-                    for q in TIMED_QUESTIONS[::3]
-                ),
-            ],
+            examples=examples(
+                picture="asks for a picture",
+                movement="movement is best seen",
+                timed="no: one value needs no picture",
+                unrelated="no: needs no data",
+            ),
         )

@@ -57,10 +57,16 @@ class PythonPrompt(PromptBuilder):
     role = "You write Python that answers a question about data at hand."
     instructions = (
         "Rules:\n"
-        "- Answer with one complete program and nothing else.\n"
-        "- There is no network, and no file but those in the working folder.\n"
-        "- Use only the inputs that are listed, under the names given there.\n"
+        "- Answer with one complete program in one fenced block, and nothing else.\n"
+        "- The data is in the dictionary `inputs`, as plain dictionaries, lists, strings and"
+        " numbers; use only what is listed below, under the names given there.\n"
         "- Check that the data has what you need, and raise an error that says what is missing.\n"
+        "- Put the answer into the variable `result`: only None, bool, int, float, str, list and"
+        " dict with string keys; no NaN; a summary, not all rows.\n"
+        "- Save pictures with matplotlib as PNG files in the folder `figures`.\n"
+        "- Installed packages such as numpy, pandas and duckdb may be imported when needed.\n"
+        "- There is no network, no other process, little time, and no file but those in the"
+        " working folder.\n"
         f"- {DATA_RULE}"
     )
 

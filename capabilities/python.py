@@ -280,6 +280,13 @@ class RunPython(BaseCapability):
         return found
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
+        step = PlannedStep(
+            context_key="computed",
+            capability="python",
+            task_objective="Run the user's code",
+            expected_output="CODE_RESULT",
+            parameters={"code": "result = sum(range(10))"},
+        )
         return OrchestratorGuide(
             instructions=(
                 "Plan 'python' only for analysis that no other capability does. Code given by the "
@@ -288,20 +295,7 @@ class RunPython(BaseCapability):
                 "the data as inputs['QUERY_RESULT'] and so on, and sets `result`; it has no network "
                 "and no files. A person is shown the code and must agree."
             ),
-            examples=[
-                OrchestratorExample(
-                    step=PlannedStep(
-                        context_key="computed",
-                        capability="python",
-                        task_objective="Run the user's code",
-                        success_criteria="The code ended without an error",
-                        expected_output="CODE_RESULT",
-                        parameters={"code": "result = sum(range(10))"},
-                        inputs=[],
-                    ),
-                    scenario_description="The user gives Python code to run",
-                )
-            ],
+            examples=[OrchestratorExample(step, "The user gives Python code to run")],
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:

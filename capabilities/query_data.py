@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from capabilities.contexts import DataSource, QueryResult, TimeRange
 from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.examples import (
-    MOVEMENTS,
-    PICTURES,
-    TIMED_QUESTIONS,
-    UNRELATED,
-    UNTIMED_QUESTIONS,
-)
+from capabilities.data.examples import examples
 from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.query import Aggregate, Query
 from capabilities.data.schema import schema_of
-from capabilities.data.work import classify_data_error, run_work
+from capabilities.data.work import Workers, classify_data_error
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -72,6 +65,7 @@ class QueryData(BaseCapability):
     """
 
     name = "query_data"
+    libraries = ("duckdb",)
     description = (
         "Answers a question about measurements and tables in the user's data files: highest and"
         " lowest values with their dates, averages, totals, counts, shares, changes, comparisons,"
@@ -80,6 +74,7 @@ class QueryData(BaseCapability):
     provides: list[str] = ["QUERY_RESULT"]  # noqa: RUF012 - as every capability declares it
     requires = ["DATA_SOURCE", ("TIME_RANGE", "optional")]  # noqa: RUF012
     classify_error = staticmethod(classify_data_error)
+    workers: ClassVar[Workers] = Workers()
     Parameters = QueryDataParameters
 
     async def execute(self) -> QueryResult:
@@ -91,10 +86,10 @@ class QueryData(BaseCapability):
         query = self.parameters.query
         self.progress(f"Reading {', '.join(source.files)[:200]}")
         if query is not None:
-            return await run_work(
+            return await self.workers.run(
                 self.config, answer_query, source.files, query, times, self.config
             )
-        return await run_work(
+        return await self.workers.run(
             self.config, answer_question, source.files, self.task, times,
             _last_queries(self.state, source.files), self.config,
         )  # fmt: skip
@@ -115,7 +110,9 @@ class QueryData(BaseCapability):
             except PydanticError:
                 continue  # the step that reads it says what is wrong
             task = str(state.get("task_current_task") or "")
-            parts.append(f"{key}:\n" + await run_work(config, schema_of, files, task, config))
+            parts.append(
+                f"{key}:\n" + await QueryData.workers.run(config, schema_of, files, task, config)
+            )
         return "\n".join(parts)
 
     def _create_orchestrator_guide(self) -> OrchestratorGuide:
@@ -153,13 +150,16 @@ class QueryData(BaseCapability):
         )
 
     def _create_classifier_guide(self) -> TaskClassifierGuide:
-        asked = (*TIMED_QUESTIONS, *UNTIMED_QUESTIONS, *MOVEMENTS, *PICTURES)
+        asked = "asks about data"
         return TaskClassifierGuide(
             instructions="Activate when the answer must come from the user's data files.",
-            examples=[
-                *(ClassifierExample(q, True, "asks about data") for q in asked),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-            ],
+            examples=examples(
+                timed=asked,
+                untimed=asked,
+                movement=asked,
+                picture=asked,
+                unrelated="no: needs no data",
+            ),
         )
 
 

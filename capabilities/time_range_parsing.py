@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.contexts import TimeRange
-from capabilities.data.examples import MOVEMENTS, TIMED_QUESTIONS, UNRELATED
-from capabilities.periods.reading import time_range_of
+from capabilities.contexts import DataWindow, Period, TimeRange
+from capabilities.data.examples import examples
+from capabilities.periods.connect import ParsedTime
+from capabilities.periods.items import Interval
+from capabilities.periods.reading import MAX_TEXT, read_times
 from framework.base import (
     BaseCapability,
-    ClassifierExample,
     OrchestratorExample,
     OrchestratorGuide,
     PlannedStep,
@@ -19,6 +22,40 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
+
+
+def to_time_range(parsed: ParsedTime, settings: Mapping[str, Any]) -> TimeRange:
+    """Turn what was parsed into the context type."""
+
+    def period(interval: Interval) -> Period:
+        return Period(start=interval.start, end=interval.end, label=interval.label)
+
+    window = None
+    if parsed.window is not None:
+        edge, amount, unit = parsed.window
+        window = DataWindow.model_validate({"edge": edge, "amount": amount, "unit": unit})
+    return TimeRange(
+        label=parsed.label,
+        periods=[period(interval) for interval in parsed.intervals],
+        endpoints=[period(interval) for interval in parsed.endpoints],
+        months=parsed.months,
+        days=parsed.days,
+        weekdays=parsed.weekdays,
+        hours=parsed.hours,
+        window=window,
+        timezone=settings.get("timezone") or "UTC",
+    )
+
+
+def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
+    """Read the time range of a question.
+
+    >>> time_range_of("the first half of 2009", {}).label
+    'the first half of 2009'
+    """
+    text = text[:MAX_TEXT]
+    found = to_time_range(read_times(text, settings), settings)
+    return found.model_copy(update={"read_from": text})
 
 
 class TimeRangeParameters(BaseModel):
@@ -94,9 +131,9 @@ class TimeRangeParsing(BaseCapability):
     def _create_classifier_guide(self) -> TaskClassifierGuide:
         return TaskClassifierGuide(
             instructions="Activate when the request is about data at certain times.",
-            examples=[
-                *(ClassifierExample(q, True, "names a time") for q in TIMED_QUESTIONS),
-                *(ClassifierExample(q, True, "is about data over time") for q in MOVEMENTS),
-                *(ClassifierExample(q, False, "needs no data") for q in UNRELATED),
-            ],
+            examples=examples(
+                timed="names a time",
+                movement="is about data over time",
+                unrelated="no: needs no data",
+            ),
         )

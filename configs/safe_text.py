@@ -14,13 +14,15 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+
+from configs.scoped import scoped
 
 MASK = "***"
 """What stands in place of a secret."""
@@ -36,14 +38,15 @@ _SECRET_NAME = re.compile(rf"(?i){_NAMES}s?$")
 _ENVIRONMENT_NAME = re.compile(r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$")
 _URL = re.compile(r"(://[^\s/:@\"']*:)([^\s/\"']*)@")
 _NAMED = re.compile(
-    rf"(?i)({_NAMES}s?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
-    r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&}\])]+)"
+    rf"(?i)({_NAMES}s?\\?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
+    r"(?:\"[^\"]*\"|'[^']*'|\\\"[^\"\\]*\\\"|[^\s\"',;&}\])]+)"
 )
 _BEARER = re.compile(r"\b((?i:bearer|basic)\s+)(?=[^\s\"',;]+[\dA-Z=_])[^\s\"',;&}\])]{6,}")
 _SHAPES = re.compile(
     r"\b(?:sk-[\w-]{8,}|[spr]k_(?:live|test)_\w{8,}|gh[oprsu]_\w{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}|xapp-[\w-]{8,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gsk_[A-Za-z0-9]{20,}|npm_\w{30,}"
+    r"|(?:xai|pplx|tvly)-[\w-]{16,}|lsv2_[a-z]{2}_\w{16,}"
     r"|eyJ[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
 _PRIVATE_KEY = re.compile(
@@ -58,7 +61,7 @@ _HINTS = (
     *("key", "token", "secret", "passw", "pwd", "passphrase", "authorization", "credential"),
     *("bearer", "basic ", "://", "sk-", "k_live", "k_test", "gho_", "ghp_", "ghr_", "ghs_", "ghu_"),
     *("github_pat", "glpat", "xox", "xapp", "akia", "asia", "aiza", "ya29", "hf_", "gsk_", "npm_"),
-    "eyj",
+    *("eyj", "xai-", "pplx-", "tvly-", "lsv2_"),
 )
 
 
@@ -132,7 +135,7 @@ class SecretMasker:
         if isinstance(value, _MAPPINGS):
             return {
                 self.text(key) if isinstance(key, str) else key: (
-                    MASK if item and isinstance(item, str) and _is_secret(key) else self.data(item)
+                    self._hidden(item) if item and _is_secret(key) else self.data(item)
                 )
                 for key, item in value.items()
             }
@@ -141,6 +144,11 @@ class SecretMasker:
         if isinstance(value, SecretStr | SecretBytes):
             return MASK
         return value
+
+    def _hidden(self, item: Any) -> Any:
+        if isinstance(item, str):
+            return MASK
+        return [self._hidden(one) for one in item] if isinstance(item, _LISTS) else self.data(item)
 
 
 def _keep_quotes(match: re.Match[str]) -> str:
@@ -175,8 +183,7 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
 _masker: ContextVar[SecretMasker] = ContextVar("capgraph_masker", default=SecretMasker())  # noqa: B039 - never changed
 
 
-@contextmanager
-def use_masker(masker: SecretMasker) -> Iterator[None]:
+def use_masker(masker: SecretMasker) -> AbstractContextManager[None]:
     """Mask with a masker inside the block, also in tasks and threads that are started there.
 
     What the masker around the block knows is masked inside as well.
@@ -184,11 +191,7 @@ def use_masker(masker: SecretMasker) -> Iterator[None]:
     Args:
         masker: What knows the secrets.
     """
-    token = _masker.set(_masker.get().joined(masker))
-    try:
-        yield
-    finally:
-        _masker.reset(token)
+    return scoped(_masker, _masker.get().joined(masker))
 
 
 def mask_secrets(text: str) -> str:

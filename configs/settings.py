@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
@@ -24,10 +25,12 @@ from pydantic_settings import (
 
 from configs.errors import ConfigurationError
 from configs.limits import Limits, Section
+from configs.scoped import scoped
 from configs.yaml_files import deep_merge, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
+_file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
 
 
 @cache
@@ -103,7 +106,8 @@ class PersistenceSettings(Section):
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked. ``capgraph threads prune`` does what these three say.
+            asked. These three are applied as turns end; ``capgraph threads prune`` does it at
+            once.
     """
 
     url: str | None = None
@@ -135,6 +139,8 @@ class Settings(BaseSettings):
         persistence: Where threads live.
         capabilities: Capability name to its own settings.
         data_folders: Folders and files that data capabilities may read; none allows no file.
+        user: Who asks at the command line; whoever is logged in there when not given. A program
+            names its user with each run (``configurable.user_id``).
         context: Context data that every turn of a new thread begins with.
         secrets: Values that are never shown or kept as they are, besides keys and passwords of
             other settings: they are masked in errors, events and logs.
@@ -169,6 +175,7 @@ class Settings(BaseSettings):
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
+    user: str | None = None
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 
@@ -201,7 +208,7 @@ class _FileSource(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return dict(_file_values.get())
+        return dict(_file_values.get({}))
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
@@ -222,9 +229,9 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
     values: dict[str, Any] = {}
     for file in ([named] if named else []) + [os.fspath(item) for item in files]:
         values = deep_merge(values, read_yaml(file))
-    token = _file_values.set(values)
     try:
-        return Settings(**overrides)
+        with scoped(_file_values, values):
+            return Settings(**overrides)
     except ValidationError as exc:
         raise ConfigurationError(_explain(exc, [str(file) for file in files])) from exc
     except SettingsError as exc:
@@ -232,8 +239,6 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
             f"The settings cannot be used: {exc}."
             " Fix: write lists and sections in environment variables as JSON."
         ) from exc
-    finally:
-        _file_values.reset(token)
 
 
 def _refuse_misspelt_variables() -> None:
@@ -245,7 +250,10 @@ def _refuse_misspelt_variables() -> None:
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
         near = nearest(first, known)
-        if near:
+        inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
+        if meant := next((key for key in inside if key.replace("__", "_") == name), None):
+            fix = f"Write {_PREFIX}{meant.upper()}."
+        elif near:
             fix = f"Write {_PREFIX}{(near + section + rest).upper()}."
         elif section:
             fix = f"Use one of: {', '.join(known)}."
@@ -288,13 +296,3 @@ def _explain(exc: ValidationError, files: list[str]) -> str:
         else:
             lines.append(f"  {path}: {error['msg']}.")
     return f"The settings cannot be used{source}:\n" + "\n".join(lines)
-
-
-def _context_values() -> Any:
-    from contextvars import ContextVar
-
-    empty: Mapping[str, Any] = {}
-    return ContextVar("capgraph_settings_files", default=empty)
-
-
-_file_values = _context_values()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 from configs.safe_text import mask_data
+from configs.scoped import scoped
 
 Event = dict[str, Any]
 _PREPARATION = {"task_extraction": 1, "classifier": 2, "orchestrator": 3}
@@ -17,8 +18,7 @@ _heard: ContextVar[bool] = ContextVar("capgraph_heard", default=True)
 _running: ContextVar[tuple[int, int] | None] = ContextVar("capgraph_running_step", default=None)
 
 
-@contextmanager
-def step_of_plan(index: int, total: int) -> Iterator[None]:
+def step_of_plan(index: int, total: int) -> AbstractContextManager[None]:
     """Say which step of the plan runs inside a ``with`` block, for the events sent from there.
 
     The state cannot tell: steps run side by side, and it knows of one index only.
@@ -27,50 +27,31 @@ def step_of_plan(index: int, total: int) -> Iterator[None]:
     ...     _position("weather", {})
     {'step': 3, 'total_steps': 5, 'phase': 'Execution'}
     """
-    token = _running.set((index, total))
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    return scoped(_running, (index, total))
 
 
-@contextmanager
-def use_outlet(outlet: Callable[[Event], Event]) -> Iterator[None]:
+def use_outlet(outlet: Callable[[Event], Event]) -> AbstractContextManager[None]:
     """Have every event of what runs inside, tasks that it starts included, pass an outlet.
 
     Args:
         outlet: Takes an event and returns it as it goes to the stream.
     """
-    token = _outlet.set(outlet)
-    try:
-        yield
-    finally:
-        _outlet.reset(token)
+    return scoped(_outlet, outlet)
 
 
-@contextmanager
-def heard(by_somebody: bool) -> Iterator[None]:
+def heard(by_somebody: bool) -> AbstractContextManager[None]:
     """Say whether anybody takes up the events of what runs inside; else none is made.
 
     >>> with heard(False):
     ...     stream_writer() is None
     True
     """
-    token = _heard.set(by_somebody)
-    try:
-        yield
-    finally:
-        _heard.reset(token)
+    return scoped(_heard, by_somebody)
 
 
 def is_heard() -> bool:
     """Tell whether anybody may take up an event that is sent now."""
     return _heard.get()
-
-
-def outlet_in_use() -> Callable[[Event], Event] | None:
-    """Return the outlet that events pass where this is called; ``None`` for none."""
-    return _outlet.get()
 
 
 def stream_writer() -> Callable[[Event], None] | None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+import ormsgpack
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
+from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
@@ -27,6 +30,11 @@ from langgraph.types import Interrupt
 
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
+COUNTERS = "counters_since_delta_snapshot"
+"""In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
+_OF_A_TASK = tuple(
+    f"__pregel_{name}" for name in ("task_id", "resuming", "scratchpad", "read", "send", "call")
+)
 _NEXT_NODE = ("branch:to:", "__start__")
 
 
@@ -34,8 +42,16 @@ def is_task(config: Mapping[str, Any]) -> bool:
     """Tell whether a graph that is run with this configuration is run inside another's task.
 
     A graph that a node calls with a ``thread_id`` of its own is not: LangGraph drops the task.
+    A caller could write the name of a task; only the one that is running counts.
     """
-    return "__pregel_task_id" in (config.get("configurable") or {})
+    named = (config.get("configurable") or {}).get("__pregel_task_id")
+    return named is not None and named == _configurable().get("__pregel_task_id")
+
+
+def forged(config: Mapping[str, Any]) -> list[str]:
+    """Name what only a running task can say of itself, where a configuration comes from none."""
+    named = config.get("configurable") or {}
+    return [] if is_task(config) else [name for name in _OF_A_TASK if name in named]
 
 
 def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
@@ -43,6 +59,20 @@ def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
     configurable = config.get("configurable") or {}
     found: Mapping[str, str] = configurable.get("checkpoint_map") or {}
     return found.get("") if is_task(config) else None
+
+
+def running_checkpoint(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return namespace and id of the checkpoint on which the running superstep builds.
+
+    ``None`` where nothing is saved before the end. A task inside a node has a namespace, but no
+    checkpoint of its own: it builds on that of the graph.
+    """
+    configurable = config.get("configurable") or {}
+    if configurable.get("__pregel_durability") == "exit":
+        return None
+    known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
+    newest = list(known.values())[-1:]
+    return next(((space, name) for space, name in known.items() if [name] == newest), None)
 
 
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
@@ -62,11 +92,6 @@ def lent_saver(config: Mapping[str, Any]) -> BaseCheckpointSaver[Any] | None:
     """Return the saver that an outer graph, or a server, lends to what runs inside."""
     found = (config.get("configurable") or {}).get("__pregel_checkpointer")
     return found if isinstance(found, BaseCheckpointSaver) else None
-
-
-def saves_as_it_goes(config: Mapping[str, Any]) -> bool:
-    """Tell whether checkpoints are saved while a graph runs, and not only at its end."""
-    return bool((config.get("configurable") or {}).get("__pregel_durability") != "exit")
 
 
 def prepare_task(function: Any, owner: Any) -> None:
@@ -94,6 +119,14 @@ def open_interrupts(writes: Any) -> list[Interrupt]:
     return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
 
 
+def given_to_run(found: CheckpointTuple) -> Mapping[str, Any] | None:
+    """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
+    if found.metadata.get("source") == "loop":
+        return None
+    given = found.checkpoint["channel_values"].get("__start__")
+    return given if isinstance(given, Mapping) else {}
+
+
 def postgres_cursor(saver: Any) -> AbstractAsyncContextManager[Any]:
     """Open a cursor of a PostgreSQL saver, apart from its own transactions."""
     cursor: AbstractAsyncContextManager[Any] = saver._cursor()
@@ -109,6 +142,12 @@ def keep_ids_ahead_of(checkpoint_id: str) -> None:
     if parsed.version == 6:
         latest = checkpoint_ids._last_v6_timestamp or 0
         vars(checkpoint_ids)["_last_v6_timestamp"] = max(latest, parsed.time)
+
+
+def id_at(seconds: float) -> str:
+    """Return what sorts before every checkpoint id of a moment or later, and after all others."""
+    ticks = int(seconds * 10_000_000) + 0x01B21DD213814000  # since 1582, as such ids count
+    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-6{ticks & 0xFFF:03x}"
 
 
 def new_try() -> None:
@@ -164,9 +203,49 @@ def outer_task() -> str:
     return namespace.rpartition("|")[0]
 
 
+_MESSAGES = {
+    (cls.__module__, cls.__name__): (cls, frozenset(cls.model_fields))
+    for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
+}
+
+
+def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
+    """Turn msgpack of LangGraph's serializer into a value.
+
+    The messages of a thread are most of what a turn reads. They were valid when they were written,
+    so one that has all its fields, and no others, is put together without being checked again.
+
+    Args:
+        data: What was written.
+        rebuild: Makes every other object: the serializer's own.
+    """
+
+    def made(code: int, inner: bytes) -> Any:
+        if code == EXT_DELTA_SNAPSHOT:
+            return _DeltaSnapshot(_unpack(inner, made))
+        if code == EXT_PYDANTIC_V2:
+            module, name, fields, _ = _unpack(inner, made)
+            cls, names = _MESSAGES.get((module, name), (None, None))
+            if cls is not None and fields.keys() == names:
+                message = object.__new__(cls)
+                set_slot = object.__setattr__
+                set_slot(message, "__dict__", fields)
+                set_slot(message, "__pydantic_fields_set__", set(fields))
+                set_slot(message, "__pydantic_extra__", {})
+                set_slot(message, "__pydantic_private__", None)
+                return message
+        return rebuild(code, inner)
+
+    return _unpack(data, made)
+
+
+def _unpack(data: bytes, made: Callable[[int, bytes], Any]) -> Any:
+    return ormsgpack.unpackb(data, ext_hook=made, option=ormsgpack.OPT_NON_STR_KEYS)
+
+
 def counts_deltas(found: CheckpointTuple) -> set[str]:
     """Name the keys of a checkpoint whose values follow from earlier checkpoints."""
-    counted: Any = found.metadata.get("counters_since_delta_snapshot") or {}
+    counted: Any = found.metadata.get(COUNTERS) or {}
     return set(counted)
 
 
@@ -201,7 +280,7 @@ async def as_whole(
         versions[name] = saver.get_next_version(versions[name], None)
     checkpoint: Any = {**found.checkpoint, "channel_values": values, "channel_versions": versions}
     metadata: Any = dict(found.metadata)
-    counters = metadata.pop("counters_since_delta_snapshot", None) or {}
+    counters = metadata.pop(COUNTERS, None) or {}
     if rest := {name: count for name, count in counters.items() if name not in channels}:
-        metadata["counters_since_delta_snapshot"] = rest
+        metadata[COUNTERS] = rest
     return found._replace(checkpoint=checkpoint, metadata=metadata)

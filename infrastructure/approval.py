@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
 from typing import Any
 
 from langgraph.config import get_config
 
-from framework.approvals import (
-    PLAN,
-    STEP,
-    Answer,
-    Rule,
-    StandingRules,
-    add_rule,
-    plan_question,
-    read_answers,
-    standing_rules,
-    step_question,
-)
+from framework.approvals import PLAN, Answer, plan_question, standing_rules, step_question
 from framework.base import (
     BaseInfrastructureNode,
     ConfigurationError,
@@ -30,7 +17,7 @@ from framework.base import (
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check
 from framework.engine.apply_answers import apply_answers, ending, plan_rejected
-from framework.engine.asking import ask_person
+from framework.engine.asking import ask_person, reader, remember
 from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
 from framework.langgraph_compat import lent_saver
@@ -58,18 +45,18 @@ class ApprovalNode(BaseInfrastructureNode):
         if state.get("control_is_awaiting_validation"):
             _need_saver()
             question = plan_question(view, services.registry)
-            answers: dict[str, Answer] = {}
+            read = reader(question, view, services, store)
             problems: list[str] = []
-            while not answers or problems:
-                answers = _ask(question, view, services, store, problems)
-                answer = answers[PLAN]
+            while True:
+                answers = read(ask_person(question, read, problems))[0]
                 try:
-                    return await _decide_plan(answer, view, services)
+                    return await _decide_plan(answers[PLAN], view, services)
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
         rules = await standing_rules(store, services.clock.now())
-        ruled = _ruled(keys, view, rules)
+        found = {key: rules.covering(view.pending.get(key) or {}, view) for key in keys}
+        ruled = {key: rule.id for key, rule in found.items() if rule is not None}
         asked = [key for key in keys if key not in ruled]
         given: dict[str, Answer] = {}
         if asked:
@@ -77,25 +64,10 @@ class ApprovalNode(BaseInfrastructureNode):
             question = step_question(asked, view, services.registry)
             if rules.problem:
                 question = {**question, "note": rules.problem}
-            given = _ask(question, view, services, store)
-            await _remember(given, view, store)
+            read = reader(question, view, services, store)
+            given = read(ask_person(question, read))[0]
+            await remember(given, question, view, store)
         return await apply_answers(given, view, services, ruled)
-
-
-def _ask(
-    question: dict[str, Any],
-    view: TurnView,
-    services: Services,
-    store: Any,
-    problems: list[str] | None = None,
-) -> dict[str, Answer]:
-    def read(given: Any) -> tuple[dict[str, Answer], list[str]]:
-        answers, wrong = read_answers(given, question, services.registry, services.limits, view)
-        if store is None and any(answer.remember for answer in answers.values()):
-            wrong.append("Nothing can be remembered: the graph was built without a store.")
-        return answers, wrong
-
-    return ask_person(question, read, problems)
 
 
 async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> dict[str, Any]:
@@ -118,34 +90,6 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
     elif answer.decision == "approve":
         await services.ledger(view).agree(plan_digest(view.plan), PLAN)
     return {**update, **over}
-
-
-def _ruled(keys: tuple[str, ...], view: TurnView, rules: StandingRules) -> dict[str, str]:
-    """Return the steps that a standing rule approves, with its id."""
-    found = {
-        key: rules.covering(asked["capability"], view.thread_id, view.caller.user_id)
-        for key in keys
-        if (asked := view.pending.get(key) or {}).get("kind") == STEP and not asked.get("reason")
-    }
-    return {key: rule.id for key, rule in found.items() if rule is not None}
-
-
-async def _remember(answers: Mapping[str, Answer], view: TurnView, store: Any) -> None:
-    for key, answer in answers.items():
-        if answer.remember is None:
-            continue
-        only_here = answer.remember.scope == "thread"
-        # The same answer, read again after a restart, makes the same rule.
-        name = uuid.uuid5(uuid.NAMESPACE_OID, f"{view.thread_id}/{view.plan_id}/{key}")
-        rule = Rule(
-            id=name.hex,
-            capability=view.pending[key]["capability"],
-            thread_id=view.thread_id if only_here else None,
-            user_id=view.caller.user_id,
-            expires_at=answer.remember.until,
-            reason=answer.reason,
-        )
-        await add_rule(store, rule)
 
 
 def _need_saver() -> None:

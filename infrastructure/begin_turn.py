@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from framework.base import (
     BaseInfrastructureNode,
@@ -18,8 +19,8 @@ from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
-from framework.planning.strategies import last_request
-from framework.state import AgentState, reset_of_turn
+from framework.planning.strategies import attached, last_request, system_text
+from framework.state import AgentState, TurnView, reset_of_turn
 
 
 @infrastructure_node(quiet=True)
@@ -32,13 +33,13 @@ class BeginTurnNode(BaseInfrastructureNode):
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Return the reset, and an error entry when the request cannot be used."""
-        last = state.get("control_turn") or {}
+        view = TurnView(state)
         plan = state.get("planning_execution_plan")
-        brought = brought_id(plan, last)
+        brought = brought_id(plan, view.turn)
         keep = frozenset({"planning_execution_plan"} if brought else ())
         update = reset_of_turn(state, keep)
         message = _last_message(state)
-        number = int(last.get("number", 0)) + 1
+        number = view.turn_number + 1
         mark = _mark(message)
         begun = state.get("control_begun") or []
         opened_by = brought or (str(message.id or "") if message is not None else "")
@@ -87,9 +88,32 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def _unread(messages: Sequence[AnyMessage], services: Services) -> ValidationError | None:
+    """Say what only a model could read, where none would see it."""
+    if services.chat_model("planning") or services.chat_model("answer"):
+        return None
+    kinds = {f"a block of the type {block.get('type')!r}" for block in attached(messages)}
+    if system_text(messages):
+        kinds.add("a system message")
+    if not kinds:
+        return None
+    return ValidationError(
+        f"The input holds {' and '.join(sorted(kinds))}, and no chat model is there to read it.",
+        fix="Give build_graph a model, or leave it out.",
+    )
+
+
 def _problem(
     state: AgentState, services: Services, brought: str | None, mark: str | None
 ) -> ValidationError | None:
+    stored: Mapping[str, Any] = TurnView(state).contexts
+    for kind, entries in stored.items():
+        if not isinstance(entries, Mapping):
+            return ValidationError(
+                f"The thread's checkpoint holds {type(entries).__name__} as its {kind}, not entries"
+                " by key.",
+                fix="Start a new thread, or mend the checkpoint.",
+            )
     messages = state.get("messages") or []
     if brought and not messages:
         return None
@@ -97,6 +121,9 @@ def _problem(
         text = last_request(messages)
     except ValidationError as exc:
         return None if brought else exc
+    unread = _unread(messages, services)
+    if unread is not None:
+        return unread
     limit = services.limits.max_message_chars
     if len(text) > limit:
         return ValidationError(

@@ -7,10 +7,8 @@ from typing import Any
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
 from framework.planning import CLARIFY
-from framework.planning.strategies import AnswerRequest
-from framework.planning.summaries import missing_steps, step_summaries
 from framework.state import AgentState
-from infrastructure.respond import finished, without_own_failure
+from infrastructure.respond import answer, finished, without_own_failure
 
 
 @infrastructure_node
@@ -25,16 +23,8 @@ class ClarifyNode(BaseInfrastructureNode):
         """Write the question that the plan's last step names."""
         steps = (state.get("planning_execution_plan") or {}).get("steps") or []
         asked = [step for step in steps if step["capability"] == CLARIFY]
-        request = AnswerRequest(
-            task=state.get("task_current_task") or "",
-            purpose="clarify",
-            results=step_summaries(state, services.registry.context_types),
-            missing=missing_steps(state),
-            abilities=services.registry.describe(),
-            messages=state.get("messages") or [],
-            question=asked[-1].get("task_objective", "") if asked else "",
-        )
-        text = await services.answerer.answer(request)
+        question = asked[-1].get("task_objective", "") if asked else ""
+        text = await answer(state, services, "clarify", question=question)
         return finished(text, without_own_failure(state), services)
 
     @staticmethod

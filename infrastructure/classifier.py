@@ -26,7 +26,11 @@ class ClassifierNode(BaseInfrastructureNode):
         """Select capabilities; after a RECLASSIFICATION failure, knowing what did not work."""
         streamer.status("Choosing capabilities")
         registry = services.registry
-        selection = await _select(services.view(state), services)
+        view = services.view(state)
+        selection = await _select(view, services)
+        # Who chooses was told nothing of how to answer.
+        plain = services.answer_type is None and not await services.instructions(view)
+        answer = selection.answer if plain else ""
         always = [name for name, spec in registry.capabilities.items() if spec.always_active]
         chosen = [name for name in selection.names if name in registry.capabilities]
         wanted = list(dict.fromkeys([*chosen, *always]))
@@ -43,7 +47,7 @@ class ClassifierNode(BaseInfrastructureNode):
             "planning_active_capabilities": active,
             "planning_selection": told,
             "planning_execution_plan": None,
-            "task_custom_message": selection.answer or None,
+            "task_custom_message": answer or None,
         }
 
     @staticmethod

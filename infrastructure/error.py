@@ -31,7 +31,8 @@ def report(state: AgentState, services: Services) -> str:
     """Say in words why a turn failed."""
     info = state.get("control_error_info") or {}
     reason = info.get("user_message") or state.get("control_kill_reason")
-    lines = [str(reason or "The turn failed, and no reason was recorded.")]
+    verb = "was stopped" if state.get("control_is_killed") else "failed"
+    lines = [str(reason or f"The turn {verb}, and no reason was recorded.")]
     origin = info.get("capability_name") or info.get("node_name")
     key = info.get("context_key")
     attempts = (state.get("control_attempts") or {}).get(key or origin or "", 0)

@@ -10,7 +10,6 @@ from framework.base import (
     ErrorSeverity,
     ExecutionPlan,
     PlanError,
-    PolicyError,
     infrastructure_node,
 )
 from framework.engine import Services
@@ -19,10 +18,8 @@ from framework.engine.accept_plan import (
     PlanProblemsError,
     accept,
     check,
-    is_accepted,
     respond_step,
 )
-from framework.pipeline.failures import raise_failure, refusal
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
 from framework.planning.strategies import PlanRequest
@@ -41,11 +38,9 @@ class OrchestratorNode(BaseInfrastructureNode):
     async def execute(
         state: AgentState, services: Services, streamer: Any, **_: Any
     ) -> dict[str, Any]:
-        """Plan the task, or check the plan that the caller brought."""
+        """Plan the task."""
         streamer.status("Planning")
         view = services.view(state)
-        if view.has_plan and not is_accepted(view) and not view.budget.get("plans"):
-            return await _of_caller(view, services)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
         active = tuple(selection["chosen"]) if deferred else view.active or ()
@@ -65,18 +60,6 @@ class OrchestratorNode(BaseInfrastructureNode):
     def get_retry_policy() -> dict[str, Any]:
         """Allow for the passing faults of a model service."""
         return {"max_attempts": 4, "delay_seconds": 2.0, "backoff_factor": 2.0}
-
-
-async def _of_caller(view: TurnView, services: Services) -> dict[str, Any]:
-    try:
-        checked = await check(view.plan, view, services, active=None)
-    except (PlanError, PolicyError) as exc:
-        # What was refused must not stay where checked plans stand.
-        return {
-            **raise_failure([refusal("orchestrator", exc)]),
-            "planning_execution_plan": None,
-        }
-    return await accept(checked, view, services, author="caller")
 
 
 def _chosen(
@@ -109,6 +92,8 @@ async def _plan(
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
+        "instructions": await services.instructions(view),
+        "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
@@ -117,15 +102,15 @@ async def _plan(
         plan = await services.planner.plan(PlanRequest(**request))
         try:
             checked = await check(plan, view, services, active)
-            return checked, attempt, _answer(plan, checked, view)
+            typed = services.answer_type is not None
+            return checked, attempt, "" if typed else _answer(plan, checked, view)
         except PlanProblemsError as exc:
+            _reclassify(exc, deferred)
             problem = exc
             request |= {"problems": exc.problems, "refused": plan}
             if not services.planner.can_correct:
                 break
-            _reclassify(exc, deferred)
     assert problem is not None
-    _reclassify(problem, deferred)
     raise problem
 
 
@@ -138,13 +123,13 @@ def _answer(plan: Any, checked: Checked, view: TurnView) -> str:
     return answer.strip() if isinstance(answer, str) else ""
 
 
-def _reclassify(problem: PlanError, deferred: bool) -> None:
+def _reclassify(problem: PlanProblemsError, deferred: bool) -> None:
     """Have the capabilities chosen again when a plan needs one that is there but was not chosen.
 
     Raises:
         PlanError: It does.
     """
-    if deferred or not isinstance(problem, PlanProblemsError):
+    if deferred:
         return  # whoever could choose among all was told; choosing again changes nothing
     unchosen = [p for p in problem.problems if p.code == INACTIVE_CAPABILITY]
     if unchosen and len(unchosen) == len(problem.problems):

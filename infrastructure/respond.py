@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage
+from pydantic import BaseModel
 
-from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.base import BaseInfrastructureNode, InfrastructureError, infrastructure_node
 from framework.engine import Services
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
@@ -31,22 +32,11 @@ class RespondNode(BaseInfrastructureNode):
         if custom:
             emit(AnswerToken(text=custom))
             return finished(custom, without_own_failure(state), services)
-        results = step_summaries(state, services.registry.context_types)
-        active = state.get("planning_active_capabilities")
         # A plan that the caller brought has steps, though nothing was selected.
-        worked = results or active or state.get("execution_step_results")
-        purpose = "results" if worked else "conversation"
+        worked = state.get("planning_active_capabilities") or state.get("execution_step_results")
         streamer.status("Writing the answer")
-        request = AnswerRequest(
-            task=state.get("task_current_task") or "",
-            purpose=purpose,  # type: ignore[arg-type]
-            results=results,
-            missing=missing_steps(state),
-            abilities=services.registry.describe(),
-            messages=state.get("messages") or [],
-        )
-        text = await services.answerer.answer(request)
-        if purpose == "conversation" and services.chat_model("answer") is None:
+        text = await answer(state, services, "results" if worked else "conversation")
+        if not worked and services.chat_model("answer") is None:
             # Saying what one can do instead is not doing what was asked.
             reason = (state.get("planning_selection") or {}).get("reason")
             return finished(
@@ -63,6 +53,40 @@ class RespondNode(BaseInfrastructureNode):
         return {"max_attempts": 3, "delay_seconds": 1.0, "backoff_factor": 2.0}
 
 
+async def answer(
+    state: AgentState,
+    services: Services,
+    purpose: Literal["results", "conversation", "clarify"],
+    question: str = "",
+) -> str | AIMessage | BaseModel:
+    """Have the answerer write the message that ends a turn.
+
+    Raises:
+        InfrastructureError: The answer is not of the form that the application asked for.
+    """
+    form = None if purpose == "clarify" else services.answer_type
+    view = services.view(state)
+    found = await services.answerer.answer(
+        AnswerRequest(
+            task=view.task,
+            purpose=purpose,
+            results=step_summaries(state, services.registry.context_types),
+            missing=missing_steps(state),
+            abilities=services.registry.describe(),
+            messages=view.messages,
+            question=question,
+            instructions=await services.instructions(view),
+            form=form,
+        )
+    )
+    if form is not None and not isinstance(found, form):
+        raise InfrastructureError(
+            f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",
+            fix="Return an instance of the request's form.",
+        )
+    return found
+
+
 def without_own_failure(state: AgentState) -> AgentState:
     """Return the state as it counts when an answer succeeds after its own failure."""
     info = state.get("control_error_info") or {}
@@ -72,7 +96,7 @@ def without_own_failure(state: AgentState) -> AgentState:
 
 
 def finished(
-    text: str | AIMessage,
+    text: str | AIMessage | BaseModel,
     state: AgentState,
     services: Services,
     known: dict[str, Any] | None = None,
@@ -87,9 +111,15 @@ def finished(
     """
     outcome = {**outcome_of(state), **(known or {})}
     started = state.get("execution_start_time")
+    typed = None
+    if isinstance(text, BaseModel) and not isinstance(text, AIMessage):
+        typed = text.model_dump(mode="json")
+        text = text.model_dump_json()
+        emit(AnswerToken(text=text))
     emit(TurnFinished(outcome=outcome))
     return {
         "messages": [text if isinstance(text, AIMessage) else AIMessage(content=text)],
+        "execution_answer": typed,
         "execution_outcome": outcome,
         "execution_total_time": services.clock.now() - started if started else None,
     }

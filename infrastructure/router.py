@@ -24,7 +24,7 @@ from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
-from framework.pipeline.state_update import Writes, applied, last_wins
+from framework.pipeline.state_update import Writes, applied, combined
 from framework.state import AgentState, TurnView
 from framework.telemetry import Reclassify, Replan, Retry, emit
 
@@ -71,7 +71,7 @@ class RouterNode(BaseInfrastructureNode):
             await _wait(work.view, decision, services)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
-        return Command(update=last_wins(work.writes, services.runner.schema), goto=decision.target)
+        return Command(update=combined(work.writes, services.runner.schema), goto=decision.target)
 
 
 class _Work:
@@ -94,7 +94,7 @@ class _Work:
         """Run what is ready; tell whether the process is to stop."""
         done = await run_ready_steps(self.view, self.services)
         self.writes += done.writes
-        self.state = done.view
+        self.state = done.state
         if done.proposed:
             await self._take_proposal(done.proposed)
         return done.draining
@@ -118,7 +118,7 @@ class _Work:
         else:
             await self.accept_plan(*proposed[0])
 
-    async def accept_plan(self, plan: Any = None, author: str = "state") -> None:
+    async def accept_plan(self, plan: Any = None, author: str = "") -> None:
         """Check a plan that nobody has checked, and put it in force or fail.
 
         Args:
@@ -126,6 +126,8 @@ class _Work:
             author: Who wrote it.
         """
         view = self.view
+        brought = "brought" in (view.plan.get("stamp") or {})
+        author = author or ("caller" if brought else "state")
         proposed = plan if plan is not None else view.state.get("planning_execution_plan")
         previous = view.plan if plan is not None else None
         accepted = view.state.get("control_plans_created_count", 0)

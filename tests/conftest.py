@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(capgraph_pytest):
         config.pluginmanager.register(capgraph_pytest, "capgraph")
     config.addinivalue_line("markers", "may_block: blocking calls of this test are wanted")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _leaks_are_found_in_their_file() -> Iterator[None]:
+    """Collect what a file's tests left open before its warning blames a test of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

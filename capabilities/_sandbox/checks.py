@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
 from typing import Any
+
+from configs.logger import clean_text
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Everything a picture needs; text, profiles and unknown chunks are left behind.
 _KEPT_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"pHYs", b"gAMA", b"sRGB"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _MAX_SIDE, _MAX_PIXELS = 10_000, 40_000_000
-# All control characters but newline and tab: terminals and logs obey some of them.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class HostileOutputError(ValueError):
@@ -25,13 +24,13 @@ def plain_text(data: bytes, limit: int, total: int) -> str:
     r"""Decode captured output, make control characters harmless and mark what was cut.
 
     Example:
-        >>> ascii(plain_text(b"a\x1b[31mb", 100, 7))
-        "'a\\ufffd[31mb'"
+        >>> plain_text(b"a\x1b[31mb", 100, 7)
+        'a\\x1b[31mb'
         >>> plain_text(b"abcdef", 3, 6)
         'abc\n[truncated: 3 of 6 bytes shown]'
     """
     text = data[:limit].decode("utf-8", errors="replace").replace("\r\n", "\n")
-    text = _CONTROL.sub("\ufffd", text)
+    text = "\n".join(map(clean_text, text.split("\n")))
     if total > limit:
         text += f"\n[truncated: {limit} of {total} bytes shown]"
     return text

@@ -138,7 +138,11 @@ def request(
         "devices": layout.devices,
         "packages": layout.packages,
         "environment": environment(work),
-        "limits": limits.model_dump(exclude={"wall_seconds", "input_bytes", "output_bytes"}),
+        "limits": {
+            **limits.model_dump(exclude={"wall_seconds", "input_bytes", "output_bytes"}),
+            # Output and report are files too.
+            "file_bytes": max(limits.folder_bytes, limits.outcome_bytes, 2 * limits.flood_bytes),
+        },
         "demanded": list(demanded),
         "code": code,
         "inputs": inputs,

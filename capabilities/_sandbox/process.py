@@ -1,4 +1,8 @@
-"""Starts one sandbox process, feeds and watches it, ends it, and reads what it sent back."""
+"""Starts one sandbox process, watches it, ends it, and reads what it left behind.
+
+Request, output and report are files without a name: nothing has to be pumped while the code runs,
+and the kernel bounds them as it bounds every file of the process.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +17,18 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from .checks import HostileOutputError, check_json, clean_png, parse_message, plain_text
 from .layout import Layout, command, request
 from .limits import CodeError, Figure, Level, SandboxLimits, SandboxOutcome
 
 _SETTLE_SECONDS = 3.0
+_LOOK_SECONDS = 0.1
 
 
 class InputTooLargeError(ValueError):
     """Code and inputs together are more than `input_bytes`."""
-
-
-@dataclass
-class _Capture:
-    """One stream of the process: its beginning is kept, the rest only counted."""
-
-    keep: int
-    kept: bytearray = field(default_factory=bytearray)
-    total: int = 0
-
-    async def drain(self, stream: asyncio.StreamReader, most: int, full: asyncio.Event) -> None:
-        """Read to the end, setting `full` when more than `most` bytes came.
-
-        Reading goes on after that: asyncio reports the end of a process only with its pipes'.
-        """
-        while data := await stream.read(1 << 16):
-            self.kept += data[: max(0, self.keep - len(self.kept))]
-            self.total += len(data)
-            if self.total > most:
-                full.set()
 
 
 async def run_once(
@@ -68,146 +52,100 @@ async def run_once(
     Raises:
         InputTooLargeError: The code and its inputs exceed `limits.input_bytes`.
     """
-    scaffold = await asyncio.to_thread(tempfile.mkdtemp, prefix="capgraph-sandbox-")
+    size = len(code) + len(await asyncio.to_thread(json.dumps, inputs))
+    if size > limits.input_bytes:
+        raise InputTooLargeError(f"{size} bytes, the limit is {limits.input_bytes}")
+    run = await asyncio.to_thread(_Run, level, limits)
     try:
-        payload = await asyncio.to_thread(
-            _payload, level, layout, limits, scaffold, demanded, code, inputs
+        message = await asyncio.to_thread(
+            request,
+            level,
+            layout,
+            limits,
+            scaffold=run.scaffold,
+            demanded=demanded,
+            code=code,
+            inputs=inputs,
         )
-        run = _Run(level, limits, scaffold)
         try:
-            await run.start(layout)
-            await run.watch(payload)
+            await run.start(layout, message)
+            await run.watch()
         except OSError as error:
             return SandboxOutcome(broken=f"the sandbox did not start: {error}", level=level)
         finally:
             await run.end()
         return await asyncio.to_thread(run.outcome)
     finally:
-        await asyncio.to_thread(shutil.rmtree, scaffold, ignore_errors=True)
-
-
-def _payload(
-    level: Level,
-    layout: Layout,
-    limits: SandboxLimits,
-    scaffold: str,
-    demanded: Sequence[str],
-    code: str,
-    inputs: Any,
-) -> bytes:
-    """Build the request, refusing one that is too large."""
-    size = len(code) + len(json.dumps(inputs))
-    if size > limits.input_bytes:
-        raise InputTooLargeError(f"{size} bytes, the limit is {limits.input_bytes}")
-    message = request(
-        level, layout, limits, scaffold=scaffold, demanded=demanded, code=code, inputs=inputs
-    )
-    return json.dumps(message).encode()
+        await asyncio.to_thread(run.close)
 
 
 class _Run:
     """One sandbox process from start to end."""
 
-    def __init__(self, level: Level, limits: SandboxLimits, scaffold: str) -> None:
+    def __init__(self, level: Level, limits: SandboxLimits) -> None:
         self.level = level
         self.limits = limits
-        self.scaffold = scaffold
+        self.contained = level in ("bubblewrap", "namespaces")
+        self.scaffold = tempfile.mkdtemp(prefix="capgraph-sandbox-")
+        self.stdin, self.stdout, self.stderr, self.messages = (
+            tempfile.TemporaryFile()  # noqa: SIM115 - close() does
+            for _ in range(4)
+        )
         self.process: asyncio.subprocess.Process | None = None
-        self.stdout = _Capture(limits.output_bytes)
-        self.stderr = _Capture(limits.output_bytes)
-        self.messages = _Capture(limits.outcome_bytes)
-        self.readers: list[asyncio.Task[None]] = []
-        self.transport: asyncio.ReadTransport | None = None
-        self.flood, self.overflow = asyncio.Event(), asyncio.Event()
         self.limit: str | None = None
         self.started = time.monotonic()
         self.seconds = 0.0
 
-    async def start(self, layout: Layout) -> None:
-        """Start the process and begin to read everything it sends."""
-        source, sink = os.pipe()
-        try:
-            arguments = await asyncio.to_thread(command, self.level, layout, self.limits, sink)
-            self.process = await asyncio.create_subprocess_exec(
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=(sink,),
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(source)
-            raise
-        finally:
-            os.close(sink)
-        outcome = asyncio.StreamReader()
-        self.transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(outcome), os.fdopen(source, "rb", buffering=0)
+    async def start(self, layout: Layout, message: dict[str, Any]) -> None:
+        """Write the request down and start the process on it."""
+        sink = self.messages.fileno()
+        arguments = await asyncio.to_thread(command, self.level, layout, self.limits, sink)
+        await asyncio.to_thread(self._write, message)
+        self.process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=self.stdin,
+            stdout=self.stdout,
+            stderr=self.stderr,
+            pass_fds=(sink,),
+            env={},
+            cwd="/",
+            start_new_session=True,
         )
-        assert self.process.stdout is not None  # both are pipes
-        assert self.process.stderr is not None
-        flood, most = self.flood, self.limits.flood_bytes
-        self.readers = [
-            asyncio.create_task(self.stdout.drain(self.process.stdout, most, flood)),
-            asyncio.create_task(self.stderr.drain(self.process.stderr, most, flood)),
-            asyncio.create_task(
-                self.messages.drain(outcome, self.limits.outcome_bytes, self.overflow)
-            ),
-        ]
 
-    async def watch(self, payload: bytes) -> None:
-        """Hand over the request and wait until the process ends or reaches a limit."""
+    def _write(self, message: dict[str, Any]) -> None:
+        self.stdin.write(json.dumps(message).encode())
+        self.stdin.seek(0)
+
+    async def watch(self) -> None:
+        """Wait until the process ends or reaches a limit that the kernel does not keep."""
         assert self.process is not None  # start() comes first
-        watched = {
-            asyncio.create_task(self._feed(payload)): None,
-            asyncio.create_task(self.process.wait()): None,
-            asyncio.create_task(self.flood.wait()): "output",
-            asyncio.create_task(self.overflow.wait()): "result size",
-        }
-        if self.level not in ("bubblewrap", "namespaces"):
-            watched[asyncio.create_task(self._folder_overflow())] = "folder size"
-        _feed, ended, *_ = watched
-        pending: set[asyncio.Task[Any]] = set(watched)
-        remaining = self.limits.wall_seconds
+        ended = asyncio.create_task(self.process.wait())
         try:
-            while not ended.done() and self.limit is None:
-                done, pending = await asyncio.wait(
-                    pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED
-                )
-                remaining = self.started + self.limits.wall_seconds - time.monotonic()
-                if not done:
-                    self.limit = "wall time"
-                elif not ended.done():
-                    self.limit = next((watched[task] for task in done if watched[task]), None)
+            async with asyncio.timeout(self.limits.wall_seconds):
+                while not ended.done() and self.limit is None:
+                    await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
+                    self.limit = await asyncio.to_thread(self._overflow)
+        except TimeoutError:
+            self.limit = "wall time"
         finally:
-            for task in watched:
-                task.cancel()
-            await asyncio.gather(*watched, return_exceptions=True)
+            ended.cancel()
 
-    async def _feed(self, payload: bytes) -> None:
-        """Write the request; a process that ended early is reported by its exit, not here."""
-        assert self.process is not None  # start() comes first
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.process.stdin.write(payload)
-            await self.process.stdin.drain()
-            self.process.stdin.close()
-            await self.process.stdin.wait_closed()
-
-    async def _folder_overflow(self) -> None:
-        """Return once the own folder holds too much; only needed where it is on the disk."""
-        while await asyncio.to_thread(_folder_size, self.scaffold) <= self.limits.folder_bytes:  # noqa: ASYNC110
-            await asyncio.sleep(0.2)
+    def _overflow(self) -> str | None:
+        """Return what is larger than allowed, if anything is."""
+        if max(_size(self.stdout), _size(self.stderr)) > self.limits.flood_bytes:
+            return "output"
+        if _size(self.messages) > self.limits.outcome_bytes:
+            return "result size"
+        # Elsewhere the own folder is on the disk, without a limit of the kernel's.
+        full = not self.contained and _folder_size(self.scaffold) > self.limits.folder_bytes
+        return "folder size" if full else None
 
     async def end(self) -> None:
-        """End the process tree, whatever state it is in, and collect what it still said."""
+        """End the process tree, whatever state it is in."""
         process = self.process
         if process is None:
             return
-        if self.level not in ("bubblewrap", "namespaces") and process.returncode is None:
+        if not self.contained and process.returncode is None:
             # The supervisor ends what the code may have started; only then is it ended itself.
             process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -218,32 +156,27 @@ class _Run:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         self.seconds = time.monotonic() - self.started
-        # The streams end when the last process holding them has gone.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _SETTLE_SECONDS)
-        if self.readers:
-            await asyncio.wait(self.readers, timeout=_SETTLE_SECONDS)
-        for task in self.readers:
-            task.cancel()
-        await asyncio.gather(*self.readers, return_exceptions=True)
-        if self.transport is not None:
-            self.transport.close()
-        if process.stdin is not None:
-            process.stdin.close()
-        # asyncio closes the remaining pipes only through the process transport.
-        process._transport.close()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Take away all that the run had on the disk."""
+        for file in (self.stdin, self.stdout, self.stderr, self.messages):
+            file.close()
+        shutil.rmtree(self.scaffold, ignore_errors=True)
 
     def outcome(self) -> SandboxOutcome:
         """Judge what came back. Nothing of it is trusted, least of all its own account."""
         keep = self.limits.output_bytes
         outcome = SandboxOutcome(
-            stdout=plain_text(bytes(self.stdout.kept), keep, self.stdout.total),
-            stderr=plain_text(bytes(self.stderr.kept), keep, self.stderr.total),
+            stdout=plain_text(_beginning(self.stdout, keep), keep, _size(self.stdout)),
+            stderr=plain_text(_beginning(self.stderr, keep), keep, _size(self.stderr)),
             seconds=round(self.seconds, 3),
             level=self.level,
         )
         try:
-            messages = [parse_message(line) for line in bytes(self.messages.kept).splitlines()]
+            said = _beginning(self.messages, self.limits.outcome_bytes)
+            messages = [parse_message(line) for line in said.splitlines()]
         except HostileOutputError as error:
             messages = []
             if self.limit is None:
@@ -357,6 +290,15 @@ def file_name(value: Any, taken: set[str] | None = None) -> str:
     if taken is not None:
         taken.add(name.lower())
     return name
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _beginning(file: IO[bytes], limit: int) -> bytes:
+    """Read a file from its start, wherever the process left off."""
+    return os.pread(file.fileno(), limit, 0)
 
 
 def _folder_size(folder: str) -> int:

@@ -8,14 +8,13 @@ from typing import Any
 
 from capabilities.contexts import Answer, QueryResult, TimeRange
 from capabilities.data.engine import compute
-from capabilities.data.fill import fill
-from capabilities.data.query import Filter, Query
+from capabilities.data.fill import fill, recurring
+from capabilities.data.query import Query
 from capabilities.data.say import say
 from capabilities.data.schema import read_tables
 from capabilities.data.session import open_session
-from capabilities.data.words import MAX_TEXT
 from capabilities.periods.items import Interval
-from capabilities.periods.reading import read_times
+from capabilities.periods.reading import MAX_TEXT, read_times
 from framework.base import ErrorSeverity, ValidationError
 
 
@@ -105,12 +104,5 @@ def _answers(
 
 
 def _limits(times: TimeRange, query: Query) -> dict[str, Any]:
-    where = list(query.where)
-    for column, numbers in (
-        ("month_of_year", times.months),
-        ("weekday", times.weekdays),
-        ("hour_of_day", times.hours),
-    ):
-        if numbers:
-            where.append(Filter(column=column, op="in", value=list(numbers)))
-    return {"periods": [(p.start, p.end) for p in times.periods], "where": where}
+    periods = [(period.start, period.end) for period in times.periods]
+    return {"periods": periods, "where": [*query.where, *recurring(times)]}

@@ -2,76 +2,53 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 
-_TOKEN = re.compile(r"\s*(?:`([^`]+)`|([^\W\d]\w*)|(\d+(?:\.\d*)?|\.\d+)|(.))", re.DOTALL)
+_SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
-class Arithmetic:
-    """Reads arithmetic of columns and numbers.
+def arithmetic_sql(text: str, number: Callable[[str], str]) -> str:
+    """Turn arithmetic of columns and numbers into SQL.
 
     Args:
-        text: Such as ``"tip / (total_bill - tip)"``.
+        text: Such as ``"tip / (total_bill - tip)"``; other names in backticks.
         number: Returns the SQL of a column as a number.
-        wrong: What to raise for any other text.
 
-    >>> Arithmetic("tip / `total bill`", lambda name: f'"{name}"', ValueError()).sql()
+    Raises:
+        SyntaxError: It is something else.
+
+    >>> arithmetic_sql("tip / `total bill`", lambda name: f'"{name}"')
     '("tip" / nullif("total bill", 0))'
     """
+    quoted: list[str] = []
 
-    def __init__(self, text: str, number: Callable[[str], str], wrong: Exception) -> None:
-        self._number = number
-        self._wrong = wrong
-        self._tokens = [match for match in _TOKEN.finditer(text) if match[0].strip()]
-        self._at = 0
-        self._depth = 0
+    def keep(match: re.Match[str]) -> str:
+        quoted.append(match[1])
+        return f" quoted_{len(quoted) - 1} "
 
-    def sql(self) -> str:
-        """Return the whole as SQL."""
-        found = self._sum()
-        if self._at < len(self._tokens):
-            raise self._wrong
-        return found
+    def sql(node: ast.expr) -> str:
+        match node:
+            case ast.BinOp(left, op, right) if type(op) in _SIGNS:
+                divided = isinstance(op, ast.Div)
+                by = f"nullif({sql(right)}, 0)" if divided else sql(right)
+                return f"({sql(left)} {_SIGNS[type(op)]} {by})"
+            case ast.UnaryOp(ast.USub(), operand):
+                return f"(-{sql(operand)})"
+            case ast.Constant(int() | float() as value) if abs(value) < 1e300:
+                return repr(float(value))
+            case ast.Name(name):
+                place = name.removeprefix("quoted_")
+                mine = name != place and place.isdigit() and int(place) < len(quoted)
+                return number(quoted[int(place)] if mine else name)
+        raise SyntaxError(text)
 
-    def _sum(self) -> str:
-        left = self._product()
-        while sign := self._sign("+-"):
-            left = f"({left} {sign} {self._product()})"
-        return left
-
-    def _product(self) -> str:
-        left = self._atom()
-        while sign := self._sign("*/"):
-            right = self._atom()
-            left = f"({left} {sign} {f'nullif({right}, 0)' if sign == '/' else right})"
-        return left
-
-    def _atom(self) -> str:
-        if self._sign("-"):
-            return f"(-{self._atom()})"
-        if self._sign("("):
-            self._depth += 1
-            if self._depth > 50:
-                raise self._wrong
-            found = self._sum()
-            if not self._sign(")"):
-                raise self._wrong
-            return found
-        if self._at >= len(self._tokens):
-            raise self._wrong
-        quoted, name, number, other = self._tokens[self._at].groups()
-        self._at += 1
-        if number is not None:
-            return repr(float(number))
-        if other is not None:
-            raise self._wrong
-        return self._number(quoted or name)
-
-    def _sign(self, signs: str) -> str:
-        if self._at < len(self._tokens):
-            sign = self._tokens[self._at][4]
-            if sign is not None and sign in signs:
-                self._at += 1
-                return str(sign)
-        return ""
+    try:
+        tree = ast.parse(re.sub("`([^`]+)`", keep, text).strip(), mode="eval")
+    except (ValueError, RecursionError, MemoryError) as exc:
+        raise SyntaxError(text) from exc
+    try:
+        return sql(tree.body)
+    except (RecursionError, OverflowError) as exc:
+        raise SyntaxError(text) from exc

@@ -1,19 +1,21 @@
-"""Pictures of answers: bars of groups, lines over time with the extremes marked, histograms."""
+"""Pictures of answers: bars of groups, lines over time with the extremes marked."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from capabilities.contexts import Answer, Plot, QueryResult
+from capabilities.data.engine import compute
+from capabilities.data.query import Query
 from capabilities.data.schema import read_tables
-from capabilities.data.scope import Scope
+from capabilities.data.scope import choose_table
 from capabilities.data.session import Session, open_session
-from capabilities.data.units import conversion
 from capabilities.data.wording import date_text, value_text
 from capabilities.data.words import fold
 from framework.base import CapabilityError, ValidationError, require_extra
@@ -26,7 +28,8 @@ Kind = Literal["line", "bar"]
 # Colours that stay apart for people with colour blindness (Okabe and Ito).
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
 _ACCENT, _GRID, _TEXT = "#C0392B", "#E3E6EA", "#2B2F36"
-_MAX_POINTS, _MAX_SERIES, _MAX_BARS, _BINS = 2000, 8, 40, 24
+_MAX_POINTS, _MAX_SERIES, _MAX_BARS = 2000, 8, 40
+_LENGTHS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def draw(result: QueryResult, wanted: Wanted, settings: Mapping[str, Any]) -> Pl
     axes = figure.add_subplot()
     _style(axes)
     compared = [a for a in result.answers if 2 <= len(_bars_of(a)) <= _MAX_BARS]
-    extremes = [a for a in result.answers if a.rows and a.rows[0].time is not None]
+    extremes = [a for a in result.answers if a.rows and a.rows[0].time and not a.rows[0].group]
     if compared and wanted.kind != "line" and not (extremes and wanted.kind is None):
         answer = compared[-1]
         _draw_bars(axes, answer)
@@ -178,41 +181,43 @@ def _draw_values(
     axes: Any, session: Session, answer: Answer, result: QueryResult, settings: Mapping[str, Any]
 ) -> None:
     """Draw the values that an answer was computed from."""
+    query = answer.query
     profiles = read_tables(session, result.files, settings)
-    query = answer.query.model_copy(update={"table": answer.table})
-    if query.value is None:
+    profile = choose_table(profiles, query.model_copy(update={"table": answer.table}))
+    if query.value is None or profile.first is None or profile.last is None:
         raise _nothing(answer)
-    scope = Scope(session, profiles, query)
-    factor, offset = conversion(scope.unit(query.value), query.unit)
-    value = f"({scope.value(query.value)} * {factor!r} + {offset!r})"
-    tests = [scope.test(given) for given in query.where]
-    limited = [f for f in query.where if f.column == query.value]
-    if limited:  # what passes a limit is marked by the answer; the picture shows all
-        tests = [scope.test(given) for given in query.where if given not in limited]
-    if scope.moment is None:
-        _draw_histogram(axes, session, scope, value, tests, answer)
-        return
+    filtered = {given.column for given in query.where}
+    series = [name for name in profile.series if name not in filtered][:1]
+    unit = "time"  # where the points are too many to see, the mean of an hour, day …
+    if profile.rows > _MAX_POINTS * (_MAX_SERIES if series else 1):
+        seconds = (profile.last - profile.first).total_seconds() / _MAX_POINTS
+        unit = next((unit for unit, length in _LENGTHS if length >= seconds), "year")
     spans = query.periods or [(None, None)]
-    labels = list(dict.fromkeys(row.period for row in answer.rows))
-    series = [name for name in scope.profile.series if name not in {f.column for f in query.where}]
     curves: list[Curve] = []
-    for number, (start, end) in enumerate(spans[:_MAX_SERIES]):
-        inside = list(tests)
-        for moment, sign in ((start, ">="), (end, "<")):
-            if moment is not None:
-                inside.append(f"{scope.moment} {sign} {scope.bind(moment)}")
-        name = labels[number] if len(spans) > 1 and number < len(labels) else None
-        found = _curves(session, scope, value, inside, series[:1])
-        shift = start - spans[0][0] if number and start and spans[0][0] else None
-        for curve in found:
-            if shift is not None:  # periods lie over each other
-                curve.times = [time - shift for time in curve.times]
-            curve.name = ", ".join(part for part in (curve.name, name) if part)
-        curves += found
+    for start, end in spans[:_MAX_SERIES]:
+        asked = Query(
+            aggregate="mean",
+            value=query.value,
+            # What passes a limit is marked by the answer; the picture shows all.
+            where=[given for given in query.where if given.column != query.value],
+            periods=[(start, end)] if start or end else [],
+            group_by=[unit, *series],
+            unit=query.unit,
+            table=answer.table,
+            join=query.join,
+        )
+        rows = compute(session, profiles, asked, most=_MAX_SERIES * profile.rows).rows
+        # Periods lie over each other.
+        shift = start - spans[0][0] if start and spans[0][0] else timedelta(0)
+        for name, _ in Counter(row.group[-1] if series else "" for row in rows).most_common(8):
+            kept = [r for r in rows if r.time and (not series or r.group[-1] == name)]
+            label = ", ".join(p for p in (name, kept[0].period if len(spans) > 1 else "") if p)
+            times = [row.time - shift for row in kept if row.time]
+            curves.append(Curve(label, times, [float(row.value or 0) for row in kept]))
     if not any(len(curve.times) > 1 for curve in curves):
         raise _nothing(answer)
+    few = max(len(curve.times) for curve in curves) <= 40
     for colour, curve in zip(_COLOURS, curves, strict=False):
-        few = max(len(c.times) for c in curves) <= 40
         axes.plot(curve.times, curve.values, color=colour, linewidth=1.7, label=curve.name or None,
                   marker="o" if few else None, markersize=4, solid_capstyle="round")  # fmt: skip
     axes.set_ylabel(_label(answer))
@@ -226,37 +231,8 @@ def _draw_values(
 def _nothing(answer: Answer) -> ValidationError:
     return ValidationError(
         f"There is nothing to plot in this answer about {answer.table}.",
-        fix="Ask for values over time, a column with numbers, or groups.",
+        fix="Ask for values over time, or for groups.",
     )
-
-
-def _curves(
-    session: Session, scope: Scope, value: str, tests: list[str], series: list[str]
-) -> list[Curve]:
-    """Return the lines, gathered by time where the points are too many to see."""
-    where = " AND ".join(tests) or "TRUE"
-    used = {key: v for key, v in scope.parameters.items() if f"${key}" in where}
-    name = scope.text(series[0]) if series else "NULL"
-    base = (
-        f"SELECT {scope.moment} AS t, {value} AS v, {name} AS s FROM {scope.source}"  # noqa: S608
-        f" WHERE {where}"
-    )
-    kept = f"({base}) WHERE t IS NOT NULL AND v IS NOT NULL"
-    count, first, last = session.query(f"SELECT count(*), min(t), max(t) FROM {kept}", used)[0]  # noqa: S608
-    if not count:
-        return []
-    key = "t"
-    if count > _MAX_POINTS * (_MAX_SERIES if series else 1):
-        seconds = max(1, round((last - first).total_seconds() / _MAX_POINTS * 2))
-        key = f"time_bucket(INTERVAL {seconds} SECOND, t)"
-    names = session.query(f"SELECT s FROM {kept} GROUP BY s ORDER BY count(*) DESC, s", used)  # noqa: S608
-    curves = {row[0]: Curve(row[0] or "", [], []) for row in names[:_MAX_SERIES]}
-    rows = session.query(f"SELECT s, {key} AS k, avg(v) FROM {kept} GROUP BY s, k ORDER BY k", used)  # noqa: S608
-    for name, moment, number in rows:
-        if name in curves:
-            curves[name].times.append(moment)
-            curves[name].values.append(number)
-    return list(curves.values())
 
 
 def _mark(axes: Any, answer: Answer) -> None:
@@ -283,27 +259,6 @@ def _label_time(axes: Any) -> None:
     locator = AutoDateLocator(minticks=4, maxticks=10)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-
-
-def _draw_histogram(
-    axes: Any, session: Session, scope: Scope, value: str, tests: list[str], answer: Answer
-) -> None:
-    where = " AND ".join(tests) or "TRUE"
-    used = {key: v for key, v in scope.parameters.items() if f"${key}" in where}
-    base = f"(SELECT {value} AS v FROM {scope.source} WHERE {where})"  # noqa: S608
-    low, high, count = session.query(f"SELECT min(v), max(v), count(v) FROM {base}", used)[0]  # noqa: S608
-    if count < 2 or low == high:
-        raise _nothing(answer)
-    width = (high - low) / _BINS
-    rows = session.query(
-        f"SELECT least({_BINS - 1}, floor((v - {low!r}) / {width!r})) AS b, count(*) FROM {base}"  # noqa: S608
-        " WHERE v IS NOT NULL GROUP BY b ORDER BY b",
-        used,
-    )
-    axes.bar([low + (row[0] + 0.5) * width for row in rows], [row[1] for row in rows],
-             width=width * 0.94, color=_COLOURS[0])  # fmt: skip
-    axes.set_xlabel(_label(answer))
-    axes.set_ylabel("Number of rows")
 
 
 def _save(figure: Figure, wanted: Wanted, title: str) -> Path:

@@ -61,23 +61,29 @@ class Computed:
     notes: tuple[str, ...] = ()
 
 
-def compute(session: Session, profiles: Sequence[TableProfile], query: Query) -> Computed:
+def compute(
+    session: Session, profiles: Sequence[TableProfile], query: Query, most: int = MOST_GROUPS
+) -> Computed:
     """Compute a query.
 
     Args:
         session: Where the tables are open.
         profiles: The tables at hand.
         query: What to compute.
+        most: How many groups are listed where the query sets no limit.
 
     Raises:
         ValidationError: A name, a value or a period is not in the data; says what is.
     """
-    return _Run(session, profiles, query).computed()
+    return _Run(session, profiles, query, most).computed()
 
 
 class _Run:
-    def __init__(self, session: Session, profiles: Sequence[TableProfile], query: Query) -> None:
+    def __init__(
+        self, session: Session, profiles: Sequence[TableProfile], query: Query, most: int
+    ) -> None:
         self.session = session
+        self.most = most
         self.query = query
         self.scope = Scope(session, profiles, query)
         self.more = 0
@@ -222,9 +228,15 @@ class _Run:
         grouped = f" GROUP BY {names} ORDER BY {names}" if names else ""
         sql = f"SELECT {self.aggregate}, count(*){', ' + names if names else ''} FROM ({base})"  # noqa: S608
         found = [
-            ResultRow(value=_plain(value), group=self._group_names(keys))
+            ResultRow(
+                value=_plain(value),
+                group=self._group_names(keys),
+                time=next((key for key in keys if isinstance(key, datetime)), None),
+            )
             for value, count, *keys in self._run(sql + grouped)
-            if value is not None and (names or count or query.aggregate in _COUNTS)
+            if value is not None
+            and (names or count or query.aggregate in _COUNTS)
+            and (query.order == "group" or None not in keys)  # what has no name is not ranked
         ]
         if query.share:
             total = self._run(f"SELECT {self.aggregate} FROM ({self._base([], inside)})")[0][0]  # noqa: S608
@@ -237,7 +249,7 @@ class _Run:
             found = [row for row in found if test(_number(row.value), limit)]
         if query.order != "group":
             found.sort(key=lambda row: _number(row.value), reverse=query.order == "highest")
-        limit = query.limit or MOST_GROUPS
+        limit = query.limit or self.most
         self.more = max(0, len(found) - limit) if query.limit is None else 0
         if query.limit == 1 and found:
             self.ties = sum(row.value == found[0].value for row in found)

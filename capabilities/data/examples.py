@@ -6,149 +6,26 @@ fields matter more than their number, because the offline choice compares words.
 
 from __future__ import annotations
 
-TIMED_QUESTIONS = (
-    "What was the hottest day in the summer of 2015?",
-    "What was the average price of Microsoft in 2006?",
-    "How much rain fell in November 2013?",
-    "How many jobs were there in construction in 2009?",
-    "Compare rainfall in 2012 and 2013",
-    "Compare June 2014 with June 2015",
-    "Which month of 2014 was the wettest?",
-    "By how much did employment change from 2007 to 2010?",
-    "Was 2013 warmer than 2012?",
-    "What share of electricity came from wind in 2015 compared with 2005?",
-    "Total sales in the third quarter of 2021",
-    "Lowest temperature between January and March 2012",
-    "How many days were above 30 degrees in 2015?",
-    "Average power consumption last week",
-    "Rainfall yesterday",
-    "Highest load in the past 30 days",
-    "Median wind speed in March",
-    "What were the readings on 4 July 2012?",
-    "Which stock had the highest price in 2008?",
-    "How did Apple do in 2008?",
-    "Price of IBM on 1 March 2005",
-    "How many people died on 30 April 1992?",
-    "Temperature at noon on 1 August 2010",
-    "How many rainy days were there in 2012?",
-    "Average number of visitors per day since 2019",
-    "Peak demand in winter 2012",
-    "How much electricity was generated in 2010?",
-    "How many workers did manufacturing have before 2008?",
-    "unemployment in the 1990s",
-    "mean humidity in April 2020",
-)
-UNTIMED_QUESTIONS = (
-    "max pressure in bar",
-    "mean delay of trains to Leeds",
-    "list the regions",
-    "world production of wheat",
-    "what fraction of the orders is late",
-    "avg duration of calls that were answered",
-    "worst month for one station",
-    "Which month was the windiest?",
-    "wettest month",
-    "coldest day",
-    "highest price",
-    "lowest daily high",
-    "longest dry spell",
-    "most common category",
-    "average value by group",
-    "What is the mean of this column?",
-    "median and standard deviation of the readings",
-    "maximum and minimum of the values",
-    "total by source",
-    "sum of all amounts",
-    "When did the load first exceed 500 kW?",
-    "When did the concentration first pass 400?",
-    "When was the last time it dropped below zero?",
-    "How many days did it rain?",
-    "How many days were below freezing?",
-    "How many rows have a value over 100?",
-    "How many customers are in Texas?",
-    "How many are there of each type?",
-    "Which state has the most airports?",
-    "Which source generated the most?",
-    "Which country had the lowest population?",
-    "Were there any unusual readings or outliers?",
-    "Are there anomalies in the temperatures?",
-    "Is there a correlation between wind and temperature?",
-    "What share of the total was renewable?",
-    "90th percentile of the response time",
-    "Average consumption by weekday",
-    "Average age by gender",
-    "mean horsepower by origin",
-    "mean of one column, please",
-    "Top 5 hottest days",
-    "Five highest values",
-    "difference between two series",
-    "Which of them grew the most?",
-    "Growth of revenue in percent",
-    "Summarise the data",
-    "Describe the measurements in this file",
-    "What is the trend of wages?",
-    "Is employment rising or falling?",
-    "Did the price go up?",
-    "What was the record high?",
-    "oldest person",
-    "heaviest car",
-    "northernmost place",
-    "hottest hour",
-    "peak of the load",
-    "the number of deaths by neighborhood",
-    "how strong was the wind",
-    "how cold did it get",
-    "how warm was it on average",
-    "monthly totals",
-    "yearly averages",
-    "hourly mean temperature",
-    "average yield of each variety",
-    "visitors by weekday",
-    "busiest day",
-    "readings per hour",
-)
-MOVEMENTS = (
-    "How did daily highs move over those months?",
-    "How did the price develop between 2004 and 2008?",
-    "Show the trend of manufacturing jobs",
-    "What was the hottest day in the summer, and how did daily highs move over those months?",
-    "How have wages changed over time?",
-    "How did temperature vary through the year?",
-)
-PICTURES = (
-    "Plot the daily highs of July",
-    "Show a chart of the stock prices",
-    "Draw the temperature over the year",
-    "Graph monthly rainfall as bars",
-    "Visualise electricity generation by source",
-    "Make an SVG of the hourly load",
-    "Make a bar chart of deaths by month",
-    "Give me a figure of employment since 2008",
-    "line plot of wind speed in 2012",
-    "plot rainfall in 2012",
-    "plot price as svg",
-    "Plot jobs since 2008",
-    "plot temperature",
-    "chart the load by hour",
-    "plot the average of each group",
-    "make a chart of totals per month",
-    "graph of the closing price",
-    "Graph of it",
-    "draw how it changed since 1995",
-    "a plot",
-    "a chart, please",
-    "draw a graph",
-    "I want to see a picture of the prices",
-)
-UNRELATED = (
-    "Remember that I prefer Celsius",
-    "What do you know about me?",
-    "Write a poem about the sea",
-    "Translate this sentence into French",
-    "Book a table for two",
-    "Play some music",
-    "Open the window, please",
-    "Who won the world cup in 2014?",
-    "Convert ten miles to kilometres",
-    "Draw a picture of a dog",
-)
+from importlib import resources
+
+from framework.base import ClassifierExample
+
+
+def examples(**kinds: str) -> list[ClassifierExample]:
+    """Return examples for a classifier guide.
+
+    Args:
+        **kinds: Why a kind of ``examples.txt`` needs the capability; after ``no:`` why not.
+
+    >>> examples(unrelated="no: needs no data")[0].result
+    False
+    """
+    text = resources.files("capabilities.data").joinpath("examples.txt").read_text("utf-8")
+    lines = [line.split(": ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return [
+        ClassifierExample(
+            question, not kinds[kind].startswith("no: "), kinds[kind].removeprefix("no: ")
+        )
+        for kind, question in lines
+        if kind in kinds
+    ]

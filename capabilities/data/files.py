@@ -7,156 +7,159 @@ import contextlib
 import csv
 import io
 import itertools
+import re
 import sqlite3
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from capabilities.contexts import TableRef
-from capabilities.data.folders import check_folder, packaged_folder
-from capabilities.data.session import connect, path_literal, unreadable
+from capabilities.data.session import Session, Table, literal, path_literal
 from capabilities.data.sqlite_rows import distinct_names
-from capabilities.data.work import Work, current_work
-from framework.base import ValidationError
+from capabilities.data.work import Work
+from framework.base import ValidationError, require_extra
 
 _SUFFIXES = {
-    ".csv": "csv", ".tsv": "csv", ".txt": "csv", ".tab": "csv", ".dat": "csv",
-    ".parquet": "parquet", ".pq": "parquet", ".json": "json", ".jsonl": "json",
-    ".ndjson": "json", ".sqlite": "sqlite", ".sqlite3": "sqlite", ".db": "sqlite",
+    suffix: kind
+    for kind, suffixes in {
+        "csv": ".csv .tsv .txt .tab .dat", "parquet": ".parquet .pq",
+        "json": ".json .jsonl .ndjson", "sqlite": ".sqlite .sqlite3 .db",
+    }.items()
+    for suffix in suffixes.split()
 }  # fmt: skip
 _HEAD = 1 << 20
-_CHUNK = 1 << 20
 _MOST_TABLES = 200
+_CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
 def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     """Turn what the user wrote into a path that may be read.
+
+    What is said about a file outside of the folders does not depend on whether it exists.
+
+    Args:
+        name: Path of the file, or ``vega:NAME`` for one of the package ``vega_datasets``.
+        settings: ``data_folders`` lists folders and single files; none allows nothing. It is
+            compared with the path after all links have been followed.
 
     Raises:
         ValidationError: There is no such file, or it may not be read.
     """
     if name.startswith("vega:"):
         return _packaged(name.removeprefix("vega:"))
-    path = check_folder(name, settings)
-    if not path.exists():
+    try:
+        path = Path(name).expanduser().resolve()
+        allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
+    except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
-            f"The data file {name!r} does not exist.", fix="Give the path of an existing file."
+            f"{name[:200]!r} is no path.", fix="Give the path of a data file."
+        ) from exc
+    packaged = path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package()
+    if not packaged and not any(path == item or item in path.parents for item in allowed):
+        raise ValidationError(
+            f"The data file {Path(name).name!r} lies outside of the folders that may be read.",
+            fix="Add its folder to 'data_folders' in the settings, or move the file there.",
         )
     if not path.is_file():
+        problem = "is not a file" if path.exists() else "does not exist"
         raise ValidationError(
-            f"{name!r} is not a file.", fix="Name the CSV, Parquet, JSON or SQLite file itself."
+            f"The data file {name!r} {problem}.",
+            fix="Give the path of an existing CSV, Parquet, JSON or SQLite file.",
         )
     return path
 
 
+def _package() -> Path:
+    package = require_extra("vega_datasets", "demo")
+    return (Path(str(package.__file__)).parent / "_data").resolve()
+
+
 def _packaged(name: str) -> Path:
-    folder = packaged_folder()
-    for candidate in (name, f"{name}.csv", f"{name}.json"):
-        # Only a file directly in the folder: a name is no path.
-        if Path(candidate).name == candidate and (folder / candidate).is_file():
-            return folder / candidate
-    known = ", ".join(sorted(path.name for path in folder.iterdir() if path.suffix in _SUFFIXES))
-    raise ValidationError(
-        f"The package vega_datasets has no file {name!r}.", fix=f"Use one of: {known}."
-    )
+    known = {path.name: path for path in _package().iterdir() if path.suffix in _SUFFIXES}
+    found = next((known[n] for n in (name, f"{name}.csv", f"{name}.json") if n in known), None)
+    if found is None:
+        raise ValidationError(
+            f"The package vega_datasets has no file {name!r}.",
+            fix=f"Use one of: {', '.join(sorted(known))}.",
+        )
+    return found
 
 
-def list_tables(name: str, settings: Mapping[str, Any]) -> list[TableRef]:
+def list_tables(session: Session, path: Path) -> list[Table]:
     """Find the tables that a file holds.
 
-    Args:
-        name: Path of the file, or ``vega:NAME``.
-        settings: Settings of the capability: ``data_folders`` and the bounds.
-
     Raises:
-        ValidationError: The file is missing, unreadable, empty, too large or of no known kind, or
-            may not be read.
+        ValidationError: The file is unreadable, empty, too large or of no known kind.
     """
-    work = current_work(settings)
-    path = find_file(name, settings)
     try:
-        status = path.stat()
+        size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError as exc:
         raise ValidationError(
-            f"The data file {name!r} cannot be read: {exc.strerror or exc}.",
+            f"The data file {path.name!r} cannot be read: {exc.strerror or exc}.",
             fix="Check that the file is there and that you may read it.",
         ) from exc
     if not head.strip():
-        raise ValidationError(f"The data file {name!r} is empty.", fix="Give a file with rows.")
-    kind = _kind(path, head)
-    limit = work.bounds.file_bytes * (10 if kind == "parquet" else 1)
-    if status.st_size > limit:
         raise ValidationError(
-            f"The data file {name!r} has {status.st_size:,} bytes; the limit is {limit:,}.",
+            f"The data file {path.name!r} is empty.", fix="Give a file with rows."
+        )
+    kind = _kind(path, head)
+    limit = session.work.bounds.file_bytes * (10 if kind == "parquet" else 1)
+    if size > limit:
+        raise ValidationError(
+            f"The data file {path.name!r} has {size:,} bytes; the limit is {limit:,}.",
             fix="Convert it to Parquet, or raise 'max_file_bytes' in the settings.",
         )
-    base = TableRef(
-        path=str(path),
-        kind=kind,
-        label=path.name,
-        size=status.st_size,
-        modified_ns=status.st_mtime_ns,
-    )
     if kind == "sqlite":
-        return _sqlite_tables(base, work)
-    if kind == "csv":
-        return [base.model_copy(update=_dialect(path, head, work))]
-    return [base]
+        return [
+            Table(path, kind, f"{path.name}:{name}", size, name)
+            for name in _sqlite_tables(path, session.work)
+        ]
+    if kind != "csv":
+        return [Table(path, kind, path.name, size)]
+    encoding = find_encoding(path, head, session.work)
+    table = Table(path, kind, path.name, size, encoding=encoding)
+    return [_with_dialect(session, table, head)]
 
 
-def _kind(path: Path, head: bytes) -> Any:
+def _kind(path: Path, head: bytes) -> Literal["csv", "parquet", "json", "sqlite"]:
     if head.startswith(b"SQLite format 3\x00"):
         return "sqlite"
     if head.startswith(b"PAR1"):
         return "parquet"
     kind = _SUFFIXES.get(path.suffix.lower())
-    binary = b"\x00" in head and _utf16(head) is None
-    if kind in ("sqlite", "parquet") or binary:
+    if kind in ("sqlite", "parquet") or (b"\x00" in head and _utf16(head) is None):
         raise ValidationError(
             f"{path.name!r} is not a readable {kind or 'data'} file: its content is something"
             " else.",
             fix="Give a CSV, TSV, Parquet, JSON or SQLite file; export spreadsheets as CSV.",
         )
-    if kind is None:
-        kind = "json" if head.lstrip()[:1] in (b"[", b"{") else "csv"
-    return kind
+    return "json" if kind == "json" or (not kind and head.lstrip()[:1] in b"[{") else "csv"
 
 
-def _sqlite_tables(base: TableRef, work: Work) -> list[TableRef]:
-    uri = f"{Path(base.path).as_uri()}?mode=ro"
+def _sqlite_tables(path: Path, work: Work) -> list[str]:
     try:
-        with contextlib.closing(
-            sqlite3.connect(uri, uri=True, check_same_thread=False)
-        ) as connection:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            with work.interrupting(connection.interrupt):
-                names = [
-                    row[0]
-                    for row in connection.execute(
-                        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
-                        " AND name NOT LIKE 'sqlite_%' ORDER BY name LIMIT ?",
-                        [_MOST_TABLES + 1],
-                    )
-                ]
+        uri = f"{path.as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as found:
+            found.execute("PRAGMA trusted_schema = OFF")
+            with work.interrupting(found.interrupt):
+                rows = found.execute(
+                    "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+                    " AND name NOT LIKE 'sqlite_%' ORDER BY name LIMIT ?",
+                    [_MOST_TABLES + 1],
+                ).fetchall()
     except sqlite3.Error as exc:
         work.check()
         raise ValidationError(
-            f"The SQLite file {base.label!r} cannot be read: {exc}.",
+            f"The SQLite file {path.name!r} cannot be read: {exc}.",
             fix="Check the file with the sqlite3 command, or export the table as CSV.",
         ) from exc
-    if not names:
-        raise ValidationError(f"{base.label!r} has no tables.", fix="Give a database with data.")
-    if len(names) > _MOST_TABLES:
+    if not 0 < len(rows) <= _MOST_TABLES:
+        problem = f"more than {_MOST_TABLES}" if rows else "no"
         raise ValidationError(
-            f"{base.label!r} has more than {_MOST_TABLES} tables.",
-            fix="Give a database with the tables that are needed.",
+            f"{path.name!r} has {problem} tables.", fix="Give a database with the needed tables."
         )
-    return [
-        base.model_copy(update={"table": name, "label": f"{base.label}:{name}"}) for name in names
-    ]
+    return [row[0] for row in rows]
 
 
 def _utf16(head: bytes) -> str | None:
@@ -164,84 +167,55 @@ def _utf16(head: bytes) -> str | None:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     even, odd = head[:4096:2], head[1:4096:2]
-    if even and odd.count(0) > 0.7 * len(odd) and even.count(0) < 0.05 * len(even):
-        return "utf-16-le"
-    if odd and even.count(0) > 0.7 * len(even) and odd.count(0) < 0.05 * len(odd):
-        return "utf-16-be"
+    for encoding, zeros, letters in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if zeros.count(0) > 0.7 * len(zeros) and letters.count(0) < 0.05 * len(letters):
+            return encoding
     return None
 
 
 def find_encoding(path: Path, head: bytes, work: Work) -> str:
-    """Find the encoding of a text file; all of it is looked at, for one letter decides.
-
-    Args:
-        path: The file.
-        head: How it begins.
-        work: What stops it.
-    """
-    wide = _utf16(head)
-    if wide is not None:
+    """Find the encoding of a text file; all of it is looked at, for one letter decides."""
+    if wide := _utf16(head):
         return wide
     decoder = codecs.getincrementaldecoder("utf-8")()
-    controls = False
+    found, controls = "utf-8", False
     with path.open("rb") as file:
-        try:
-            while chunk := file.read(_CHUNK):
-                work.check()
-                decoder.decode(chunk)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            file.seek(0)
-            while chunk := file.read(_CHUNK):
-                work.check()
-                # Latin-1 has control characters where Windows has quotes and the euro.
-                controls |= any(0x80 <= byte <= 0x9F for byte in set(chunk))
-            return "cp1252" if controls else "latin-1"
-    return "utf-8"
+        while chunk := file.read(_HEAD):
+            work.check()
+            # Latin-1 has control characters where Windows has quotes and the euro.
+            controls |= bool(_CONTROLS.search(chunk))
+            with contextlib.suppress(UnicodeDecodeError):
+                if found == "utf-8":
+                    decoder.decode(chunk, final=len(chunk) < _HEAD)
+                continue
+            found = "latin-1"
+    return "cp1252" if found == "latin-1" and controls else found
 
 
-def _dialect(path: Path, head: bytes, work: Work) -> dict[str, Any]:
-    encoding = find_encoding(path, head, work)
-    text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head).lstrip("\ufeff")
-    with tempfile.TemporaryDirectory(prefix="capgraph-") as name:
-        source, folder = path, Path(name)
-        if encoding != "utf-8":
-            source = folder / "head.csv"
-            source.write_text(text, encoding="utf-8", newline="")
-        with connect(folder, work) as connection:
-            try:
-                row = connection.execute(
-                    "SELECT Delimiter, Quote, HasHeader, SkipRows, Escape"  # noqa: S608 - a quoted path
-                    f" FROM sniff_csv({path_literal(source)})"
-                ).fetchone()
-            except Exception as exc:
-                work.check()
-                raise unreadable(path.name, exc) from exc
-    assert row is not None
-    delimiter, quote, header, skip, escape = row
-    found = {
-        "delimiter": delimiter if len(delimiter) == 1 else ",",
-        "quote": quote if len(quote) == 1 else '"',
-        "escape": "\\" if escape == "\\" else quote if len(quote) == 1 else '"',
-        "header": bool(header),
-        "skip": int(skip),
-        "encoding": encoding,
-    }
-    if header:
-        found["names"] = _doubled_names(text, found)
-    return found
-
-
-def _doubled_names(text: str, dialect: Mapping[str, Any]) -> list[str]:
-    """Return names for all columns where two of the header are equal, else nothing."""
-    lines = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=dialect["delimiter"],
-        quotechar=dialect["quote"],
+def _with_dialect(session: Session, table: Table, head: bytes) -> Table:
+    """Find how the columns of a text file are told apart, and whether they have names."""
+    path = session.readable(table)
+    ((delimiter, quote, escape, header, skip),) = session.query(
+        f"SELECT Delimiter, Quote, Escape, HasHeader, SkipRows FROM sniff_csv({path_literal(path)})",  # noqa: S608
+        label=table.label,
     )
-    try:
-        header = next(itertools.islice(lines, dialect["skip"], None), [])
-    except csv.Error:
-        return []
-    names = distinct_names(header)
-    return names if names != header else []
+    delimiter = delimiter if len(delimiter) == 1 else ","
+    quote = quote if len(quote) == 1 else '"'
+    escape = "\\" if escape == "\\" else quote
+    options = (
+        f"delim={literal(delimiter)}, quote={literal(quote)}, escape={literal(escape)},"
+        f" header={str(bool(header)).lower()}, skip={skip}"
+    )
+    if header:
+        text = codecs.getincrementaldecoder(table.encoding)(errors="replace").decode(head)
+        lines = csv.reader(
+            io.StringIO(text.lstrip("\ufeff"), newline=""), delimiter=delimiter, quotechar=quote
+        )
+        with contextlib.suppress(csv.Error):
+            names = next(itertools.islice(lines, skip, None), [])
+            distinct = distinct_names(names)
+            if distinct != names:
+                options += f", names=[{', '.join(map(literal, distinct))}]"
+    return Table(
+        table.path, "csv", table.label, table.size, None, table.encoding, options, delimiter == ";"
+    )

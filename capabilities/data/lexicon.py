@@ -1,55 +1,48 @@
-"""What words of a question mean for data, whatever the file: the only list of words there is."""
+"""What words and phrases of a question mean for data, whatever the file."""
 
 from __future__ import annotations
 
+import re
+
 from capabilities.data.words import words_set
 
-CONCEPTS: dict[str, str] = {
-    word: name
-    for name, words in {
-        "temperature": "temperature temp tmax tmin tavg warm hot cold heat kalt warm heiss",
-        "precipitation": "precipitation precip rain rainfall prcp rained rainy wet",
-        "snow": "snow snowfall snowed snowy",
-        "wind": "wind windspeed windy",
-        "humidity": "humidity humid",
-        "weight": "weight mass weigh weighed heavy",
-        "height": "height tall",
-        "age": "age old",
-        "speed": "speed velocity fast",
-        "length": "length long",
-        "price": "price cost expensive cheap",
-        "revenue": "revenue sale turnover umsatz",
-        "consumption": "consumption verbrauch consumed",
-        "customer": "customer kunde kunden",
-        "branch": "branch filiale",
-        "population": "population pop inhabitant people",
-        "latitude": "latitude lat",
-        "longitude": "longitude lon lng",
-        "altitude": "altitude alt elevation",
-        "departure": "departure dep",
-        "arrival": "arrival arr",
-        "destination": "destination dest",
-        "gender": "gender sex",
-        "female": "female woman women",
-        "male": "male man men",
-        "expectancy": "expectancy exp",
-        "minute": "minute min",
-        "return": "return returns",
-        **{
-            f"{day}day": f"{day}day {short}"
-            for day, short in (
-                ("mon", "mon"),
-                ("tues", "tue"),
-                ("wednes", "wed"),
-                ("thurs", "thu"),
-                ("fri", "fri"),
-                ("satur", "sat"),
-                ("sun", "sun"),
-            )
-        },
-    }.items()
-    for word in words.split()
-}
+_SYNONYMS = (
+    "temperature temp tmax tmin tavg warm hot cold heat kalt warm heiss",
+    "precipitation precip rain rainfall prcp rained rainy wet",
+    "snow snowfall snowed snowy",
+    "wind windspeed windy",
+    "humidity humid",
+    "weight mass weigh weighed heavy",
+    "height tall",
+    "age old",
+    "speed velocity fast",
+    "length long",
+    "price cost expensive cheap",
+    "revenue sale turnover umsatz",
+    "consumption verbrauch consumed",
+    "customer kunde kunden",
+    "branch filiale",
+    "population pop inhabitant people",
+    "latitude lat",
+    "longitude lon lng",
+    "altitude alt elevation",
+    "departure dep",
+    "arrival arr",
+    "destination dest",
+    "gender sex",
+    "female woman women",
+    "male man men",
+    "expectancy exp",
+    "minute min",
+    "monday mon",
+    "tuesday tue",
+    "wednesday wed",
+    "thursday thu",
+    "friday fri",
+    "saturday sat",
+    "sunday sun",
+)
+CONCEPTS = {word: line.split()[0] for line in _SYNONYMS for word in line.split()}
 """Words that mean the same, in a question as in the name of a column."""
 
 ADDITIVE = words_set(
@@ -66,50 +59,57 @@ AVERAGED = words_set(
 )
 """What is averaged over rows."""
 
-_MORE = words_set("highest largest biggest greatest maximum max maximal peak höchste größte")
-_LESS = words_set("lowest smallest minimum min minimal least")
-SUPERLATIVES: dict[str, tuple[str | None, str]] = {
-    **dict.fromkeys(_MORE, (None, "max")),
-    **dict.fromkeys(_LESS, (None, "min")),
-    "most": (None, "max"), "fewest": (None, "min"), "record": (None, "max"),
-    "hottest": ("temperature", "max"), "warmest": ("temperature", "max"),
-    "coldest": ("temperature", "min"), "coolest": ("temperature", "min"),
-    "wettest": ("precipitation", "max"), "rainiest": ("precipitation", "max"),
-    "driest": ("precipitation", "min"), "snowiest": ("snow", "max"), "windiest": ("wind", "max"),
-    "heaviest": ("weight", "max"), "lightest": ("weight", "min"), "oldest": ("age", "max"),
-    "youngest": ("age", "min"), "tallest": ("height", "max"), "fastest": ("speed", "max"),
-    "slowest": ("speed", "min"), "northernmost": ("latitude", "max"),
-    "southernmost": ("latitude", "min"), "easternmost": ("longitude", "max"),
-    "westernmost": ("longitude", "min"), "cheapest": ("price", "min"), "dearest": ("price", "max"),
-    "busiest": ("rows", "max"), "quietest": ("rows", "min"),
-}  # fmt: skip
-COMPARATIVES: dict[str, tuple[str | None, str]] = {
-    "above": (None, ">"), "over": (None, ">"), "exceed": (None, ">"), "exceeded": (None, ">"),
-    "exceeding": (None, ">"), "more": (None, ">"), "greater": (None, ">"), "higher": (None, ">"),
-    "larger": (None, ">"), "bigger": (None, ">"), "pass": (None, ">"), "passed": (None, ">"),
-    "surpass": (None, ">"), "surpassed": (None, ">"), "below": (None, "<"), "under": (None, "<"),
-    "less": (None, "<"), "fewer": (None, "<"), "lower": (None, "<"), "smaller": (None, "<"),
-    "hotter": ("temperature", ">"), "warmer": ("temperature", ">"), "colder": ("temperature", "<"),
-    "cooler": ("temperature", "<"), "wetter": ("precipitation", ">"),
-    "drier": ("precipitation", "<"), "windier": ("wind", ">"), "heavier": ("weight", ">"),
-    "lighter": ("weight", "<"), "older": ("age", ">"), "younger": ("age", "<"),
-    "taller": ("height", ">"), "faster": ("speed", ">"), "slower": ("speed", "<"),
-    "longer": ("length", ">"), "shorter": ("length", "<"), "cheaper": ("price", "<"),
-}  # fmt: skip
-_MEAN = words_set(
-    "mean average avg typical typically averaged durchschnittlich durchschnitt mittel"
-)
+# Of each quantity: its highest, its lowest, more of it, less of it.
+_DEGREES = {
+    None: (
+        "highest largest biggest greatest maximum max maximal peak höchste größte most record",
+        "lowest smallest minimum min minimal least fewest",
+        "above over exceed exceeded exceeding more greater higher larger bigger pass passed"
+        " surpass surpassed",
+        "below under less fewer lower smaller",
+    ),
+    "temperature": ("hottest warmest", "coldest coolest", "hotter warmer", "colder cooler"),
+    "precipitation": ("wettest rainiest", "driest", "wetter", "drier"),
+    "snow": ("snowiest", "", "", ""),
+    "wind": ("windiest", "", "windier", ""),
+    "weight": ("heaviest", "lightest", "heavier", "lighter"),
+    "age": ("oldest", "youngest", "older", "younger"),
+    "height": ("tallest", "", "taller", ""),
+    "speed": ("fastest", "slowest", "faster", "slower"),
+    "length": ("", "", "longer", "shorter"),
+    "price": ("dearest", "cheapest", "", "cheaper"),
+    "latitude": ("northernmost", "southernmost", "", ""),
+    "longitude": ("easternmost", "westernmost", "", ""),
+    "rows": ("busiest", "quietest", "", ""),
+}
+Degrees = dict[str, tuple[str | None, str]]
+
+
+def _degrees(first: str, second: str, place: int) -> Degrees:
+    return {
+        word: (quantity, sign)
+        for quantity, words in _DEGREES.items()
+        for sign, said in ((first, words[place]), (second, words[place + 1]))
+        for word in said.split()
+    }
+
+
+SUPERLATIVES = _degrees("max", "min", 0)
+COMPARATIVES = _degrees(">", "<", 2)
 AGGREGATES = {
-    **dict.fromkeys(_MEAN, "mean"),
-    **dict.fromkeys(words_set("total sum totals altogether insgesamt gesamt combined"), "sum"),
-    "median": "median", "std": "std",
-}  # fmt: skip
-HIGH = frozenset({"max", "maximum", "high", "highest", "tmax"})
-LOW = frozenset({"min", "minimum", "low", "lowest", "tmin"})
-UNITS = {
-    "minute": "minute", "hour": "hour", "day": "day", "night": "day", "date": "day",
-    "week": "week", "month": "month", "quarter": "quarter", "year": "year", "decade": "decade",
-}  # fmt: skip
+    word: aggregate
+    for aggregate, words in {
+        "mean": "mean average avg typical typically averaged durchschnittlich mittel",
+        "sum": "total sum totals altogether insgesamt gesamt combined",
+        "median": "median",
+        "std": "std",
+    }.items()
+    for word in words.split()
+}
+HIGH = words_set("max maximum high highest tmax")
+LOW = words_set("min minimum low lowest tmin")
+ORDER = ["minute", "hour", "day", "week", "month", "quarter", "year", "decade"]
+UNITS = {**{unit: unit for unit in ORDER}, "date": "day", "night": "day"}
 REGULAR = {
     "hourly": "hour", "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter",
     "yearly": "year", "annual": "year", "annually": "year",
@@ -128,3 +128,118 @@ NOTHING = words_set(
     "die das den und"
 )
 """Words that carry nothing once all the others are placed."""
+BEFORE_TIME = words_set(
+    "since between over during from until till before after through throughout by in on "
+    "at for within of am im seit vor nach bis zwischen the and"
+)
+MOVING = words_set("drop dropped fall fell rise rose go went get got climb climbed stay stayed")
+NUMBERS = {
+    word: number
+    for number, word in enumerate(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    )
+}
+SCALES = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
+
+
+def _phrase(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+NUMBER = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?")
+CLAUSE = _phrase(
+    r"\s*[,;?.\u2013]\s+(?:and\s+)?(?=(?:how|which|what|when|in which|on which)\b)"
+    r"|\s+-\s+(?=(?:which|what|when)\b)|\s+and\s+(?=how (?:did|do|does|have|has)\b)"
+)
+FOLLOWING = _phrase(r"^\W*(?:and|what about|how about|und|or)\b")
+PICTURE = _phrase(
+    r"\b(?:(?:make|draw|show|give me|create)\s+)?(?:me\s+)?(?:an?\s+|the\s+)?(?:(?:bar|line|svg|png)\s+)?"
+    r"(?:plot|chart|graph|figure|picture|diagram|visuali[sz]e|draw)s?\b(?:\s+(?:of|for|showing|with))?"
+    r"|\bas (?:an?\s+)?(?:svg|png|bars?|lines?|(?:bar|line)? ?(?:chart|plot|graph))\b"
+)
+FELL = _phrase(r"(?<=\brain )fell\b|(?<=\bsnow )fell\b|(?<=\bprecipitation )fell\b")
+COUNT = _phrase(
+    r"\b(?:how many|wie viele|(?:the )?(?:number|count|amount) of)\b|^\W*count(?: the)?\b"
+)
+KINDS = [
+    ("trend", _phrase(r"\b(?:trend|slope)(?:\s+(?:of|in))?\b")),
+    (
+        "streak",
+        _phrase(r"\blongest\s+(?:streak|run|stretch|period|spell)(?:\s+of)?(?:\s+consecutive)?"),
+    ),
+    (
+        "crossing",
+        _phrase(
+            r"\bfirst\s+(?:(?:go|went|rise|rose|climb(?:ed)?|get|got|fall|fell|drop(?:ped)?|come|came)"
+            r"\s+)?(?=(?:above|over|below|under|exceed|pass|surpass)\w*)"
+        ),
+    ),
+    (
+        "rolling",
+        _phrase(
+            r"\b(?P<n>\d+)[\s-]?(?P<unit>h|hour|day|week|month|year)?s?[\s-]*(?:point\s+)?"
+            r"(?:moving|rolling|running)\s+(?:average|mean)\b"
+        ),
+    ),
+    ("percentile", _phrase(r"\b(?P<n>\d{1,2})(?:st|nd|rd|th) percentile\b")),
+    (
+        "gaps",
+        _phrase(
+            r"\bhow many (?P<unit>\w+?)s? (?:are|is|were) missing\b(?:\s+(?:from|in)\s+(?:the\s+)?"
+            r"(?:log|data|file|table|series|record))?"
+        ),
+    ),
+    (
+        "share",
+        _phrase(r"\b(?:what\s+)?(?:share|fraction|proportion|percentage|percent|pct|%)\s+of\b"),
+    ),
+    ("distinct", _phrase(r"\bhow many (?:different|distinct|unique)\b")),
+    ("count", COUNT),
+    (
+        "correlation",
+        _phrase(
+            r"\bcorrelat\w*(?:\s+(?:with|to|between))?|\brelated\b"
+            r"|\b(?:relationship|connection|relation)\s+between\b"
+        ),
+    ),
+    ("list", _phrase(r"^\W*(?:list|name|show|what are|which are)\s+(?:all\s+)?(?:the\s+)?")),
+    ("", _phrase(r"\b(?P<std>standard deviation)\b")),
+]
+"""Sorts of questions by the phrase that shows them; the first that is there decides."""
+HOW_DID = _phrase(r"^\W*(?:show )?how\s+(?:did|do|does|have|has)\b")
+MOVED = _phrase(
+    r"\b(?:move[ds]?|develop(?:ed)?|vary|varied|change[ds]?|evolve[ds]?)\b"
+    r"(?:\s+(?:over|through|throughout|during))?(?:\s+(?:the\s+)?time)?"
+)
+CHANGE = _phrase(
+    r"\b(?:diff\w*ence|compared? (?:to|with)|compare|versus|vs|change[ds]?|develop(?:ed)?"
+    r"|by how much|than)\b(?:\s+(?:in|between|of)\b)?"
+)
+GREW = _phrase(r"\b(?:chang|gr[eo]w|differ|compar|ris|fall|fell|rose)\w*")
+AND_WHEN = _phrase(r"\band\s+(?:when|(?:in|on|at)\s+(?:which|what)\s+(?P<unit>\w+)|on which)\b")
+GET = _phrase(r"\bhow (?P<word>cold|hot|warm)(?= did it get\b)")
+GROUP = _phrase(
+    r"\b(?:(?:grouped|broken down|split) by|(?:for|in|on) (?:each|every)|by|per|each|every|across)\b"
+)
+NOUN_ASPECT = _phrase(
+    r"\b(?:daily|day's|the|average|mean|median|record|overnight|lowest|highest)\s+(high|low)\b"
+    r"|\b(highs|lows)\b"
+)
+MISSING = _phrase(
+    r"\b(?:(?:have|has|had|with)\s+)?(?:no|without|lack|lacks|lacking|missing)\b"
+    r"|\b(?:is|are|was|were)\s+(?:unknown|missing|empty|blank|not (?:known|given|recorded))\b"
+)
+SIGN = _phrase(r"\b(negative|positive)\b")
+TOP = _phrase(
+    r"\b(?:the\s+)?(?:(?P<top>top)|first)\s+(?P<a>\d+|\w+)\b"
+    r"|\b(?P<b>\d+|\w+)\s+(?=(?:\w+\s+){0,3}(?:with the\s+)?(?:highest|lowest|most|least|fewest"
+    r"|largest|smallest|hottest|coldest|warmest|wettest|biggest|heaviest)\b)"
+)
+PARTS = [
+    ("hour_of_day", _phrase(r"\bhours? of (?:the )?day\b")),
+    ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
+    ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
+]
+WITH_SOME = words_set("rainy wet snowy")
+MEASURES = words_set("speed level concentration count")
+GOOD = words_set("yield score revenue profit return")

@@ -1,19 +1,12 @@
-"""Gives every word of a clause its place: columns, values, groups, limits, superlatives."""
+"""Gives every word of a question its place: columns, values, groups, limits, superlatives."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from capabilities.data.clause import BothError, Superlative
-from capabilities.data.kinds import Kinds
-from capabilities.data.lexicon import (
-    COMPARATIVES,
-    NOTHING,
-    REGULAR,
-    ROWS,
-    SUPERLATIVES,
-    UNITS,
-)
+from capabilities.data import lexicon as lex
 from capabilities.data.mentions import (
     Mention,
     aspect,
@@ -22,340 +15,576 @@ from capabilities.data.mentions import (
     meaning,
     values_named,
 )
-from capabilities.data.phrases import (
-    CHANGE,
-    GOOD,
-    GROUP,
-    MEASURES,
-    MISSING,
-    NOUN_ASPECT,
-    NUMBERS,
-    TOP,
-    WITH_SOME,
-)
-from capabilities.data.profile import Column
+from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import Filter
 from capabilities.data.units import is_unit
+from capabilities.data.words import blank, fold, name_words, words_of
+from capabilities.periods.connect import ParsedTime
 from framework.base import ValidationError
 
 
-def _yes(column: Column) -> str | None:
-    """Return the value for yes of a column that says yes or no."""
-    known = {value.casefold(): value for value in column.values}
-    if len(known) == 2 and set(known) in ({"yes", "no"}, {"true", "false"}):
-        return known.get("yes") or known.get("true")
-    return None
+class BothError(Exception):
+    """Highs and lows may be meant; both are answered."""
 
 
-class Placing(Kinds):
-    """Places the words of a clause."""
+class Unplaced(Exception):
+    """A reading that leaves words over, or cannot tell two meanings apart."""
 
-    def _find_columns(self, kind: str) -> None:
-        slots = self.slots
-        match = NOUN_ASPECT.search(self.text)
-        if match and self._places(*match.span()):
-            # Only of temperatures one says "the highs".
-            word = (match[1] or match[2]).lower()
-            columns = self._by_concept("temperature", "max" if word.startswith("h") else "min")
-            if len(columns) == 1:
-                at = match.start(1) if match[1] else match.start(2)
-                places = self._places(at, at + len(word))
-                slots.values.append(Mention(columns[0], frozenset(places)))
+    def __init__(self, words: Sequence[str], error: ValidationError) -> None:
+        super().__init__(str(error))
+        self.words = list(words)
+        self.error = error
+
+
+@dataclass
+class Limit:
+    """A number to compare with: where it stands, what it speaks of."""
+
+    place: int
+    quantity: str | None
+    sign: str
+    value: float
+    unit: str | None = None
+
+
+@dataclass
+class Rank:
+    """Which way, of what, by which word: "hottest", "most"."""
+
+    quantity: str | None
+    direction: str
+    word: str
+
+
+@dataclass
+class Placed:
+    """Where the words of a question went."""
+
+    kind: str = ""
+    number: float = 0.0
+    columns: list[Mention] = field(default_factory=list)
+    where: list[Filter] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    regular: str | None = None
+    aggregate: str | None = None
+    rank: Rank | None = None
+    subject: str | None = None
+    limit: int | None = None
+    unit: str | None = None
+    picture: bool = False
+    named_table: int = 0
+
+
+class Placing:
+    """One question over one table; every word is free until something takes it.
+
+    Args:
+        text: The question.
+        profile: The table.
+        times: The times of the question.
+        aspect: Whether highs or lows are meant, where that was asked.
+    """
+
+    def __init__(
+        self, text: str, profile: TableProfile, times: ParsedTime, aspect: str | None = None
+    ) -> None:
+        self.profile, self.times, self.aspect = profile, times, aspect
+        self.timed = profile.time is not None
+        spans = times.spans if self.timed or times.intervals or times.window else []
+        self.spans = spans
+        self.text = blank(text, spans)
+        self.words = words_of(text)
+        self.free = {
+            place
+            for place, word in enumerate(self.words)
+            if not any(begin < word.end and word.begin < end for begin, end in spans)
+        }
+        for begin, _ in spans:  # what "since" and "before" say is in the period already
+            for place in range(len(self.words) - 1, -1, -1):
+                word = self.words[place]
+                if word.end > begin:
+                    continue
+                if word.stem not in lex.BEFORE_TIME or text[word.end : begin].strip():
+                    break
+                self.free.discard(place)
+                begin = word.begin
+        table = profile.table
+        name = (table.name or table.label.rsplit(".", 1)[0]).replace("-", " ")
+        self.names = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
+        self.placed = Placed()
+
+    # --- helpers -------------------------------------------------------------------------------
+
+    def places(self, begin: int, end: int) -> set[int]:
+        """Return the free words of a part of the text."""
+        return {p for p in self.free if self.words[p].begin < end and begin < self.words[p].end}
+
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Place the words of a pattern, if they are there and free."""
+        for match in pattern.finditer(self.text):
+            if places := self.places(*match.span()):
                 self.free -= places
-        missing = [m for m in MISSING.finditer(self.text) if self._places(*m.span())]
-        named = {p for p in self.free if not self._compares_or_ranks(p)}
-        for group in columns_named(self.words, named, self.tables):
-            mention = self._choose(group)
-            if mention is None:
+                return match
+        return None
+
+    def take_word(self, words: dict[str, str] | frozenset[str]) -> str | None:
+        """Place the first free word that is among some."""
+        for place in sorted(self.free):
+            if self.words[place].stem in words:
+                self.free.discard(place)
+                return self.words[place].stem
+        return None
+
+    def unplaced(self, *words: object, message: str = "", fix: str = "") -> Unplaced:
+        """Return the error that names the words which have no place."""
+        listed = ", ".join(repr(str(word)[:60]) for word in words[:8])
+        return Unplaced(
+            list(map(str, words)),
+            ValidationError(
+                message or f"These words of the question could not be placed: {listed}.",
+                fix=fix
+                or "Ask for the mean, total, count, highest or lowest of a column, by a group, with"
+                f" a limit or for a time; {self.profile.table.label} has the columns"
+                f" {self.profile.names()}.",
+            ),
+        )
+
+    def compared(self) -> bool:
+        """Say whether several times are compared."""
+        return len(self.times.intervals) > 1 or len(self.times.endpoints) == 2
+
+    def by_concept(self, wanted: str, direction: str | None) -> list[Column]:
+        """Return the columns that hold a quantity; of highs and lows those that are meant."""
+        numbers = self.profile.numbers
+        found = [c for c in numbers if wanted in {concept(word) for word in meaning(c)}]
+        fitting = [c for c in found if aspect(c) == direction] if direction else []
+        return fitting if len(found) > 1 and fitting else found
+
+    def adds_up(self, name: str) -> bool | None:
+        """Say whether a column is added up or averaged, where its name or unit tells."""
+        column = next((c for c in self.profile.columns if c.name == name), Column(name, "text"))
+        words = {concept(word) for word in name_words(name)} | {fold(name)}
+        if words & lex.AVERAGED or column.unit == "%":
+            return False
+        if words & lex.ADDITIVE or column.unit in lex.ADDITIVE_UNITS:
+            return True
+        return False if column.unit else None
+
+    # --- the words, one sort after the other ---------------------------------------------------
+
+    def place(self) -> Placed:
+        """Place all words.
+
+        Raises:
+            Unplaced: There is a word left, or more than one reading.
+        """
+        self._kind()
+        self._limits()
+        self._columns()
+        self._values()
+        self._groups()
+        self._rank()
+        self._subject()
+        self._unit()
+        self._rows()
+        left = [
+            self.words[p].text for p in sorted(self.free)
+            if not {self.words[p].stem, self.words[p].text.lower()} & lex.NOTHING
+        ]  # fmt: skip
+        if left:
+            raise self.unplaced(*left)
+        self._limited()
+        return self.placed
+
+    def _kind(self) -> None:
+        placed, frequency = self.placed, self.profile.frequency
+        while self.take(lex.PICTURE):
+            placed.picture = True
+        self.take(lex.FELL)
+        if asked := self.take(lex.GET):
+            cold = asked["word"].lower() == "cold"
+            placed.rank = Rank("temperature", "min" if cold else "max", asked["word"])
+        for kind, pattern in lex.KINDS:
+            match = self.take(pattern)
+            if match is None:
                 continue
-            if kind == "count" and {self.words[p].stem for p in mention.places} <= WITH_SOME:
-                # A rainy day is one with some rain.
-                slots.where.append(Filter(column=mention.column.name, op=">", value=0))
+            said = match.groupdict()
+            unit = {"h": "hour"}.get(said.get("unit") or "", said.get("unit"))
+            if unit and unit.lower() != frequency:
+                raise self.unplaced(unit)
+            placed.number = float(said.get("n") or 0)
+            placed.kind = kind
+            if "std" in said:
+                placed.aggregate = "std"
+            break
+        if placed.kind == "crossing":
+            self.take(lex.COUNT)
+        asked = self.take(lex.AND_WHEN)  # the time of an extreme is always said
+        if asked and asked["unit"] and lex.UNITS.get(asked["unit"].lower()) != frequency:
+            raise self.unplaced(asked["unit"])
+        self._development()
+
+    def _development(self) -> None:
+        """Read comparisons, "how did … develop", and which aggregate is asked for."""
+        placed = self.placed
+        if self.compared():
+            self.take(lex.CHANGE)
+        elif lex.HOW_DID.match(self.text) and self.take(lex.MOVED):
+            placed.kind = "moved"
+            self.take(lex.HOW_DID)
+        while word := self.take_word(frozenset(lex.AGGREGATES)):
+            if placed.aggregate not in (None, lex.AGGREGATES[word]):
+                raise self.unplaced(word)
+            placed.aggregate = lex.AGGREGATES[word]
+
+    def _limits(self) -> None:
+        """Find "above 30 degrees", "negative", "of 0"; their columns come later."""
+        limits = self.placed.limits
+        for place in sorted(self.free):
+            word = self.words[place]
+            quantity, sign = lex.COMPARATIVES.get(word.stem, (None, ""))
+            if word.stem in ("least", "most") and place and self.words[place - 1].stem == "at":
+                quantity, sign = None, ">=" if word.stem == "least" else "<="
+            at = place + 1
+            while at < len(self.words) and self.words[at].stem in ("than", "or", "equal", "to"):
+                at += 1
+            number = self._number(at) if sign and at in self.free else None
+            if number is None:
+                if quantity and self.compared():
+                    self._warmer(place, quantity)
+                continue
+            value, unit, until = number
+            self.free -= set(range(place, until))
+            if place and self.words[place - 1].stem in lex.MOVING:
+                self.free.discard(place - 1)
+            limits.append(Limit(place, quantity, sign, value, unit))
+        if match := self.take(lex.SIGN):
+            place = next(p for p, w in enumerate(self.words) if w.begin >= match.start())
+            limits.append(Limit(place, None, "<" if match[1].lower() == "negative" else ">", 0.0))
+        equal = re.search(r"\b(?:of|is|was|equals?|=)\s+(-?\d+(?:\.\d+)?)\b", self.text)
+        if equal and (places := self.places(*equal.span(1))):
+            self.free -= places
+            limits.append(Limit(min(places), None, "=", float(equal[1])))
+
+    def _warmer(self, place: int, quantity: str) -> None:
+        """Read "warmer" in a comparison of two times."""
+        columns = self.by_concept(quantity, self.aspect)
+        if sorted(aspect(column) or "" for column in columns) == ["max", "min"]:
+            raise BothError
+        if len(columns) != 1:
+            raise self.unplaced(self.words[place].text)
+        self.placed.columns.append(Mention(columns[0], frozenset({place})))
+        self.free.discard(place)
+
+    def _number(self, at: int) -> tuple[float, str | None, int] | None:
+        """Read the number at a word, with its unit: value, unit, first word after it."""
+        word, until, unit = self.words[at], at + 1, None
+        sign = self.text[word.begin - 1 : word.begin] in ("-", "\u2212")
+        if match := lex.NUMBER.match(self.text, word.begin - sign):
+            value = float(match[0].replace(",", "").replace("\u2212", "-"))
+            while until < len(self.words) and self.words[until].begin < match.end():
+                until += 1
+        elif word.stem in ("freezing", "frost"):
+            return 0.0, "°C", until
+        elif word.stem in lex.NUMBERS:
+            value = float(lex.NUMBERS[word.stem])
+        else:
+            return None
+        following = [w.text.lower() for w in self.words[until : until + 2]] + ["", ""]
+        if following[0] in lex.SCALES:
+            value *= lex.SCALES[following[0]]
+            until += 1
+        elif following[0] in ("degree", "degrees"):
+            unit = {"c": "°C", "f": "°F"}.get(following[1][:1])
+            known = following[1] in ("c", "f", "celsius", "fahrenheit")
+            return value, unit if known else "degree", until + 1 + known
+        if until < len(self.words):
+            word = self.words[until]
+            if not {word.stem, word.text} & {*lex.NOTHING, *lex.UNITS} and is_unit(word.text):
+                unit, until = word.text, until + 1
+        return value, unit, until
+
+    def _columns(self) -> None:
+        placed = self.placed
+        match = lex.NOUN_ASPECT.search(self.text)
+        if match and self.places(*match.span()):  # only of temperatures one says "the highs"
+            word = (match[1] or match[2]).lower()
+            columns = self.by_concept("temperature", "max" if word.startswith("h") else "min")
+            if len(columns) == 1:
+                places = self.places(match.end() - len(word), match.end())
+                placed.columns.append(Mention(columns[0], frozenset(places), score=100))
+                self.free -= places
+        missing = next((m for m in lex.MISSING.finditer(self.text) if self.places(*m.span())), None)
+        ranking = {
+            word
+            for known in (lex.SUPERLATIVES, lex.COMPARATIVES)
+            for word in known
+            if known[word][0]
+        }
+        free = {p for p in self.free if self.words[p].stem not in ranking}
+        for group in columns_named(self.words, free, self.profile):
+            if mention := self._choose(group):
                 self.free -= mention.places
-                continue
-            slots.values.append(mention)
-            self.free -= mention.places
-        self._take_measures()
-        self._prefer_rows(kind)
-        for match in missing[:1]:
-            after = [m for m in slots.values if self.words[m.begin].begin >= match.end()]
-            before = [m for m in slots.values if self.words[m.begin].end <= match.start()]
-            target = after[0] if after else before[-1] if before else None
-            if target is None:
-                continue
-            self.free -= self._places(*match.span())
-            slots.values.remove(target)
-            slots.where.append(Filter(column=target.column.name, op="missing"))
-
-    def _compares_or_ranks(self, place: int) -> bool:
-        """Say whether a word such as "windiest" only has the name of a column in it."""
-        known = SUPERLATIVES.get(self.words[place].stem) or COMPARATIVES.get(self.words[place].stem)
-        return known is not None and known[0] is not None
-
-    def _take_measures(self) -> None:
-        """Place "speed" in "wind speed", where the column is just called wind."""
-        for mention in self.slots.values:
+                stems = {self.words[p].stem for p in mention.places}
+                if (
+                    placed.kind == "count" and stems <= lex.WITH_SOME
+                ):  # a rainy day is one with some
+                    placed.where.append(Filter(column=mention.column.name, op=">", value=0))
+                else:
+                    placed.columns.append(mention)
+        for mention in list(placed.columns):
             after = max(mention.places) + 1
-            if after in self.free and self.words[after].stem in MEASURES:
-                self.free.discard(after)
-
-    def _prefer_rows(self, kind: str) -> None:
-        """Take a word that names the file for its rows, where a column has the same name."""
-        for mention in list(self.slots.values):
+            if after in self.free and self.words[after].stem in lex.MEASURES:
+                self.free.discard(after)  # "wind speed", where the column is just called wind
             stems = {self.words[p].stem for p in mention.places}
-            others = [m for m in self.slots.values if m is not mention]
-            counted = kind in ("count", "share") or any(m.column.kind == "number" for m in others)
-            if stems <= self.names - ROWS and counted and not self._adds_up(mention.column.name):
-                self.slots.values.remove(mention)
-                self.named_table += 1
+            counted = placed.kind in ("count", "share") or any(
+                m.column.kind == "number" for m in placed.columns if m is not mention
+            )
+            # A word that names the file means its rows, where a column has the same name.
+            begin = min(mention.places)
+            grouping = begin and self.words[begin - 1].stem in ("by", "per", "each", "which")
+            counted = counted and not grouping and not self.adds_up(mention.column.name)
+            if stems <= self.names - lex.ROWS and counted:
+                placed.columns.remove(mention)
+                placed.named_table += 1
+        if missing and placed.columns:
+            later = [m for m in placed.columns if self.words[min(m.places)].begin >= missing.end()]
+            target = later[0] if later else placed.columns[-1]
+            self.free -= self.places(*missing.span())
+            placed.columns.remove(target)
+            placed.where.append(Filter(column=target.column.name, op="missing"))
 
     def _choose(self, group: list[Mention]) -> Mention | None:
         """Choose among columns that the same words may mean."""
+        stems = {self.words[p].stem for p in group[0].places}
         if len(group) > 1:
             wanted = self._wanted_aspect()
             fitting = [m for m in group if wanted and aspect(m.column) == wanted]
             numbers = [m for m in group if m.column.kind == "number"]
-            own = [m for m in group if m.column in self.profile.columns]
-            chosen = next((g for g in (fitting, numbers, own, group) if len(g) == 1), group)
-            if len(chosen) > 1:
-                if sorted(aspect(m.column) or "" for m in chosen) == ["max", "min"]:
-                    raise BothError
-                names = ", ".join(m.column.name for m in chosen[:8])
-                said = " ".join(self.words[p].text for p in sorted(group[0].places))
-                raise self._unplaced(
-                    [said],
-                    ValidationError(
-                        f"{said!r} may mean several columns of {self.profile.table.label}: {names}.",
-                        fix="Name one of them.",
-                    ),
-                )
-            return chosen[0]
-        mention = group[0]
-        stems = {self.words[p].stem for p in mention.places}
-        if not mention.exact and stems <= (self.names | set(UNITS)):
-            return None
-        if self.timed and stems <= set(UNITS):
-            return None  # a part of the table's own time
-        return mention
+            group = next((g for g in (fitting, numbers) if len(g) == 1), group)
+        if len(group) > 1:
+            if sorted(aspect(m.column) or "" for m in group) == ["max", "min"]:
+                raise BothError
+            said = " ".join(self.words[p].text for p in sorted(group[0].places))
+            names = ", ".join(m.column.name for m in group[:8])
+            raise self.unplaced(
+                said,
+                message=f"{said!r} may mean several columns of {self.profile.table.label}: {names}.",
+                fix="Name one of them.",
+            )
+        whole = group[0].score >= 20 + 10 * len(group[0].places)
+        if (self.timed and stems <= set(lex.UNITS)) or (
+            not whole and stems <= {*self.names, *lex.UNITS}
+        ):
+            return None  # a part of the table's own time, or its rows
+        return group[0]
 
     def _wanted_aspect(self) -> str | None:
         """Say whether highs or lows are meant, where a table has both."""
         if self.aspect is not None:
             return self.aspect
         for place in sorted(self.free):
-            word = self.words[place].stem
-            if word in ("hot", "warm"):
-                return "max"
-            if word == "cold":
-                return "min"
-            if word in ("high", "maximum", "max", "daytime"):
+            stem = self.words[place].stem
+            if stem in ("hot", "warm", "high", "maximum", "max", "daytime"):
+                found = "max"
+            elif stem in ("cold", "low", "minimum", "min", "night"):
+                found = "min"
+            else:
+                quantity, found = lex.SUPERLATIVES.get(stem, (None, ""))
+                if quantity == "temperature":
+                    return found
+                continue
+            if stem not in lex.SUPERLATIVES or self.placed.aggregate:
                 self.free.discard(place)
-                return "max"
-            if word in ("low", "minimum", "min", "night"):
-                self.free.discard(place)
-                return "min"
-        for place in sorted(self.free):
-            known = SUPERLATIVES.get(self.words[place].stem)
-            if known and known[0] == "temperature":
-                return known[1]
-        for _, quantity, sign, _, unit in self.limits:
-            if quantity in ("temperature", None) or unit in ("°C", "°F", "degree"):
-                return "max" if sign == ">" else "min"
+            return found
+        for limit in self.placed.limits:
+            if limit.quantity == "temperature" or limit.unit in (None, "°C", "°F", "degree"):
+                return "max" if limit.sign.startswith(">") else "min"
         return None
 
-    def _find_values(self) -> None:
-        for group in values_named(self.words, self.free, self.tables):
-            named = {m.column.name for m in self.slots.values}
+    def _values(self) -> None:
+        placed = self.placed
+        values: dict[str, list[str]] = {}
+        for group in values_named(self.words, self.free, self.profile):
+            named = {m.column.name for m in placed.columns}
             chosen = group if len(group) == 1 else [m for m in group if m.column.name in named]
+            said = " ".join(self.words[p].text for p in sorted(group[0].places))
             if len(chosen) != 1:
                 names = ", ".join(f"{m.column.name} = {m.value}" for m in group[:6])
-                said = " ".join(self.words[p].text for p in sorted(group[0].places))
-                raise self._unplaced(
-                    [said],
-                    ValidationError(f"{said!r} may mean {names}.", fix="Name the column, too."),
+                raise self.unplaced(
+                    said, message=f"{said!r} may mean {names}.", fix="Name the column, too."
                 )
-            mention = chosen[0]
-            before = self.words[mention.begin - 1].stem if mention.begin else ""
+            mention, begin = chosen[0], min(chosen[0].places)
+            before = self.words[begin - 1].stem if begin else ""
             if before in ("not", "non", "except", "without", "excluding"):
-                raise self._unplaced([self.words[mention.begin - 1].text])
+                raise self.unplaced(self.words[begin - 1].text)
             self.free -= mention.places
-            self.slots.where.append(Filter(column=mention.column.name, value=mention.value))
+            values.setdefault(mention.column.name, []).append(str(mention.value))
             # "In the Consumer segment": the column's own name only says what the value is.
-            for other in list(self.slots.values):
-                near = abs(other.begin - mention.begin) <= len(mention.places) + 1
-                if other.column.name == mention.column.name and near:
-                    self.slots.values.remove(other)
-        self._merge_values()
+            placed.columns = [
+                m for m in placed.columns
+                if m.column.name != mention.column.name
+                or abs(min(m.places) - begin) > len(mention.places) + 1
+            ]  # fmt: skip
+        for column, found in values.items():
+            if any(given.column == column for given in placed.where):
+                raise self.unplaced(column)
+            if len(found) == 1:
+                placed.where.append(Filter(column=column, value=found[0]))
+            else:  # two values of one column are compared
+                placed.where.append(Filter(column=column, op="in", value=list(found)))
+                placed.groups.append(column)
+                self.take(lex.CHANGE)
 
-    def _merge_values(self) -> None:
-        """Turn two values of one column into a comparison of both."""
-        columns: dict[str, list[Filter]] = {}
-        for given in self.slots.where:
-            columns.setdefault(given.column, []).append(given)
-        for column, filters in columns.items():
-            if len(filters) > 1:
-                values = [f.value for f in filters if isinstance(f.value, str)]
-                if len(values) < len(filters):
-                    raise self._unplaced([column])
-                kept = [f for f in self.slots.where if f.column != column]
-                self.slots.where = [*kept, Filter(column=column, op="in", value=list(values))]
-                self.slots.groups.append(column)
-                self._take(CHANGE)
-
-    def _find_groups(self) -> None:
-        slots = self.slots
-        for match in list(GROUP.finditer(self.text)):
-            keyword = self._places(*match.span())
+    def _groups(self) -> None:
+        placed = self.placed
+        for match in lex.GROUP.finditer(self.text):
+            keyword = self.places(*match.span())
             if not keyword:
                 continue
-            end = max(p for p, w in enumerate(self.words) if w.begin < match.end())
-            if re.search(r"\btop\s+\w+", self.text[: match.start()], re.I) and any(
-                end + 1 in m.places and m.column.kind == "number" for m in self.slots.values
-            ):
-                continue  # "top 5 products by sales" ranks and groups nothing
-            names = self._group_names(end + 1)
-            if names:
-                slots.groups += [name for name in names if name not in slots.groups]
-                self.free -= keyword
-        for place in sorted(self.free):
-            unit = REGULAR.get(self.words[place].stem)
-            if unit is None or not self.timed:
+            place = max(p for p, word in enumerate(self.words) if word.begin < match.end()) + 1
+            numbers = [m for m in placed.columns if m.column.kind == "number" and place in m.places]
+            top = re.search(r"\btop\s+\w+", self.text[: match.start()], re.IGNORECASE)
+            if top and (numbers or placed.kind == "count"):
+                self.free -= keyword  # "top 5 products by sales" ranks and groups nothing
                 continue
-            if unit != self.profile.frequency:
-                slots.groups.append(unit)
-            self.free.discard(place)
-
-    def _group_names(self, start: int) -> list[str]:
-        """Read the names after "by": columns and parts of the time, joined by "and"."""
-        names: list[str] = []
-        place = start
-        while place < len(self.words):
-            mention = next((m for m in self.slots.values if place in m.places), None)
-            if mention is not None:
-                names.append(mention.column.name)
-                self.slots.values.remove(mention)
-                self._note_join(mention)
-                place = max(mention.places) + 1
-            elif place in self.free and (part := self._time_part(place)):
-                names.append(part[0])
-                self.free -= part[1]
-                place = max(part[1]) + 1
-            elif place in self.free and self.words[place].stem in ("and", "the"):
-                place += 1
-            else:
-                break
-        return names
-
-    def _find_superlative(self) -> None:
-        for place in sorted(self.free):
-            known = SUPERLATIVES.get(self.words[place].stem)
-            if known is None:
-                continue
-            word = self.words[place].stem
-            if self.slots.superlative is not None:
-                raise self._unplaced([self.words[place].text])
-            self.slots.superlative = Superlative(place, known[0], known[1], word)  # type: ignore[arg-type]
-            self.free.discard(place)
-        found = self.slots.superlative
-        if found is None:
-            found = self.slots.superlative = self._best()
-        if found is None:
-            return
-        match = TOP.search(self.text)
-        number = (match["a"] or match["b"]) if match else None
-        if match and number and (number.isdigit() or number.lower() in NUMBERS):
-            self.free -= self._places(*match.span())
-            self.slots.limit = int(number) if number.isdigit() else NUMBERS[number.lower()]
-        if found.concept and found.concept != "rows":
-            self._column_of(found)
-
-    def _best(self) -> Superlative | None:
-        """Read "best" and "worst" where it is known that more is better."""
-        for place in sorted(self.free):
-            word = self.words[place].stem
-            named = {concept(w) for m in self.slots.values for w in meaning(m.column)}
-            if word in ("best", "worst") and named & GOOD:
-                self.free.discard(place)
-                return Superlative(place, None, "max" if word == "best" else "min", word)
-        return None
-
-    def _column_of(self, found: Superlative) -> None:
-        """Find the column that "hottest" means, unless one is named."""
-        if any(m.column.kind == "number" for m in self.slots.values):
-            return
-        columns = self._by_concept(str(found.concept), found.direction)
-        if len(columns) != 1:
-            raise self._unplaced([self.words[found.place].text])
-        self.slots.values.append(Mention(columns[0], frozenset({found.place})))
-
-    def _find_subject(self, kind: str) -> None:
-        """Find what "which X" and "X with the highest" ask for."""
-        slots = self.slots
-        for mention in list(slots.values):
-            yes = _yes(mention.column) if kind in ("count", "share") else None
-            if yes is not None:
-                # "How many smokers": those where the column says yes.
-                slots.where.append(Filter(column=mention.column.name, value=yes))
-                slots.values.remove(mention)
-                continue
-            if mention.column.kind in ("category", "text", "flag") and mention.column.name not in (
-                slots.groups
-            ):
-                slots.subject = slots.subject or mention.column.name
-                self._note_join(mention)
-                if slots.subject != mention.column.name:
-                    raise self._unplaced([mention.column.name])
-                slots.values.remove(mention)
-        if slots.subject is None:
-            for place in sorted(self.free):
-                part = self._time_part(place) or (
-                    ("day", {place}) if self.timed and self.words[place].stem == "night" else None
-                )
-                if part is not None:
-                    slots.subject = part[0]
+            names: list[str] = []
+            while place < len(self.words):
+                mention = next((m for m in placed.columns if place in m.places), None)
+                part = self._time_part(place)
+                if mention is not None:
+                    placed.columns.remove(mention)
+                    names.append(mention.column.name)
+                    place = max(mention.places) + 1
+                elif part is not None:
                     self.free -= part[1]
+                    names.append(part[0])
+                    place = max(part[1]) + 1
+                elif place in self.free and self.words[place].stem in ("and", "the"):
+                    place += 1
+                else:
                     break
-        for mention in slots.values:
-            self._note_join(mention)
+            if names:
+                placed.groups += [name for name in names if name not in placed.groups]
+                self.free -= keyword
+        while self.timed and (word := self.take_word(lex.REGULAR)):
+            placed.regular = lex.REGULAR[word]
+            if placed.regular != self.profile.frequency:
+                placed.groups.append(placed.regular)
 
-    def _find_numbers(self) -> None:
-        """Find "top 5" without a superlative, and "in MWh"."""
-        match = re.search(r"\btop\s+(\d+)\b", self.text, re.I)
-        if match and self._places(*match.span()):
-            self.free -= self._places(*match.span())
-            self.slots.limit = int(match[1])
-            self.slots.superlative = self.slots.superlative or Superlative(0, None, "max", "top")
-            by = re.search(r"\bby\b", self.text[match.end() :])
-            if by:
-                self.free -= self._places(match.end() + by.start(), match.end() + by.end())
+    def _time_part(self, place: int) -> tuple[str, set[int]] | None:
+        """Read a unit or part of the time at a word."""
+        if not self.timed or place not in self.free:
+            return None
+        for name, pattern in lex.PARTS:
+            match = pattern.match(self.text, self.words[place].begin)
+            if match:
+                return name, self.places(*match.span())
+        unit = lex.UNITS.get(self.words[place].stem)
+        return (unit, {place}) if unit else None
+
+    def _rank(self) -> None:
+        placed = self.placed
+        for place in sorted(self.free):
+            word = self.words[place].stem
+            named = {concept(w) for m in placed.columns for w in meaning(m.column)}
+            if word in ("best", "worst") and named & lex.GOOD:  # where more is known to be better
+                found = Rank(None, "max" if word == "best" else "min", word)
+            elif word in lex.SUPERLATIVES:
+                found = Rank(*lex.SUPERLATIVES[word], word)
+            else:
+                continue
+            # "The hottest summer" is one of several times, not a value in one of them.
+            before_time = any(begin == self.words[place].end + 1 for begin, _ in self.spans)
+            if placed.rank is not None or before_time:
+                raise self.unplaced(self.words[place].text)
+            placed.rank = found
+            self.free.discard(place)
+        match = lex.TOP.search(self.text)
+        if match and (placed.rank or match["top"]):
+            number = (match["a"] or match["b"]).lower()
+            if self.places(*match.span()) and (number.isdigit() or number in lex.NUMBERS):
+                self.free -= self.places(*match.span())
+                placed.limit = int(number) if number.isdigit() else lex.NUMBERS[number]
+                placed.rank = placed.rank or Rank(None, "max", "top")
+        rank = placed.rank
+        if rank and rank.quantity not in (None, "rows") and not self._numbers():
+            columns = self.by_concept(str(rank.quantity), rank.direction)
+            if len(columns) != 1:
+                raise self.unplaced(rank.word)
+            placed.columns.append(Mention(columns[0], frozenset()))
+
+    def _numbers(self) -> list[Mention]:
+        return [m for m in self.placed.columns if m.column.kind == "number"]
+
+    def _subject(self) -> None:
+        """Find what "which X" and "X with the highest" ask for."""
+        placed = self.placed
+        for mention in list(placed.columns):
+            column = mention.column
+            values = {value.casefold(): value for value in column.values}
+            yes = next((v for k, v in values.items() if k in ("yes", "true")), None)
+            if len(values) == 2 and yes and placed.kind in ("count", "share"):
+                # "How many smokers": those where the column says yes.
+                placed.where.append(Filter(column=column.name, value=yes))
+            elif column.kind in ("category", "text", "flag") and column.name not in placed.groups:
+                if placed.subject not in (None, column.name):
+                    raise self.unplaced(column.name)
+                placed.subject = column.name
+            else:
+                continue
+            placed.columns.remove(mention)
+        for place in sorted(self.free):
+            if placed.subject is None and (part := self._time_part(place)):
+                placed.subject = part[0]
+                self.free -= part[1]
+
+    def _unit(self) -> None:
+        """Find "in MWh"."""
         for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
-            places = self._places(*match.span(2))
-            word = match[2]
-            known = {*UNITS, *NOTHING, *self.names}
+            places, word = self.places(*match.span(2)), match[2]
+            known = {*lex.UNITS, *lex.NOTHING, *self.names}
             if places and self.words[min(places)].stem not in known and is_unit(word):
-                self.slots.unit = {"C": "°C", "F": "°F"}.get(word, word) if match[1] else word
+                self.placed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.free -= places
+                if word == "percent" and self.compared():
+                    self.placed.unit = None  # a change is said in percent anyway
                 break
-        if self._has("percent") and len(self.times.intervals) + len(self.times.endpoints) > 1:
-            self._take(re.compile(r"\bpercent\b", re.I))
 
-    def _find_rows_noun(self, kind: str) -> None:
+    def _rows(self) -> None:
         """Place words for the rows; the name of the file speaks for its table."""
         for place in sorted(self.free):
-            stem = self.words[place].stem
-            counted = kind in ("count", "share", "distinct") and stem not in ROWS
-            if counted and self.words[place].text.lower() == stem:
-                continue  # what is counted is said in the plural: "electricity" is no row
-            if stem in self.names:
+            word = self.words[place]
+            # What is counted is said in the plural: "electricity" is no row.
+            counted = self.placed.kind in ("count", "share", "distinct")
+            if word.stem in self.names and not (
+                counted and word.stem not in lex.ROWS and word.text.lower() == word.stem
+            ):
                 self.free.discard(place)
-                self.named_table += stem not in ROWS
+                self.placed.named_table += word.stem not in lex.ROWS
 
-    def _check_left(self) -> None:
-        left = [
-            self.words[p].text for p in sorted(self.free) if self.words[p].stem not in NOTHING
-            and self.words[p].text.lower() not in NOTHING
-        ]  # fmt: skip
-        if self.base is not None:
-            left = [word for word in left if word.lower() not in ("about", "und", "or")]
-        if left:
-            raise self._unplaced(left)
+    def _limited(self) -> None:
+        """Give each limit its column: the one it means, or the nearest that was named."""
+        placed = self.placed
+        numbers = [m for m in placed.columns if m.places]
+        for limit in placed.limits:
+            degrees = limit.unit == "degree" and not numbers
+            unit = None if limit.unit == "degree" else limit.unit
+            quantity = limit.quantity or ("temperature" if degrees else None)
+            if quantity is None and not numbers and unit in ("°C", "°F"):
+                quantity = "temperature"
+            if quantity is None and numbers:
+                near = min(numbers, key=lambda m: abs(min(m.places) - limit.place))
+                name = near.column.name
+                if len(numbers) > 1 and near is not numbers[0]:
+                    placed.columns.remove(near)
+            else:
+                columns = self.profile.numbers
+                if quantity is not None:
+                    columns = self.by_concept(quantity, "max" if limit.sign == ">" else "min")
+                if len(columns) != 1:
+                    raise self.unplaced(self.words[limit.place].text)
+                name = columns[0].name
+            where = Filter(column=name, op=limit.sign, value=limit.value, unit=unit)
+            placed.where.append(where)

@@ -8,17 +8,15 @@ from datetime import datetime
 from itertools import combinations
 from typing import Literal
 
-from capabilities.contexts import ColumnRef, TableRef, TimeRef
 from capabilities.data.readings import (
-    number_reading,
+    MARKS,
+    Time,
+    find_time,
     number_sql,
-    parse_number,
     time_sql,
-    unread_time_sql,
-    unreadable_sql,
+    unread_sql,
 )
-from capabilities.data.session import Session, identifier
-from capabilities.data.time_columns import find_time
+from capabilities.data.session import Session, Table, identifier
 from capabilities.data.units import guess_temperature_unit, unit_in_name
 from capabilities.data.words import name_words
 from framework.base import ValidationError
@@ -31,6 +29,7 @@ _CELLS = 400_000
 _LOOKED_THROUGH = 200
 MAX_VALUES = 1000
 _LISTED = 40
+_UNITS = ("year", "quarter", "month", "day", "hour")
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 
@@ -71,11 +70,6 @@ class Column:
             return None
         return guess_temperature_unit(self.low, self.high)
 
-    @property
-    def ref(self) -> ColumnRef:
-        """The column as it stands in the state."""
-        return ColumnRef(name=self.name, reading=self.reading)
-
 
 @dataclass
 class TableProfile:
@@ -89,18 +83,20 @@ class TableProfile:
         first: Earliest time.
         last: Latest time.
         frequency: Usual distance between two times.
+        precision: The coarsest unit that all times are whole in.
         series: Columns that tell rows of the same time apart (long layout).
         unique_times: Whether no two rows have the same time.
         unread_times: How many times cannot be read, and some of them.
     """
 
-    table: TableRef
+    table: Table
     columns: list[Column]
-    time: TimeRef | None = None
+    time: Time | None = None
     rows: int = 0
     first: datetime | None = None
     last: datetime | None = None
     frequency: Frequency | None = None
+    precision: str = "minute"
     series: list[str] = field(default_factory=list)
     unique_times: bool = True
     unread_times: tuple[int, tuple[str, ...]] = (0, ())
@@ -153,7 +149,7 @@ class TableProfile:
 
 
 def profile_table(
-    session: Session, table: TableRef, zone: str = "UTC", day_first: bool = False
+    session: Session, table: Table, zone: str = "UTC", day_first: bool = False
 ) -> TableProfile:
     """Look at a table.
 
@@ -163,55 +159,103 @@ def profile_table(
         zone: Zone that moments with a zone of their own are shown in.
         day_first: Whether 03/04/2015 is the third of April when the rows do not tell.
     """
-    typed = session.columns(table)
-    relation = session.relation(table)
+    relation, label = session.relation(table), table.label
+    typed = [row[:2] for row in session.query(f"DESCRIBE FROM {relation}", label=label)]
+    (counted,) = session.query(f"SELECT count(*) FROM {relation}", label=label)[0]  # noqa: S608
+    bounds = session.work.bounds
+    for number, limit, what in (
+        (len(typed), bounds.columns, "columns"), (counted, bounds.rows, "rows"),
+    ):  # fmt: skip
+        if number > limit:
+            raise ValidationError(
+                f"{label} has {number:,} {what}; the limit is {limit:,}.",
+                fix=f"Give a file with the {what} that are needed, or raise 'max_{what}' in the"
+                " settings.",
+            )
     names = ", ".join(f"CAST({identifier(name)} AS VARCHAR)" for name, _ in typed)
     size = min(_SAMPLE, max(20, _CELLS // max(1, len(typed))))
-    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {size}", label=table.label)  # noqa: S608
+    rows = session.query(f"SELECT {names} FROM {relation} LIMIT {size}", label=label)  # noqa: S608
     samples = {
-        name: [row[index] for row in rows if row[index] is not None]
-        for index, (name, _) in enumerate(typed)
-    }
+        name: [value for value in values if value is not None]
+        for (name, _), values in zip(typed, zip(*rows, strict=True), strict=True)
+    } if rows else {name: [] for name, _ in typed}  # fmt: skip
     time = find_time(typed, samples, zone, day_first)
-    used = set() if time is None else set(time.columns)
-    columns = [
-        # Past so many columns the sample must do: a query for each would take for ever.
-        _column(session if place < _LOOKED_THROUGH else None, table, name, kind, samples[name])
-        for place, (name, kind) in enumerate(typed)
-        if name not in used
-    ]
-    profile = TableProfile(table, columns, time)
-    _measure(session, profile)
+    columns = _columns(session, table, typed, samples, () if time is None else time.columns)
+    profile = TableProfile(table, columns, time, counted)
+    _measure_numbers(session, profile)
+    _measure_time(session, profile)
     return profile
 
 
-def _column(
-    session: Session | None, table: TableRef, name: str, kind: str, sample: list[str]
-) -> Column:
-    if not sample:
-        return Column(name, "empty")
-    if kind == "BOOLEAN":
-        return Column(name, "flag", "flag", ("true", "false"))
-    native = kind.startswith(_NUMERIC) or (kind.startswith("U") and "INT" in kind)
-    reading = "native" if native else number_reading(sample, table.delimiter)
-    if reading is not None and not _is_code(name, sample):
-        decimals = max((_decimals(value, reading) for value in sample[:500]), default=0)
-        numbers = [n for value in sample if (n := parse_number(value, reading)) is not None]
-        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
-        return Column(name, "number", reading, (), min(decimals, 4), low, high)
-    if session is None:
-        values = tuple(sorted({v for v in sample if v.strip()}))
-        return Column(name, "category", values=values, complete=False)
-    column = identifier(name)
+def _columns(
+    session: Session,
+    table: Table,
+    typed: list[tuple[str, str]],
+    samples: dict[str, list[str]],
+    timed: tuple[str, ...],
+) -> list[Column]:
+    """Tell numbers from categories and texts."""
+    native = {name for name, kind in typed if kind.lstrip("U").startswith(_NUMERIC)}
+    texts = [name for name, kind in typed if name not in native and kind != "BOOLEAN"]
+    written = _written(session, {name: samples[name] for name in texts}, table.semicolons)
+    columns: list[Column] = []
+    for place, (name, kind) in enumerate(typed):
+        sample = samples[name]
+        if name in timed:
+            continue
+        if not sample:
+            columns.append(Column(name, "empty"))
+        elif kind == "BOOLEAN":
+            columns.append(Column(name, "flag", "flag", ("true", "false")))
+        elif (name in native or name in written) and not _is_code(name, sample):
+            reading, decimals = written.get(name) or ("native", _decimals(sample))
+            columns.append(Column(name, "number", reading, decimals=min(decimals, 4)))
+        elif place >= _LOOKED_THROUGH:
+            # Past so many columns the sample must do: a query for each would take for ever.
+            values = tuple(sorted({v for v in sample if v.strip()}))
+            columns.append(Column(name, "category", values=values, complete=False))
+        else:
+            column = identifier(name)
+            rows = session.query(
+                f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
+                f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
+                label=table.label,
+            )
+            found = tuple(sorted(row[0] for row in rows))
+            many = len(found) > MAX_VALUES
+            columns.append(
+                Column(name, "text" if many else "category", values=() if many else found)
+            )
+    return columns
+
+
+def _written(
+    session: Session, samples: dict[str, list[str]], semicolons: bool
+) -> dict[str, tuple[str, int]]:
+    """Return the columns of text that hold numbers: how they are read, and their decimals."""
+    order = ("comma", "plain") if semicolons else ("plain", "comma")
+    cells = [(name, value) for name, values in samples.items() for value in values]
+    readings = ("simple", *order)
+    counted = ", ".join(f"count({number_sql(reading, 'v')})" for reading in readings)
     rows = session.query(
-        f"SELECT DISTINCT CAST({column} AS VARCHAR) AS v FROM {session.relation(table)}"  # noqa: S608
-        f" WHERE v IS NOT NULL AND trim(v) <> '' LIMIT {MAX_VALUES + 1}",
-        label=table.label,
+        f"SELECT n, count(*), {counted} FROM (SELECT unnest($n) AS n, unnest($v) AS v)"  # noqa: S608
+        f" WHERE lower(trim(v)) NOT IN ({MARKS}) GROUP BY n",
+        {"n": [name for name, _ in cells], "v": [value for _, value in cells]},
     )
-    found = sorted(row[0] for row in rows)
-    if len(found) > MAX_VALUES:
-        return Column(name, "text")
-    return Column(name, "category", values=tuple(found))
+    found = {}
+    for name, present, *fitting in rows if cells else ():
+        reading = next(
+            (r for r, n in zip(readings, fitting, strict=True) if n >= 0.9 * present), None
+        )
+        if reading is not None:
+            mark = "," if reading == "comma" else "."
+            found[name] = reading, _decimals(samples[name], mark)
+    return found
+
+
+def _decimals(sample: list[str], mark: str = ".") -> int:
+    parts = [value.strip().rstrip("%$€£ )").partition(mark)[2] for value in sample[:500]]
+    return max((len(part.rstrip("0")) for part in parts if part.isdigit()), default=0)
 
 
 def _is_code(name: str, sample: list[str]) -> bool:
@@ -222,34 +266,23 @@ def _is_code(name: str, sample: list[str]) -> bool:
     return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in sample[:200])
 
 
-def _decimals(value: str, reading: str) -> int:
-    mark = "," if reading == "comma" else "."
-    _, found, fraction = value.strip().rstrip("%$€£ ").partition(mark)
-    return len(fraction.rstrip("0")) if found and fraction.isdigit() else 0
-
-
-def _measure(session: Session, profile: TableProfile) -> None:
-    relation, label = session.relation(profile.table), profile.table.label
-    counted = session.query(f"SELECT count(*) FROM {relation}", label=label)[0][0]  # noqa: S608
-    most = session.work.bounds.rows
-    if counted > most:
-        raise ValidationError(
-            f"{label} has {counted:,} rows; the limit is {most:,}.",
-            fix="Give a file with the rows that are needed, or raise 'max_rows' in the settings.",
-        )
-    _measure_numbers(session, profile)
+def _measure_time(session: Session, profile: TableProfile) -> None:
+    """Find what the times cover, how far they lie apart, and which columns tell series apart."""
     if profile.time is None:
-        profile.rows = counted
         return
-    moment = time_sql(profile.time)
-    unread = _unread_parts(unread_time_sql(profile.time), profile.time.columns[0])
+    relation, label = session.relation(profile.table), profile.table.label
+    moment, name = time_sql(profile.time), identifier(profile.time.columns[0])
+    whole = ", ".join(f"bool_and(t = date_trunc('{unit}', t))" for unit in _UNITS)
     row = session.query(
-        f"SELECT count(*), min({moment}), max({moment}), count(DISTINCT {moment}), {unread}"  # noqa: S608
-        f" FROM {relation}",
+        f"SELECT count(*), min(t), max(t), count(DISTINCT t), count(*) FILTER (unread),"  # noqa: S608
+        f" min(text) FILTER (unread), {whole} FROM (SELECT {moment} AS t,"
+        f" {unread_sql(name, moment)} AS unread, left(CAST({name} AS VARCHAR), 40) AS text"
+        f" FROM {relation})",
         label=label,
     )[0]
     profile.rows, profile.first, profile.last, distinct = row[:4]
-    profile.unread_times = _unread(*row[4:])
+    profile.unread_times = _unread(*row[4:6])
+    profile.precision = next((u for u, w in zip(_UNITS, row[6:], strict=True) if w), "minute")
     if profile.first is None:
         profile.time = None
         return
@@ -269,12 +302,9 @@ def _measure(session: Session, profile: TableProfile) -> None:
 def _measure_numbers(session: Session, profile: TableProfile) -> None:
     """Find ranges and what is no number, over all rows.
 
-    Most columns hold plain numbers only, which one quick pass shows.
+    Most columns hold plain numbers only, which a quick pass shows; the others are read again.
     """
     places = [i for i, c in enumerate(profile.columns) if c.kind == "number"][:_LOOKED_THROUGH]
-    for place in places:
-        if profile.columns[place].reading == "plain":
-            profile.columns[place] = replace(profile.columns[place], reading="simple")
     _measure_pass(session, profile, places)
     odd = [i for i in places if profile.columns[i].unread[0]]
     for place in odd:
@@ -284,28 +314,25 @@ def _measure_numbers(session: Session, profile: TableProfile) -> None:
 
 
 def _measure_pass(session: Session, profile: TableProfile, places: list[int]) -> None:
-    if not places:
-        return
     parts = []
     for place in places:
-        column = profile.columns[place].ref
-        value = number_sql(column)
-        unread = _unread_parts(unreadable_sql(column), column.name)
-        parts.append(f"min({value}), max({value}), {unread}")
-    row = session.query(
+        column = profile.columns[place]
+        name = identifier(column.name)
+        value = number_sql(column.reading, name)
+        unread = unread_sql(name, value)
+        shown = f"left(CAST({name} AS VARCHAR), 40)"
+        parts.append(
+            f"min({value}), max({value}), count(*) FILTER ({unread}), min({shown}) FILTER ({unread})"
+        )
+    rows = session.query(
         f"SELECT {', '.join(parts)} FROM {session.relation(profile.table)}",  # noqa: S608
         label=profile.table.label,
-    )[0]
+    ) if parts else []  # fmt: skip
     for number, place in enumerate(places):
-        low, high, count, example = row[4 * number : 4 * number + 4]
+        low, high, count, example = rows[0][4 * number : 4 * number + 4]
         profile.columns[place] = replace(
             profile.columns[place], low=low, high=high, unread=_unread(count, example)
         )
-
-
-def _unread_parts(test: str, name: str) -> str:
-    text = f"left(CAST({identifier(name)} AS VARCHAR), 40)"
-    return f"count(*) FILTER ({test}), min({text}) FILTER ({test})"
 
 
 def _unread(count: int, example: str | None) -> tuple[int, tuple[str, ...]]:

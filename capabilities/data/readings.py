@@ -1,21 +1,19 @@
-"""How the text of a cell becomes a number or a moment: detection, and the SQL that does it.
-
-A reading is a short name that stands in the state, never SQL itself, so that what comes back
-from a stored state can do no more than select columns.
-"""
+"""How the text of a cell becomes a number or a moment: detection, and the SQL that does it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from capabilities.contexts import ColumnRef, TimeRef
 from capabilities.data.session import identifier, literal
 from capabilities.data.words import fold, name_words, words_set
-from framework.base import ValidationError
 
 MISSING = ("", "-", "--", "na", "n/a", "nan", "null", "none", "nil", "?", ".", "missing", "-999.0")
+MARKS = ", ".join(literal(mark) for mark in MISSING)
+"""What stands for no value, as SQL."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 # What may stand around a number: a sign, a currency, a percent sign, brackets for a minus.
 _BEFORE = r"^[-+]?\s*(?:[$€£¥]|USD|EUR|GBP|CHF)?\s*[-+]?\s*"
@@ -57,6 +55,8 @@ _TIME_NAMES = words_set(
     "tag monat fecha data dia hora anio ano annee jour mois stamp epoch unix created "
     "occurred dt at quarter"
 )
+_LOOKED_THROUGH = 200
+_EPOCHS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 # Months by the names that no format knows: their first letters, in the languages around.
 _MONTHS = (
     "jan|ene|gen", "feb|fev|fév", "mar|mär|maer|mrz", "apr|avr|abr", "may|mai|mag", "jun|jui?n|giu",
@@ -65,105 +65,56 @@ _MONTHS = (
 _NAMED_MONTH = re.compile(rf"(?:{'|'.join(_MONTHS)})[^\W\d]*\.?[ -]\d{{4}}", re.IGNORECASE)
 
 
-def number_reading(values: list[str], delimiter: str = ",") -> str | None:
-    """Say how texts become numbers, or ``None`` when they are no numbers.
+@dataclass(frozen=True)
+class Time:
+    """The column or columns that hold the time.
 
-    >>> number_reading(["1.5", "2"]), number_reading(["1,5", "2"], ";"), number_reading(["a"])
-    ('plain', 'comma', None)
+    Attributes:
+        columns: Their names.
+        reading: How their text becomes a moment.
+        zone: Zone that moments with a zone of their own are shown in.
     """
-    present = [value.strip() for value in values if fold(value.strip()) not in MISSING]
-    if not present:
-        return None
 
-    def share(pattern: re.Pattern[str]) -> float:
-        return sum(bool(pattern.fullmatch(value)) for value in present) / len(present)
-
-    if share(_NUMBER) >= 0.9:
-        return "plain"
-    order = ["comma", "plain"] if delimiter == ";" else ["plain", "comma"]
-    for name in order:
-        if share(re.compile("|".join(f"(?:{form})" for form in _WRITTEN[name]))) >= 0.9:
-            return name
-    return None
+    columns: tuple[str, ...]
+    reading: str
+    zone: str
 
 
-def parse_number(text: str, reading: str) -> float | None:
-    """Read one number as :func:`number_sql` does.
+def number_sql(reading: str, name: str) -> str:
+    """Return SQL for the number in a column; ``NULL`` where there is none.
 
-    >>> parse_number("$1,250.50", "plain"), parse_number("(900)", "plain"), parse_number("x", "plain")
-    (1250.5, -900.0, None)
+    >>> number_sql("native", "x")
+    '(CASE WHEN isfinite(TRY_CAST(x AS DOUBLE)) THEN TRY_CAST(x AS DOUBLE) END)'
     """
-    text = text.strip()
-    if reading == "comma" or not _NUMBER.fullmatch(text):
-        forms = _WRITTEN.get(reading, ())
-        fitting = next((place for place, form in enumerate(forms) if re.match(form, text)), None)
-        if fitting is None:
-            return None
-        text = re.sub(r"[^0-9,.+-]", "", text)
-        text = (
-            text.replace(",", "") if reading == "plain" else text.replace(".", "").replace(",", ".")
-        )
-        text = f"-{text}" if fitting else text
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def number_sql(column: ColumnRef, alias: str = "") -> str:
-    """Return SQL for the number in a column; ``NULL`` where there is none."""
-    name = alias + identifier(column.name)
     text = f"trim(CAST({name} AS VARCHAR))"
-    if column.reading == "rows":
-        return "1.0"
-    if column.reading == "native":
-        value = f"TRY_CAST({name} AS DOUBLE)"
-    elif column.reading == "simple":
-        value = f"TRY_CAST({text} AS DOUBLE)"
-    elif column.reading == "flag":
-        value = f"CAST(CAST({name} AS INTEGER) AS DOUBLE)"
-    elif column.reading in _WRITTEN:
-        value = _written_sql(text, column.reading)
-    else:
-        raise ValidationError(
-            f"{column.reading!r} is no way to read a number.",
-            fix=f"Use one of {['comma', 'flag', 'native', 'plain', 'rows', 'simple']}.",
-        )
+    if reading == "flag":
+        return f"CAST(CAST({name} AS INTEGER) AS DOUBLE)"
+    value = f"TRY_CAST({name if reading == 'native' else text} AS DOUBLE)"
+    if reading in _WRITTEN:
+        written = _written_sql(text, reading)
+        # 1.250 is a thousand and more where commas are decimal.
+        value = written if reading == "comma" else f"coalesce({value}, {written})"
     return f"(CASE WHEN isfinite({value}) THEN {value} END)"
 
 
 def _written_sql(text: str, reading: str) -> str:
-    """Return SQL for a number as people write it; plain numbers take the quick way."""
+    """Return SQL for a number as people write it."""
     bare = f"regexp_replace({text}, '[^0-9,.+-]', '', 'g')"
     if reading == "comma":
         bare = f"replace(replace({bare}, '.', ''), ',', '.')"
     else:
         bare = f"replace({bare}, ',', '')"
     signed, bracketed = (literal(form) for form in _WRITTEN[reading])
-    written = (
+    return (
         f"TRY_CAST(CASE WHEN regexp_matches({text}, {signed}) THEN {bare}"
         f" WHEN regexp_matches({text}, {bracketed}) THEN '-' || {bare} END AS DOUBLE)"
     )
-    if reading == "comma":  # 1.250 is a thousand and more here
-        return written
-    return f"coalesce(TRY_CAST({text} AS DOUBLE), {written})"
 
 
-def unreadable_sql(column: ColumnRef) -> str:
-    """Return SQL that is true where a value stands that is no number and no mark for none."""
-    text = f"lower(trim(CAST({identifier(column.name)} AS VARCHAR)))"
-    return _unread(text, number_sql(column))
-
-
-def unread_time_sql(time: TimeRef) -> str:
-    """Return SQL that is true where a time stands that cannot be read."""
-    text = f"lower(trim(CAST({identifier(time.columns[0])} AS VARCHAR)))"
-    return _unread(text, time_sql(time))
-
-
-def _unread(text: str, value: str) -> str:
-    marks = ", ".join(literal(mark) for mark in MISSING)
-    return f"({value} IS NULL AND {text} IS NOT NULL AND {text} NOT IN ({marks}))"
+def unread_sql(name: str, value: str) -> str:
+    """Return SQL that is true where a text stands that gives no value and is no mark for none."""
+    text = f"lower(trim(CAST({name} AS VARCHAR)))"
+    return f"({value} IS NULL AND {text} IS NOT NULL AND {text} NOT IN ({MARKS}))"
 
 
 def has_time_name(name: str) -> bool:
@@ -175,7 +126,7 @@ def has_time_name(name: str) -> bool:
     return bool(_TIME_NAMES.intersection(name_words(name)))
 
 
-def time_reading(name: str, values: list[str], day_first: bool = False) -> str | None:
+def time_reading(name: str, values: Sequence[str], day_first: bool = False) -> str | None:
     """Say how texts become moments, or ``None`` when they are none.
 
     >>> time_reading("d", ["Jan 1 2000"]), time_reading("year", ["1931", "1932"])
@@ -185,13 +136,9 @@ def time_reading(name: str, values: list[str], day_first: bool = False) -> str |
     if not present:
         return None
     needed = max(1, round(0.9 * len(present)))
-    if sum(bool(_ISO.fullmatch(value)) for value in present) >= needed:
-        return "iso"
-    if (
-        sum(bool(_ISO.fullmatch(value) or _ISO_ZONE.fullmatch(value)) for value in present)
-        >= needed
-    ):
-        return "zoned"
+    iso = sum(bool(_ISO.fullmatch(value)) for value in present)
+    if iso + sum(bool(_ISO_ZONE.fullmatch(value)) for value in present) >= needed:
+        return "iso" if iso >= needed else "zoned"
     if all(_NUMBER.fullmatch(value) for value in present):
         return _numeric_time(name, present)
     if all(re.fullmatch(r"\d{4}[- ]?Q[1-4]", value) for value in present):
@@ -250,7 +197,7 @@ def _numeric_time(name: str, values: list[str]) -> str | None:
         return "yearmonth"
     if not named:
         return None
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
+    for unit, factor in _EPOCHS.items():
         # Between 1980 and 2100, counted in this unit since 1970.
         if 3.1e8 * factor <= low and high <= 4.2e9 * factor:
             return f"epoch_{unit}"
@@ -271,55 +218,135 @@ def _dated(text: str) -> str:
     return f"coalesce(TRY_CAST({text} AS TIMESTAMP), try_strptime({text}, [{forms}]))"
 
 
-def time_sql(time: TimeRef, alias: str = "") -> str:
+def time_sql(time: Time, alias: str = "") -> str:
     """Return SQL for the moment of a row, as a local ``TIMESTAMP``."""
     names = [alias + identifier(column) for column in time.columns]
     text = f"trim(CAST({names[0]} AS VARCHAR))"
     reading, _, extra = time.reading.partition("+")
-    zone = literal(time.zone or "UTC")
+    zone = literal(time.zone)
+    integer = f"TRY_CAST({text} AS BIGINT)"
     if reading == "parts":
         numbers = [f"TRY_CAST({name} AS BIGINT)" for name in names]
         year, month, day, hour = [*numbers, *["1", "1", "1", "0"][len(numbers) :]]
-        date = f"TRY(make_timestamp({year}, {month}, {day}, 0, 0, 0))"
-        return f"({date} + to_hours({hour}))"
-    if reading.startswith("format:"):
+        base = f"(TRY(make_timestamp({year}, {month}, {day}, 0, 0, 0)) + to_hours({hour}))"
+    elif reading.startswith("format:"):
         fmt = reading.removeprefix("format:")
         base = f"try_strptime({text}, {literal(fmt)})"
         if "%d" in fmt and re.search("%[Yy].*%|%.*%[Yy]", fmt) and fmt != "%Y%m%d":
             base = f"coalesce({base}, {_dated(text)})"
+    elif reading.startswith("epoch_"):
+        factor = _EPOCHS[reading.removeprefix("epoch_")]
+        seconds = f"TRY_CAST({text} AS DOUBLE) / {factor!r}"
+        base = f"(to_timestamp({seconds}) AT TIME ZONE {zone})"
     else:
-        integer = f"TRY_CAST({text} AS BIGINT)"
-        real = f"TRY_CAST({text} AS DOUBLE)"
-        seconds = {"epoch_s": "1", "epoch_ms": "1e3", "epoch_us": "1e6", "epoch_ns": "1e9"}
-        sources = {
+        base = {
             "iso": _dated(text),
             "native": f"CAST({names[0]} AS TIMESTAMP)",
             "zoned": f"(TRY_CAST({text} AS TIMESTAMPTZ) AT TIME ZONE {zone})",
             "nativetz": f"({names[0]} AT TIME ZONE {zone})",
-            "year": f"TRY(make_timestamp({integer}, 1, 1, 0, 0, 0))",
-            "yearmonth": f"TRY(make_timestamp({integer} // 100, {integer} % 100, 1, 0, 0, 0))",
-            "named month": (
-                f"TRY(make_timestamp(TRY_CAST(right({text}, 4) AS BIGINT),"
-                f" {_month_number(text)}, 1, 0, 0, 0))"
+            "year": _first_of(integer, "1"),
+            "yearmonth": _first_of(f"{integer} // 100", f"{integer} % 100"),
+            "named month": _first_of(f"TRY_CAST(right({text}, 4) AS BIGINT)", _month_number(text)),
+            "quarter": _first_of(
+                f"TRY_CAST(left({text}, 4) AS BIGINT)",
+                f"TRY_CAST(right({text}, 1) AS BIGINT) * 3 - 2",
             ),
-            "quarter": (
-                f"TRY(make_timestamp(TRY_CAST(left({text}, 4) AS BIGINT),"
-                f" TRY_CAST(right({text}, 1) AS BIGINT) * 3 - 2, 1, 0, 0, 0))"
-            ),
-        }
-        if reading in seconds:
-            base = f"(to_timestamp({real} / {seconds[reading]}) AT TIME ZONE {zone})"
-        elif reading in sources:
-            base = sources[reading]
-        else:
-            raise ValidationError(
-                f"{reading!r} is no way to read a time.", fix=f"Use one of {sorted(sources)}."
-            )
-    if extra == "quarter":
-        return f"({base} + to_months(3 * TRY_CAST({names[1]} AS INTEGER) - 3))"
-    if extra == "hour":
-        return f"({base} + to_hours(TRY_CAST({names[1]} AS BIGINT)))"
+        }[reading]
     if extra == "time":
         clock = f"TRY_CAST(trim(CAST({names[1]} AS VARCHAR)) AS TIME)"
         return f"({base} + (coalesce({clock}, TIME '00:00') - TIME '00:00'))"
+    if extra:
+        number = f"TRY_CAST({names[1]} AS INTEGER)"
+        added = f"to_months(3 * {number} - 3)" if extra == "quarter" else f"to_hours({number})"
+        return f"({base} + {added})"
     return base
+
+
+def _first_of(year: str, month: str) -> str:
+    return f"TRY(make_timestamp({year}, {month}, 1, 0, 0, 0))"
+
+
+def find_time(
+    typed: Sequence[tuple[str, str]],
+    samples: Mapping[str, Sequence[str]],
+    zone: str,
+    day_first: bool,
+) -> Time | None:
+    """Return the column or columns of the time; ``None`` when there is none.
+
+    Args:
+        typed: Names and DuckDB types of the columns.
+        samples: Some values of each.
+        zone: Zone that moments with a zone of their own are shown in.
+        day_first: Whether 03/04/2015 is the third of April when the rows do not tell.
+    """
+    found = []
+    for place, (name, kind) in enumerate(typed):
+        if place >= _LOOKED_THROUGH and not has_time_name(name):
+            continue  # trying every form on thousands of columns takes minutes
+        if kind == "DATE" or kind.startswith("TIMESTAMP"):
+            reading: str | None = "nativetz" if "ZONE" in kind else "native"
+        else:
+            reading = time_reading(name, samples[name], day_first)
+        if reading:
+            found.append(Time((name,), reading, zone))
+    parts = _date_parts(samples, zone)
+    if parts is not None and all(time.reading == "year" for time in found):
+        return parts
+
+    def rank(time: Time) -> tuple[bool, bool, int]:
+        values = samples[time.columns[0]]
+        full = ("iso", "zoned", "native", "epoch")
+        precise = time.reading.startswith(full) or "%d" in time.reading
+        distinct = len(set(values)) * 10 // max(1, len(values))
+        return precise, has_time_name(time.columns[0]), distinct
+
+    best = max(found, key=rank, default=None)
+    return best and _with_clock(best, typed, samples)
+
+
+def _date_parts(samples: Mapping[str, Sequence[str]], zone: str) -> Time | None:
+    """Recognise dates that are spread over columns named year, month, day, hour."""
+    found: list[str] = []
+    for names, low, high in (
+        ("year yr yyyy jahr", 1000, 2200), ("month mon mo mm monat", 1, 12),
+        ("day dy dd dom tag", 1, 31), ("hour hr hh", 0, 24),
+    ):  # fmt: skip
+        fitting = [
+            name
+            for name, values in samples.items()
+            if name_words(name) in [[n] for n in names.split()] and _all_between(values, low, high)
+        ]
+        if not fitting:
+            break
+        found.append(fitting[0])
+    return Time(tuple(found), "parts", zone) if len(found) >= 2 else None
+
+
+def _all_between(values: Sequence[str], low: int, high: int) -> bool:
+    try:
+        return bool(values) and all(low <= float(value) <= high for value in values)
+    except ValueError:
+        return False
+
+
+def _with_clock(
+    time: Time, typed: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[str]]
+) -> Time:
+    """Add the column of quarters, hours or clock times that stands beside one of years or dates."""
+    coarse = time.reading in ("year", "yearmonth", "quarter", "named month")
+    clocks = [value for value in samples[time.columns[0]][:200] if ":" in value]
+    if any(not value.endswith("00:00:00") for value in clocks):
+        return time
+    for name, kind in typed:
+        words, values = name_words(name), samples[name]
+        extra = None
+        if time.reading == "year" and words in (["quarter"], ["qtr"]):
+            extra = "quarter" if _all_between(values, 1, 4) else None
+        elif not coarse and words in (["hour"], ["hr"], ["hh"]):
+            extra = "hour" if _all_between(values, 0, 24) else None
+        elif not coarse and (kind == "TIME" or "time" in words) and values:
+            extra = "time" if all(v.count(":") in (1, 2) for v in values[:50]) else None
+        if extra and name != time.columns[0]:
+            return Time((time.columns[0], name), f"{time.reading}+{extra}", time.zone)
+    return time

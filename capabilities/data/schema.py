@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from capabilities.data.files import list_tables
+from capabilities.data.files import find_file, list_tables
 from capabilities.data.mentions import concept
 from capabilities.data.profile import Column, TableProfile, profile_table
-from capabilities.data.session import Session
+from capabilities.data.session import Session, open_session
 from capabilities.data.wording import date_range
 from capabilities.data.words import name_words, words_of
 from framework.base import ValidationError
@@ -21,17 +22,24 @@ _LONGEST = 40
 def read_tables(
     session: Session, files: Sequence[str], settings: Mapping[str, Any]
 ) -> list[TableProfile]:
-    """Look at every table of some files.
+    """Look at every table of some files; a file that has not changed is looked at once.
 
     Raises:
         ValidationError: A file cannot be read, or may not be.
     """
     zone, day_first = settings.get("timezone") or "UTC", bool(settings.get("day_first", False))
-    return [
-        profile_table(session, table, zone, day_first)
-        for name in files
-        for table in list_tables(name, settings)
-    ]
+    found: list[TableProfile] = []
+    for name in files:
+        path = find_file(name, settings)
+        status = path.stat()
+        key = (path, status.st_size, status.st_mtime_ns, zone, day_first, session.work.bounds)
+
+        def profiled(path: Path = path) -> list[TableProfile]:
+            tables = list_tables(session, path)
+            return [profile_table(session, table, zone, day_first) for table in tables]
+
+        found += session.work.kept.get(key, profiled)
+    return found
 
 
 def describe(profiles: Sequence[TableProfile], task: str, limit: int = MOST_CHARACTERS) -> str:
@@ -85,8 +93,6 @@ def _column(column: Column) -> str:
 
 def schema_of(files: Sequence[str], task: str, settings: Mapping[str, Any]) -> str:
     """Describe the tables of files; what cannot be read is said instead."""
-    from capabilities.data.session import open_session
-
     with open_session(settings) as session:
         try:
             return describe(read_tables(session, files, settings), task)

@@ -9,7 +9,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
-from capabilities.data.arithmetic import Arithmetic
+from capabilities.data.arithmetic import arithmetic_sql
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import TIME_PARTS, TIME_UNITS, Filter, Query
 from capabilities.data.readings import number_sql, time_sql
@@ -199,7 +199,7 @@ class Scope:
         if found.column is None:
             return f"TRY_CAST({found.sql} AS DOUBLE)"
         if found.column.kind in ("number", "flag"):
-            return number_sql(found.column.ref, found.sql[:2])
+            return number_sql(found.column.reading, found.sql)
         codes = [c.name for c in found.profile.numbers]
         raise replan(
             f"The column {found.column.name!r} of {found.profile.table.label} holds no numbers.",
@@ -225,9 +225,21 @@ class Scope:
         if name in TIME_UNITS:
             return f"date_trunc('{name}', {self.time()})", name
         if name in TIME_PARTS:
+            self._precise(name)
             return f"({_PARTS[name].format(t=self.time())})", name
         self.column(name)
         raise AssertionError(name)
+
+    def _precise(self, part: str) -> None:
+        """Refuse the weekdays of years: each would be that of its first day."""
+        needed = {"hour_of_day": "hour", "month_of_year": "month"}.get(part, "day")
+        known = ("hour", "day", "month", "quarter", "year")
+        if self.profile.precision in known[known.index(needed) + 1 :] and self.time():
+            raise replan(
+                f"The times of {self.profile.table.label} are whole {self.profile.precision}s, which"
+                f" have no {part.replace('_', ' ')}.",
+                f"Ask without it; columns: {some(self.known)}.",
+            )
 
     def value(self, text: str) -> str:
         """Return SQL for a column as a number, or for arithmetic of columns."""
@@ -237,14 +249,14 @@ class Scope:
             return f"CAST({self.group(text)[0]} AS DOUBLE)"
         if not re.search(r"[-+*/]", text):
             self.column(text.strip("` "))
-        return Arithmetic(text, self.number, self._no_arithmetic(text)).sql()
-
-    def _no_arithmetic(self, text: str) -> ValidationError:
-        return replan(
-            f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
-            " columns.",
-            f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
-        )
+        try:
+            return arithmetic_sql(text, self.number)
+        except SyntaxError:
+            raise replan(
+                f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
+                " columns.",
+                f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
+            ) from None
 
     # --- tests ---------------------------------------------------------------------------------
 
@@ -259,7 +271,7 @@ class Scope:
             number = found.column is not None and found.column.kind == "number"
             value = self.number(given.column) if number else self.text(given.column)
             return f"({value} IS {'NOT ' if given.op == 'present' else ''}NULL)"
-        values = given.value if isinstance(given.value, list) else [given.value]
+        values: list[Any] = given.value if isinstance(given.value, list) else [given.value]
         found_column = self.find(given.column)
         kind = found_column.column.kind if found_column and found_column.column else None
         if found_column is None and given.column in _NAMES:
@@ -274,7 +286,7 @@ class Scope:
         if self._numeric(given.column, kind, values):
             left = self.value(given.column)
             factor, offset_by = self._scale(given)
-            places = ", ".join(self.bind(_float(v) * factor + offset_by) for v in values)
+            places = ", ".join(self.bind(float(v) * factor + offset_by) for v in values)
         else:
             left = f"lower({self.text(given.column)})"
             if kind == "category" and found_column and found_column.column:
@@ -333,10 +345,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _float(value: Any) -> float:
-    return float(value)
-
-
 def _place(value: Any, names: list[str], offset: int) -> Any:
     if _is_number(value):
         return value
@@ -363,7 +371,7 @@ def _columns_of(profile: TableProfile, alias: str) -> dict[str, Known]:
 def _named(profiles: Sequence[TableProfile], name: str) -> TableProfile:
     """Find a table by its label, its name, or a part of them."""
     wanted = fold(name)
-    names = {p.table.label: {fold(p.table.label), fold(p.table.table or "")} for p in profiles}
+    names = {p.table.label: {fold(p.table.label), fold(p.table.name or "")} for p in profiles}
     stems = {p.table.label: fold(p.table.label).rsplit(".", 1)[0] for p in profiles}
     for found in (
         [p for p in profiles if wanted in names[p.table.label]],

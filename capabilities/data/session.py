@@ -1,4 +1,4 @@
-"""A private DuckDB over the user's files: what is open, what may be read, how it is stopped."""
+"""A private DuckDB over the user's files: what is open, how it is read, how it is stopped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from capabilities.contexts import TableRef
 from capabilities.data import sqlite_rows
-from capabilities.data.folders import check_folder
 from capabilities.data.work import Work, current_work
 from framework.base import CapabilityError, ErrorSeverity, ValidationError, require_extra
 
@@ -24,6 +23,32 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _INTO_MEMORY = 100 * 1024**2
+_PLAIN = "delim=',', quote='\"', header=true"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of one file, and how to read it.
+
+    Attributes:
+        path: The file.
+        kind: What it is.
+        label: How it is called in answers.
+        size: Size of the file.
+        name: The table of a database.
+        encoding: Of a text file.
+        options: Delimiter, quotes, header and names of a text file, as DuckDB takes them.
+        semicolons: Whether its columns are told apart by semicolons, as where commas are decimal.
+    """
+
+    path: Path
+    kind: Literal["csv", "parquet", "json", "sqlite"]
+    label: str
+    size: int
+    name: str | None = None
+    encoding: str = "utf-8"
+    options: str = _PLAIN
+    semicolons: bool = False
 
 
 def identifier(name: str) -> str:
@@ -62,26 +87,6 @@ def unreadable(name: str, exc: object) -> ValidationError:
     )
 
 
-@contextlib.contextmanager
-def connect(folder: Path, work: Work) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an in-memory DuckDB that never downloads anything and stays within its bounds."""
-    duckdb_module = require_extra("duckdb", "data")
-    options: dict[str, Any] = {
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-        "preserve_insertion_order": "false",
-        "memory_limit": work.bounds.memory,
-        "temp_directory": str(folder),
-        "max_temp_directory_size": f"{work.bounds.spill_bytes}B",
-    }
-    connection = duckdb_module.connect(":memory:", config=options)
-    try:
-        with work.interrupting(connection.interrupt):
-            yield connection
-    finally:
-        connection.close()
-
-
 class Session:
     """A DuckDB connection and the tables that were opened in it.
 
@@ -90,75 +95,60 @@ class Session:
         folder: For copies that DuckDB can read: of databases (its reader for them is an extension
             that would have to be downloaded) and of text in other encodings.
         work: What stops it.
-        settings: Settings of the capability; ``data_folders`` says what may be read.
     """
 
-    def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        folder: Path,
-        work: Work,
-        settings: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path, work: Work) -> None:
         self.connection = connection
         self.work = work
-        self.settings = settings
         self.folder = folder
-        self._relations: dict[tuple[str, str | None], str] = {}
+        self._relations: dict[Table, str] = {}
 
-    def relation(self, table: TableRef) -> str:
+    def relation(self, table: Table) -> str:
         """Return SQL that stands for the table after FROM.
 
         Raises:
-            ValidationError: The file may not be read, or cannot be.
+            ValidationError: The file cannot be read.
         """
-        key = (table.path, table.table)
-        if key not in self._relations:
-            # The description of a table comes out of the state, which a caller can write.
-            check_folder(table.path, self.settings)
-            self._relations[key] = self._open(table)
-        return self._relations[key]
-
-    def _open(self, table: TableRef) -> str:
-        if table.kind == "parquet":
-            return f"read_parquet({path_literal(table.path)}, hive_partitioning=false)"
-        number = len(self._relations)
-        source = self._source(table, number)
-        if table.size > _INTO_MEMORY:
-            return source
-        # Text is parsed once; every later query is then a matter of milliseconds.
-        name = f"table{number}"
-        self.query(f"CREATE TEMP TABLE {name} AS SELECT * FROM {source}", label=table.label)  # noqa: S608
-        return name
-
-    def _source(self, table: TableRef, number: int) -> str:
-        path = Path(table.path)
-        if table.kind == "json":
-            return f"read_json({path_literal(path)})"
-        if table.kind == "sqlite":
-            target = self._spool(table, self.folder / f"copy{number}.csv")
-            return (
-                f"read_csv({path_literal(target)}, delim=',', quote='\"', header=true,"
-                " all_varchar=true, null_padding=true)"
+        if table not in self._relations:
+            path = path_literal(self.readable(table))
+            name = f"table{len(self._relations)}"
+            source = {
+                "parquet": f"read_parquet({path}, hive_partitioning=false)",
+                "json": f"read_json({path})",
+            }.get(
+                table.kind,
+                f"read_csv({path}, all_varchar=true, null_padding=true, strict_mode=false,"
+                f" {table.options})",
             )
-        if table.encoding != "utf-8":
-            path = transcode(path, table.encoding, self.folder / f"copy{number}.csv", self.work)
-        named = ""
-        if table.names:
-            named = f", names=[{', '.join(literal(name) for name in table.names)}]"
-        return (
-            f"read_csv({path_literal(path)}, delim={literal(table.delimiter)},"
-            f" quote={literal(table.quote)}, escape={literal(table.escape)}, header={str(table.header).lower()},"
-            f" skip={table.skip}, all_varchar=true, null_padding=true, strict_mode=false{named})"
-        )
+            if table.kind == "parquet" or table.size > _INTO_MEMORY:
+                name = source
+            else:  # text is parsed once; every later query is then a matter of milliseconds
+                self.query(f"CREATE TEMP TABLE {name} AS FROM {source}", label=table.label)
+            self._relations[table] = name
+        return self._relations[table]
 
-    def _spool(self, table: TableRef, target: Path) -> Path:
+    def readable(self, table: Table) -> Path:
+        """Return a file that DuckDB can read: the table's own, or a copy of it."""
+        target = self.folder / f"copy{len(self._relations)}.csv"
+        if table.kind == "sqlite":
+            self._spool(table, target)
+            return target
+        if table.encoding == "utf-8":
+            return table.path
+        decoder = codecs.getincrementaldecoder(table.encoding)(errors="replace")
+        with table.path.open("rb") as file, target.open("w", encoding="utf-8", newline="") as out:
+            while chunk := file.read(_CHUNK):
+                self.work.check()
+                out.write(decoder.decode(chunk))
+            out.write(decoder.decode(b"", final=True))
+        return target
+
+    def _spool(self, table: Table, target: Path) -> None:
         bounds = self.work.bounds
         limit = bounds.spooled(table.size)
         command = [
-            sys.executable, "-I", "-S", sqlite_rows.__file__,
-            f"{Path(table.path).as_uri()}?mode=ro", table.table or "", str(target),
-            str(bounds.rows), str(limit),
+            sys.executable, "-I", "-S", sqlite_rows.__file__, f"{table.path.as_uri()}?mode=ro",
+            str(table.name), str(target), str(bounds.rows), str(limit),
         ]  # fmt: skip
         with subprocess.Popen(  # noqa: S603 - our own file, its arguments as a list
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -169,40 +159,22 @@ class Session:
             finally:
                 child.kill()
         self.work.check()
-        try:
-            result = json.loads(said)
-        except ValueError:
-            result = {"bound": "memory"}  # the process did not live to say anything
+        # A process that did not live to say anything had no memory left.
+        result = json.loads(said or '{"bound": "memory"}')
+        if "error" in result:
+            raise unreadable(table.label, result["error"])
         if "bound" in result:
             reached = {
-                "rows": f"more than {bounds.rows:,} rows",
-                "bytes": f"more than {limit:,} bytes of rows",
-                "memory": f"more than {sqlite_rows.MEMORY:,} bytes of memory",
+                "rows": f"{bounds.rows:,} rows",
+                "bytes": f"{limit:,} bytes of rows",
+                "memory": f"{sqlite_rows.MEMORY:,} bytes of memory",
             }[result["bound"]]
             raise CapabilityError(
-                f"{table.label!r} needs {reached}; that is the limit for a file of"
+                f"{table.label!r} needs more than {reached}; that is the limit for a file of"
                 f" {table.size:,} bytes.",
                 fix="Check the view, or export what is needed as Parquet.",
                 severity=ErrorSeverity.CRITICAL,
             )
-        if "error" in result:
-            raise unreadable(table.label, result["error"])
-        return target
-
-    def columns(self, table: TableRef) -> list[tuple[str, str]]:
-        """Return names and DuckDB types of the columns.
-
-        Raises:
-            ValidationError: The file cannot be read as a table, or has too many columns.
-        """
-        rows = self.query(f"DESCRIBE SELECT * FROM {self.relation(table)}", label=table.label)  # noqa: S608
-        if len(rows) > self.work.bounds.columns:
-            raise ValidationError(
-                f"{table.label} has {len(rows):,} columns; the limit is"
-                f" {self.work.bounds.columns:,}.",
-                fix="Give a file with the columns that are needed, or raise 'max_columns'.",
-            )
-        return [(row[0], row[1]) for row in rows]
 
     def query(
         self, sql: str, parameters: Mapping[str, Any] | None = None, label: str = "the data"
@@ -233,23 +205,25 @@ class Session:
             ) from exc
 
 
-def transcode(source: Path, encoding: str, target: Path, work: Work) -> Path:
-    """Write a text file again as UTF-8."""
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    with source.open("rb") as file, target.open("w", encoding="utf-8", newline="") as out:
-        while chunk := file.read(_CHUNK):
-            work.check()
-            out.write(decoder.decode(chunk))
-        out.write(decoder.decode(b"", final=True))
-    return target
-
-
 @contextlib.contextmanager
 def open_session(settings: Mapping[str, Any] | None = None) -> Iterator[Session]:
-    """Open a session; closes it and removes its temporary files at the end."""
-    settings = settings or {}
-    work = current_work(settings)
-    with tempfile.TemporaryDirectory(prefix="capgraph-") as name:
-        folder = Path(name)
-        with connect(folder, work) as connection:
-            yield Session(connection, folder, work, settings)
+    """Open an in-memory DuckDB that downloads nothing and stays within its bounds.
+
+    It is closed, and its temporary files are removed, at the end.
+    """
+    duckdb_module = require_extra("duckdb", "data")
+    work = current_work(settings or {})
+    with tempfile.TemporaryDirectory(prefix="capgraph-") as folder:
+        options: dict[str, Any] = {
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "preserve_insertion_order": "false",
+            "memory_limit": work.bounds.memory,
+            "temp_directory": folder,
+            "max_temp_directory_size": f"{work.bounds.spill_bytes}B",
+        }
+        with (
+            contextlib.closing(duckdb_module.connect(":memory:", config=options)) as connection,
+            work.interrupting(connection.interrupt),
+        ):
+            yield Session(connection, Path(folder), work)

@@ -86,8 +86,6 @@ def bucket_text(key: object, unit: str) -> str:
             return f"the week of {date_text(key)}"
         if unit == "decade":
             return f"the {key.year}s"
-        if unit == "season":
-            return _season_text(key)
         return date_text(key, unit)
     if isinstance(key, (int, float)):
         number = int(key)
@@ -98,12 +96,6 @@ def bucket_text(key: object, unit: str) -> str:
         if unit == "hour_of_day":
             return f"{number:02d}:00"
     return str(key)
-
-
-def _season_text(start: datetime) -> str:
-    name = {12: "winter", 3: "spring", 6: "summer", 9: "autumn"}[start.month]
-    # A winter is named after the year of its January.
-    return f"{name} {start.year + (1 if name == 'winter' else 0)}"
 
 
 def count_of(number: int, noun: str) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)?", re.UNICODE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\D)(?=\d)|(?<=\d)(?=\D)")
-MAX_TEXT = 4000
-"""Characters of a task that are read: what a longer one asks is said within these."""
 _KEEP = {
     "news", "gas", "bus", "gross", "mass", "class", "less", "loss", "address", "process", "status",
     "business", "series", "species", "celsius", "ibm", "aws", "us", "is", "was", "has", "this",

@@ -12,10 +12,13 @@ import contextlib
 import contextvars
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError as PydanticError
 
 from framework.base import (
     CapabilityError,
@@ -27,13 +30,11 @@ from framework.base.classify import classify_exception
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-_THREADS = 4
 _PAUSE = 0.05
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """How much one piece of data work may take.
+class Bounds(BaseModel):
+    """How much one piece of data work may take; the aliases are settings of the capability.
 
     Attributes:
         seconds: Time.
@@ -47,12 +48,14 @@ class Bounds:
     10
     """
 
-    seconds: float = 60.0
-    rows: int = 50_000_000
-    file_bytes: int = 2 * 1024**3
-    columns: int = 20_000
-    memory: str = "2GB"
-    spill_bytes: int = 4 * 1024**3
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    seconds: float = Field(60.0, gt=0, alias="max_seconds")
+    rows: int = Field(50_000_000, gt=0, alias="max_rows")
+    file_bytes: int = Field(2 * 1024**3, gt=0, alias="max_file_bytes")
+    columns: int = Field(20_000, gt=0, alias="max_columns")
+    memory: str = Field("2GB", alias="memory_limit")
+    spill_bytes: int = Field(4 * 1024**3, gt=0, alias="max_spill_bytes")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Bounds:
@@ -61,28 +64,14 @@ class Bounds:
         Raises:
             ValidationError: One of them is no number above 0.
         """
-        values: dict[str, Any] = {}
-        for field, key, kind in (
-            ("seconds", "max_seconds", float),
-            ("rows", "max_rows", int),
-            ("file_bytes", "max_file_bytes", int),
-            ("columns", "max_columns", int),
-            ("spill_bytes", "max_spill_bytes", int),
-            ("memory", "memory_limit", str),
-        ):
-            given = settings.get(key)
-            if given is None:
-                continue
-            try:
-                values[field] = kind(given)
-                fits = kind is str or 0 < values[field] < float("inf")
-            except (TypeError, ValueError):
-                fits = False
-            if not fits:
-                raise ValidationError(
-                    f"The setting {key!r} is {given!r}.", fix="Give a number above 0."
-                )
-        return cls(**values)
+        try:
+            return cls.model_validate({k: v for k, v in settings.items() if v is not None})
+        except PydanticError as exc:
+            problem = exc.errors()[0]
+            raise ValidationError(
+                f"The setting {problem['loc'][0]!r} is {problem['input']!r}.",
+                fix="Give a number above 0.",
+            ) from exc
 
     def spooled(self, size: int) -> int:
         """Return how many bytes the rows of a file of this size may become.
@@ -92,15 +81,43 @@ class Bounds:
         return min(self.file_bytes, max(64 * 1024**2, 20 * size))
 
 
+class Kept:
+    """Results by key, the latest used of them.
+
+    >>> Kept(2).get("a", lambda: [1])
+    [1]
+    """
+
+    def __init__(self, most: int = 16) -> None:
+        self._most = most
+        self._results: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], Result]) -> Result:
+        """Return the result of a key; made now where it is not kept."""
+        with self._lock:
+            found = self._results.get(key)
+        if found is None:
+            found = make()
+        with self._lock:
+            self._results[key] = found
+            self._results.move_to_end(key)
+            while len(self._results) > self._most:
+                self._results.popitem(last=False)
+        return cast("Result", found)
+
+
 class Work:
     """One piece of work: its bounds, and what must be interrupted to end it.
 
     Args:
         bounds: What it may take.
+        kept: What earlier work left for it.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, kept: Kept | None = None) -> None:
         self.bounds = bounds
+        self.kept = kept or Kept()
         self._interrupts: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         self._done = threading.Event()
@@ -172,36 +189,43 @@ def current_work(settings: Mapping[str, Any]) -> Work:
     return _current.get() or Work(Bounds.of(settings))
 
 
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="capgraph-data")
-
-
-async def run_work(
-    settings: Mapping[str, Any],
-    function: Callable[P, Result],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> Result:
-    """Run a function in the threads of data work; it ends when the caller is cancelled.
+class Workers:
+    """The few threads of data work, and what they keep; the capability that asks owns them.
 
     Args:
-        settings: Settings of the capability, with the bounds.
-        function: What to run.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-
-    Raises:
-        CapabilityError: Its time is over.
+        threads: How many pieces of work run side by side.
     """
-    work = Work(Bounds.of(settings))
-    # What tells of progress finds its way by context variables.
-    context = contextvars.copy_context()
-    call = functools.partial(work.run, function, *args, **kwargs)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(_pool(), context.run, call)
-    finally:
-        work.stop()
+
+    def __init__(self, threads: int = 4) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="capgraph-data")
+        self._kept = Kept()
+
+    async def run(
+        self,
+        settings: Mapping[str, Any],
+        function: Callable[P, Result],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Run a function in these threads; it ends when the caller is cancelled.
+
+        Args:
+            settings: Settings of the capability, with the bounds.
+            function: What to run.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            CapabilityError: Its time is over.
+        """
+        work = Work(Bounds.of(settings), self._kept)
+        # What tells of progress finds its way by context variables.
+        context = contextvars.copy_context()
+        call = functools.partial(work.run, function, *args, **kwargs)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call)
+        finally:
+            work.stop()
 
 
 def classify_data_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:

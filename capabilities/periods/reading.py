@@ -1,4 +1,4 @@
-"""From a text to a ``TimeRange``."""
+"""From a text and settings to what the text says about time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from capabilities.contexts import DataWindow, Period, TimeRange
-from capabilities.data.words import MAX_TEXT
 from capabilities.periods.connect import ParsedTime, parse
-from capabilities.periods.items import Interval, Options
+from capabilities.periods.items import Options
 from framework.base import ValidationError
+
+MAX_TEXT = 4000
+"""Characters of a task that are read: what a longer one asks is said within these."""
 
 
 def options_from(settings: Mapping[str, Any]) -> Options:
@@ -50,37 +51,3 @@ def options_from(settings: Mapping[str, Any]) -> Options:
 def read_times(text: str, settings: Mapping[str, Any]) -> ParsedTime:
     """Parse a text with the options of the settings."""
     return parse(text, options_from(settings))
-
-
-def to_time_range(parsed: ParsedTime, settings: Mapping[str, Any]) -> TimeRange:
-    """Turn what was parsed into the context type."""
-
-    def period(interval: Interval) -> Period:
-        return Period(start=interval.start, end=interval.end, label=interval.label)
-
-    window = None
-    if parsed.window is not None:
-        edge, amount, unit = parsed.window
-        window = DataWindow.model_validate({"edge": edge, "amount": amount, "unit": unit})
-    return TimeRange(
-        label=parsed.label,
-        periods=[period(interval) for interval in parsed.intervals],
-        endpoints=[period(interval) for interval in parsed.endpoints],
-        months=parsed.months,
-        days=parsed.days,
-        weekdays=parsed.weekdays,
-        hours=parsed.hours,
-        window=window,
-        timezone=settings.get("timezone") or "UTC",
-    )
-
-
-def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
-    """Read the time range of a question.
-
-    >>> time_range_of("the first half of 2009", {}).label
-    'the first half of 2009'
-    """
-    text = text[:MAX_TEXT]
-    found = to_time_range(read_times(text, settings), settings)
-    return found.model_copy(update={"read_from": text})

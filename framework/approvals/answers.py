@@ -14,7 +14,9 @@ from configs.limits import Limits
 from framework.approvals.questions import PLAN, STEP
 from framework.base.errors import ValidationError
 from framework.planning import check_plan
+from framework.planning.catalog import MANY
 from framework.planning.parameters import validated_parameters
+from framework.planning.view import PlanView
 from framework.registry import Registry
 from framework.state import TurnView, dump_context
 
@@ -185,8 +187,14 @@ def _output_problems(
     view: TurnView,
 ) -> list[str]:
     spec = registry.capabilities[step["capability"]]
-    links = [entry for planned in view.steps for entry in planned.get("inputs") or []]
-    needed = {kind for entry in links for kind, name in entry.items() if name == key}
+    plan = PlanView(view.steps, registry, {}, None)
+    wants = {
+        plan.wants(index, read.label).removesuffix(MANY)
+        for index, reads in enumerate(plan.reads)
+        for read in reads
+        if read.key == key
+    }
+    needed = wants & set(spec.provides)
     problems = [
         f"Step {key!r} gives no {kind}; it gives {list(spec.provides)}."
         for kind in outputs

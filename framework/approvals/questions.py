@@ -14,7 +14,7 @@ from typing import Any
 
 from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
-from framework.base.ports import Question
+from framework.base.value_context import item_types
 from framework.planning import CLOSING
 from framework.planning.parameters import validated_parameters
 from framework.planning.summaries import summary_of
@@ -111,12 +111,17 @@ def _input_summaries(
     step: Mapping[str, Any], contexts: Mapping[str, Mapping[str, Any]], registry: Registry
 ) -> dict[str, str]:
     """Say what the step is about to work on: nobody can agree to code that is not shown."""
-    return {
-        f"{kind}.{key}": summary_of(kind, key, contexts[kind][key], registry.context_types)
-        for entry in step.get("inputs") or []
-        for kind, key in entry.items()
-        if key in contexts.get(kind, {})
-    }
+    types = registry.context_types
+    spec = registry.capabilities.get(step["capability"])
+    kinds = {need.label: need.type for need in spec.requires} if spec else {}
+    found = {}
+    for entry in step.get("inputs") or []:
+        for label, key in entry.items():
+            kind = kinds.get(label, label)
+            listed = [one for one, item in item_types(types.values()).items() if item == kind]
+            for there in [one for one in (kind, *listed) if key in contexts.get(one, {})][:1]:
+                found[f"{label}.{key}"] = summary_of(there, key, contexts[there][key], types)
+    return found
 
 
 def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
@@ -184,18 +189,3 @@ def question_of(plan: Mapping[str, Any], entries: list[dict[str, Any]]) -> dict[
         "plan": (plan.get("stamp") or {}).get("id"),
         "steps": entries,
     }
-
-
-__all__ = [
-    "ACTED",
-    "MAX_SHOWN",
-    "MISSING",
-    "PLAN",
-    "STEP",
-    "UNKNOWN",
-    "Question",
-    "plan_question",
-    "question_entry",
-    "question_of",
-    "step_question",
-]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
+from framework.approvals.questions import STEP
 from framework.base.errors import ValidationError
+from framework.state import TurnView
 
 NAMESPACE = ("capgraph", "approval_rules")
 _PAGE = 1000
@@ -115,12 +118,15 @@ class StandingRules:
     problem: str = ""
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    def covering(
-        self, capability: str, thread_id: str | None, user_id: str | None = None
-    ) -> Rule | None:
-        """Return the first rule that covers a step, or ``None``."""
-        found = (r for r in self.rules if r.holds(capability, thread_id, self.now, user_id))
-        return next(found, None)
+    def covering(self, asked: Mapping[str, Any], view: TurnView) -> Rule | None:
+        """Return the first rule that covers what is asked about a step, or ``None``.
+
+        A rule stands for the agreement that a capability wants; it answers no policy.
+        """
+        if asked.get("kind") != STEP or asked.get("reason"):
+            return None
+        where = (asked["capability"], view.thread_id, self.now, view.caller.user_id)
+        return next((rule for rule in self.rules if rule.holds(*where)), None)
 
 
 async def standing_rules(store: BaseStore | None, now: float) -> StandingRules:

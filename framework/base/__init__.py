@@ -1,6 +1,7 @@
 """What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
 
 from framework.base.capability import BaseCapability
+from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
 from framework.base.decorators import capability_node, infrastructure_node
 from framework.base.errors import (
@@ -8,9 +9,7 @@ from framework.base.errors import (
     CapabilityError,
     CapgraphError,
     ConfigurationError,
-    ErrorClassification,
     ErrorSeverity,
-    ExecutionError,
     FatalExecutionError,
     InfrastructureError,
     LimitError,
@@ -40,7 +39,7 @@ from framework.base.plan import (
     load_execution_plan_from_file,
     save_execution_plan_to_file,
 )
-from framework.base.results import CapabilityMatch, ExecutionRecord, ExecutionResult
+from framework.base.results import CapabilityMatch, ExecutionError, ExecutionRecord, ExecutionResult
 from framework.base.spec import (
     CapabilitySpec,
     Declarations,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from pydantic import BaseModel
 
 from configs.logger import ComponentLogger, get_logger
-from framework.base.classify import classify_exception
+from framework.base.classify import ErrorClassification, classify_exception
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ErrorClassification, ValidationError
+from framework.base.errors import CapabilityError, ValidationError
 from framework.base.guides import OrchestratorGuide, TaskClassifierGuide
 from framework.base.plan import PlannedStep
 from framework.base.spec import DECLARED, CapabilitySpec, Declarations
@@ -71,7 +71,7 @@ class BaseCapability(_Declared, ABC):
         # A list on the base would be shared by every subclass that appends to it.
         for name in ("provides", "requires"):
             given = getattr(cls, name)
-            if given is None or isinstance(given, (list, tuple)):
+            if given is None or isinstance(given, list):
                 setattr(cls, name, list(given or []))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> BaseCapability:
@@ -229,6 +229,9 @@ class BaseCapability(_Declared, ABC):
             exc, f"Unhandled error in {name}", effect=context.get("effect", "none")
         )
 
+    libraries: ClassVar[Sequence[str]] = ()
+    """Modules that ``execute`` imports and that take long; ``graph.warm_up()`` imports them."""
+
     @staticmethod
     def recognises(task: str) -> bool | None:
         """Say for sure whether a task needs this capability, where its wording shows it.
@@ -298,12 +301,9 @@ class BaseCapability(_Declared, ABC):
 
     def _guide(self, kind: str) -> Any:
         with _guide_lock:
-            return self._made_guide(kind)
-
-    def _made_guide(self, kind: str) -> Any:
-        if kind not in self._guides:
             try:
-                self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
+                if kind not in self._guides:
+                    self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
             except AttributeError as exc:
                 # From a property it would read as "there is no such property", which is what
                 # getattr with a default and a __getattr__ of the subclass swallow.
@@ -311,7 +311,7 @@ class BaseCapability(_Declared, ABC):
                     f"The {kind} guide of {self!r} cannot be made: {exc}.",
                     fix=f"Correct {type(self).__name__}._create_{kind}_guide.",
                 ) from exc
-        return self._guides[kind]
+            return self._guides[kind]
 
     @classmethod
     def spec(cls) -> CapabilitySpec:

@@ -1,4 +1,4 @@
-"""Default reading of an exception: what kind of failure it is and what to do about it.
+"""What a failure means: the answer of ``classify_error``, and the default one.
 
 Libraries raise their own types, so the whole cause chain is searched and types are known by
 what they carry (an HTTP status, a ``Retry-After`` header) as well as by their built-in bases.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +17,78 @@ from typing import Any, Literal
 
 from framework.base.errors import (
     CapgraphError,
-    ErrorClassification,
     ErrorSeverity,
     MissingExtraError,
     ModelError,
+    ValidationError,
 )
+from framework.base.values import to_plain
+
+
+@dataclass
+class ErrorClassification:
+    """What a failure means: the answer of ``classify_error``.
+
+    Attributes:
+        severity: Decides the recovery.
+        user_message: What to tell the person who asked; ``None`` for nothing special.
+        metadata: Details for developers and for the next planning prompt.
+
+    Raises:
+        ValidationError: The severity is none of ``ErrorSeverity``, nor the value of one.
+
+    >>> print(ErrorClassification(
+    ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
+    ... ).format_for_llm())
+    **Previous Execution Error:**
+    - **User Message:** No data
+    - **Missing Inputs:** A, B
+    """
+
+    severity: ErrorSeverity
+    user_message: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.severity = ErrorSeverity(self.severity)
+        except ValueError:
+            raise ValidationError(
+                f"{self.severity!r} is no severity.",
+                fix=f"Use one of: {', '.join(level.value for level in ErrorSeverity)}.",
+            ) from None
+
+    def format_for_llm(self) -> str:
+        """Render the classification as a section of a planning prompt."""
+        lines = [
+            "**Previous Execution Error:**",
+            f"- **User Message:** {self.user_message or 'No error message available'}",
+        ]
+        for key, value in (self.metadata or {}).items():
+            if isinstance(value, (list, tuple)):
+                text = ", ".join(str(item) for item in value)
+            elif isinstance(value, dict):
+                text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+            else:
+                text = str(value)
+            lines.append(f"- **{key.replace('_', ' ').title()}:** {text}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, the only form that enters the graph's state."""
+        return {
+            "severity": self.severity.value,
+            "user_message": self.user_message,
+            "metadata": to_plain(self.metadata or {}, lenient=True),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
+        """Rebuild what :meth:`to_dict` wrote."""
+        return cls(
+            ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
+        )
+
 
 Category = Literal[
     "network",

@@ -50,18 +50,6 @@ class CapabilityContext(BaseModel):
         """
         return short_summary(self)
 
-    def get_access_details(self, key: str) -> str:
-        """Describe for a prompt or for generated code what stands under ``key``."""
-        fields = ", ".join(
-            f"{name} ({_type_name(info.annotation)})"
-            for name, info in type(self).model_fields.items()
-        )
-        return f"{self.CONTEXT_TYPE}.{key}: {fields}"
-
-
-def _type_name(annotation: Any) -> str:
-    return getattr(annotation, "__name__", None) or str(annotation)
-
 
 def _upper_snake(name: str) -> str:
     parts: list[str] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from framework.base.capability import BaseCapability
@@ -18,7 +19,6 @@ from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
 from framework.base.threads import is_sync
 
 T = TypeVar("T", bound=type)
-NodeFunction = Callable[..., Any]
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
 
@@ -109,11 +109,8 @@ def infrastructure_node(
         ValueError: Something required is missing; the message names it.
     """
     if cls is None:
-        return lambda target: _make_node(target, quiet, before, after)
-    return _make_node(cls, quiet, before, after)
-
-
-def _make_node(cls: Any, quiet: bool, before: str | None, after: str | None) -> Any:
+        decorate: Any = infrastructure_node
+        return partial(decorate, quiet=quiet, before=before, after=after)
     _check_class(cls, "infrastructure node")
     before = before or getattr(cls, "before", None)
     after = after or getattr(cls, "after", None)

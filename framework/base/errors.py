@@ -1,4 +1,4 @@
-"""The one exception tree, and how an error says what should happen next.
+"""The one exception tree, and what the router does about a failure.
 
     CapgraphError
     ├── ValidationError        data that a capability received is missing or wrong
@@ -23,37 +23,14 @@ Every message holds the value, the cause and the fix; every class has a stable
 from __future__ import annotations
 
 import importlib
-import json
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from configs.errors import CapgraphError, ConfigurationError
+from configs.errors import CapgraphError as CapgraphError
+from configs.errors import ConfigurationError as ConfigurationError
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-__all__ = [
-    "AskAgain",
-    "CapabilityError",
-    "CapgraphError",
-    "ConfigurationError",
-    "ErrorClassification",
-    "ErrorSeverity",
-    "ExecutionError",
-    "FatalExecutionError",
-    "InfrastructureError",
-    "LimitError",
-    "MissingExtraError",
-    "ModelError",
-    "PersistenceError",
-    "PlanError",
-    "PolicyError",
-    "RegistryError",
-    "ThreadBusyError",
-    "ValidationError",
-    "require_extra",
-]
 
 
 class ErrorSeverity(Enum):
@@ -187,90 +164,3 @@ def require_extra(module: str, extra: str) -> ModuleType:
             f"The module {module!r} is needed here and could not be imported ({exc}).",
             fix=f"pip install 'capgraph[{extra}]'",
         ) from exc
-
-
-@dataclass
-class ErrorClassification:
-    """What a failure means: the answer of ``classify_error``.
-
-    Attributes:
-        severity: Decides the recovery.
-        user_message: What to tell the person who asked; ``None`` for nothing special.
-        metadata: Details for developers and for the next planning prompt.
-
-    Raises:
-        ValidationError: The severity is none of ``ErrorSeverity``, nor the value of one.
-
-    >>> print(ErrorClassification(
-    ...     ErrorSeverity.REPLANNING, "No data", {"missing_inputs": ["A", "B"]}
-    ... ).format_for_llm())
-    **Previous Execution Error:**
-    - **User Message:** No data
-    - **Missing Inputs:** A, B
-    """
-
-    severity: ErrorSeverity
-    user_message: str | None = None
-    metadata: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            self.severity = ErrorSeverity(self.severity)
-        except ValueError:
-            raise ValidationError(
-                f"{self.severity!r} is no severity.",
-                fix=f"Use one of: {', '.join(level.value for level in ErrorSeverity)}.",
-            ) from None
-
-    def format_for_llm(self) -> str:
-        """Render the classification as a section of a planning prompt."""
-        lines = [
-            "**Previous Execution Error:**",
-            f"- **User Message:** {self.user_message or 'No error message available'}",
-        ]
-        for key, value in (self.metadata or {}).items():
-            if isinstance(value, (list, tuple)):
-                text = ", ".join(str(item) for item in value)
-            elif isinstance(value, dict):
-                text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-            else:
-                text = str(value)
-            lines.append(f"- **{key.replace('_', ' ').title()}:** {text}")
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data, the only form that enters the graph's state."""
-        # Deferred: plain values are refused with an error of this module.
-        from framework.base.values import to_plain
-
-        return {
-            "severity": self.severity.value,
-            "user_message": self.user_message,
-            "metadata": to_plain(self.metadata or {}, lenient=True),
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ErrorClassification:
-        """Rebuild what :meth:`to_dict` wrote."""
-        return cls(
-            ErrorSeverity(data["severity"]), data.get("user_message"), data.get("metadata") or {}
-        )
-
-
-@dataclass
-class ExecutionError:
-    """Record of a failed execution, for results and histories.
-
-    Attributes:
-        severity: Decides the recovery.
-        message: Clear description of the failure.
-        capability_name: The capability or node that failed.
-        metadata: Technical details.
-        suggestions: What a person could do about it.
-    """
-
-    severity: ErrorSeverity
-    message: str
-    capability_name: str | None = None
-    metadata: dict[str, Any] | None = None
-    suggestions: list[str] | None = None

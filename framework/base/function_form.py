@@ -13,8 +13,9 @@ from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
 from framework.base.capability import BaseCapability
+from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorClassification, ValidationError
+from framework.base.errors import ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.base.injected import Getter, injected
 from framework.base.spec import DECLARED
@@ -42,6 +43,14 @@ class _Arguments:
     parameters: dict[str, Any] = field(default_factory=dict)
     injected: dict[str, Getter] = field(default_factory=dict)
 
+    def requires(self) -> list[tuple[type[CapabilityContext], str, str | None]]:
+        """Write the inputs as a class would; several of one type go by the arguments' names."""
+        kinds = [kind for kind, _ in self.inputs.values()]
+        return [
+            (kind, cardinality, name if kinds.count(kind) > 1 else None)
+            for name, (kind, cardinality) in self.inputs.items()
+        ]
+
 
 def capability_from_function(
     function: Callable[..., Any],
@@ -57,7 +66,7 @@ def capability_from_function(
     """Build the capability class of an annotated function.
 
     An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None`` optional); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
+    ``X | None`` optional; two of one type go by their names); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
     LangGraph's ``Runtime`` is filled in by the framework; any other is a step parameter. The
     return annotation names the output: a context type, a tuple of them, or any plain type, for
     which a context type named after the capability is made.
@@ -94,7 +103,7 @@ def capability_from_function(
         "name": name,
         "description": text,
         "provides": outputs,
-        "requires": list(arguments.inputs.values()),
+        "requires": arguments.requires(),
         # Also without fields: a parameter that the function does not take is an error.
         "Parameters": _parameters_model(name, arguments.parameters, label),
         "execute": _execute_of(function, arguments, outputs),
@@ -135,13 +144,15 @@ def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
 def _execute_of(
     function: Any, arguments: _Arguments, outputs: list[type[CapabilityContext]]
 ) -> Any:
+    labels = {
+        name: role or kind.CONTEXT_TYPE
+        for name, (kind, _, role) in zip(arguments.inputs, arguments.requires(), strict=True)
+    }
     wrap = outputs[0] if len(outputs) == 1 and issubclass(outputs[0], ValueContext) else None
 
     async def execute(self: BaseCapability) -> Any:
         step = self._step_context()
-        given = {
-            name: step.inputs[kind.CONTEXT_TYPE] for name, (kind, _) in arguments.inputs.items()
-        }
+        given = {name: step.inputs[label] for name, label in labels.items()}
         given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
         given |= {name: get(step) for name, get in arguments.injected.items()}
         result = await (in_thread if is_sync(function) else _awaited)(function, **given)
@@ -237,12 +248,6 @@ def _read_argument(
         default = ... if parameter.default is parameter.empty else parameter.default
         arguments.parameters[name] = (annotation, default)
         return
-    kind = found[0].CONTEXT_TYPE
-    if any(kind == known.CONTEXT_TYPE for known, _ in arguments.inputs.values()):
-        raise ValidationError(
-            f"{label!r} takes the context type {kind!r} twice.",
-            fix=f"Take list[...] to get several {kind} at once.",
-        )
     arguments.inputs[name] = found
 
 
@@ -277,13 +282,14 @@ def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[C
     kinds = [_bare(kind) for kind in parts]
     if all(_is_context(kind) for kind in kinds):
         return kinds
-    partly = any(
-        _is_context(part) for kind in kinds for part in (kind, *map(_bare, get_args(kind)))
-    )
+    kinds_in = [
+        part for kind in kinds for part in (kind, *map(_bare, get_args(kind))) if _is_context(part)
+    ]
+    partly = bool(kinds_in)
     listed = get_origin(annotation) in (list, Sequence)
     if partly and not listed:
         raise ValidationError(
             f"{label!r} returns {annotation!r}, which is only in part a context type.",
             fix="Return a context type, a tuple of them, a list of one, or plain values.",
         )
-    return [value_context(name, given, module)]
+    return [value_context(name, given, module, kinds_in[0] if listed and partly else None)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from framework.base.classify import classify_exception
-from framework.base.errors import ErrorClassification
+from framework.base.classify import ErrorClassification, classify_exception
 
 
 class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract at run time

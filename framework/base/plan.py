@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from framework.base.errors import PlanError
+from framework.base.files import write_whole
 
 PLAN_FILE_VERSION = "1.0"
 _METADATA_KEY = "__metadata__"
@@ -27,7 +27,8 @@ class PlannedStep(TypedDict, total=False):
         success_criteria: How one can tell that it worked.
         expected_output: Context type of the result; ``None`` for the only one it provides.
         parameters: Settings of the capability for this step.
-        inputs: ``{context_type: context_key}`` mappings, one for each input.
+        inputs: ``{context_type: context_key}`` mappings, one for each input; a role takes the place
+            of the type where a capability takes several of one.
     """
 
     context_key: str
@@ -79,23 +80,13 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
     }
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        content = text.encode()
+        text.encode()
     except (TypeError, ValueError) as exc:
         raise PlanError(
             f"The plan for {str(target)!r} is not plain JSON: {exc}.",
             fix="Keep parameters to text, numbers, booleans, lists and dictionaries.",
         ) from exc
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(target, text)
 
 
 def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan:

@@ -12,25 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from framework.base.clock import Clock
-from framework.base.errors import ErrorClassification, ErrorSeverity
+from framework.base.classify import ErrorClassification
+from framework.base.errors import ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep
-
-__all__ = [
-    "STAGES",
-    "Attempt",
-    "Caller",
-    "Clock",
-    "Failure",
-    "Middleware",
-    "PlanPolicy",
-    "Question",
-    "Sink",
-    "StepPolicy",
-    "StepRecord",
-    "Verdict",
-    "View",
-]
 
 STAGES = (
     "observe",
@@ -112,7 +96,6 @@ class Failure:
         timestamp: When, as ISO text.
         attempts: Tries so far.
         final: Whether nothing is left to try; a try that another failure cut short has some.
-        more: Further entries for the state, such as which steps a person rejected.
     """
 
     severity: ErrorSeverity
@@ -127,12 +110,6 @@ class Failure:
     timestamp: str = field(default_factory=now_text)
     attempts: int = 1
     final: bool = True
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def user_message(self) -> str:
-        """What a person is told, under the name that it has in the state."""
-        return self.message
 
     @property
     def classification(self) -> ErrorClassification:
@@ -156,7 +133,6 @@ class Failure:
             "timestamp": self.timestamp,
             "attempts": self.attempts,
             "final": self.final,
-            **self.more,
         }
 
     @classmethod
@@ -179,7 +155,7 @@ class Failure:
             execution_time=float(info.get("execution_time") or 0.0),
             timestamp=str(info.get("timestamp") or ""),
             attempts=int(info.get("attempts") or 1),
-            final=bool(info.get("final", True)),
+            final=info.get("final") is True,
         )
 
 
@@ -340,6 +316,44 @@ class Middleware(Protocol):
         """Do something, ``await call_next(attempt)``, and return what it gave."""
 
 
+@dataclass(slots=True)
+class BehaviorContext:
+    """What the hooks of behaviours are told of a step; one step has one, and they share it.
+
+    Attributes:
+        agent_id: The capability; of a model call, the model's role.
+        task: What the step is for.
+        attempt: How many tries were begun; 1 before the first.
+        execution_id: Names the step within its run, the same for every try.
+        last_completed_step: Place of the last step that was done before; -1 for none.
+        metadata: Empty at the start of each step; for the behaviours' own notes.
+    """
+
+    agent_id: str
+    task: str
+    attempt: int = 1
+    execution_id: str = ""
+    last_completed_step: int = -1
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Behavior(Protocol):
+    """Hooks around a whole step; each may be a coroutine function.
+
+    ``framework.behaviors.BaseBehavior`` is the whole of it, with what each may return.
+    """
+
+    def before_execute(self, context: BehaviorContext) -> Any:
+        """Look at a step before it begins."""
+
+    def after_execute(self, context: BehaviorContext, result: Any) -> Any:
+        """Look at what it gave, and put something else in its place."""
+
+    def on_error(self, context: BehaviorContext, error: Exception) -> Any:
+        """Look at why it failed, and give a result all the same."""
+
+
 class View(Protocol):
     """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
 
@@ -387,3 +401,40 @@ class Sink(Protocol):
 
     def emit(self, event: Any) -> Any:
         """Take up one event; may be a coroutine function."""
+
+
+class Rows(Protocol):
+    """Tables of the project's own beside the threads, in whatever database those are.
+
+    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
+    ``{bytes}`` for its type of bytes. Tables are created when they are first used.
+    """
+
+    async def table(self, definition: str) -> None:
+        """Create a table (``CREATE TABLE IF NOT EXISTS name (…)``) unless it is there."""
+
+    async def run(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        """Run one statement in a transaction of its own.
+
+        Returns:
+            How many rows it touched, and the rows it gave.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+        ...
+
+    def run_blocking(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]] | None:
+        """Run one statement on a connection of its own, in a thread without an event loop.
+
+        Returns:
+            ``None`` when the database is this connection's alone (in memory).
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+        ...

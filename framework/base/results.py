@@ -8,8 +8,27 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from framework.base.errors import ExecutionError, ValidationError
+from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
+
+
+@dataclass
+class ExecutionError:
+    """Record of a failed execution, for results and histories.
+
+    Attributes:
+        severity: Decides the recovery.
+        message: Clear description of the failure.
+        capability_name: The capability or node that failed.
+        metadata: Technical details.
+        suggestions: What a person could do about it.
+    """
+
+    severity: ErrorSeverity
+    message: str
+    capability_name: str | None = None
+    metadata: dict[str, Any] | None = None
+    suggestions: list[str] | None = None
 
 
 @dataclass

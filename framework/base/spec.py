@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any, Literal, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
 from pydantic import ValidationError as PydanticError
@@ -17,7 +17,8 @@ Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
-_CARDINALITY_NAMES = {"single": "one", "multiple": "many"}
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,30 @@ class Requirement:
     Attributes:
         type: Name of the context type.
         cardinality: ``one`` (exactly one), ``many`` (one or more), ``optional`` (none or one).
+        role: What the input is called where several are of one type, such as ``old`` and ``new``.
 
     >>> Requirement.parse(("READING", "many"))
     Requirement(type='READING', cardinality='many')
+    >>> Requirement.parse(("READING", "one", "old")).label
+    'old'
     """
 
     type: str
     cardinality: Cardinality = "one"
+    role: str | None = field(default=None, repr=False)
+
+    @property
+    def label(self) -> str:
+        """How a plan names the input: by its role, else by its type."""
+        return self.role or self.type
+
+    def __str__(self) -> str:
+        kind = self.type if self.cardinality == "one" else f"{self.type} ({self.cardinality})"
+        return f"{self.role}: {kind}" if self.role else kind
 
     @classmethod
     def parse(cls, entry: Any) -> Requirement:
-        """Read an entry of ``requires``: a type or ``(type, cardinality)``.
+        """Read an entry of ``requires``: a type, ``(type, cardinality)`` or with a role after it.
 
         A type is its name, or the context class itself.
 
@@ -48,16 +62,19 @@ class Requirement:
             return entry
         if (name := type_name(entry)) is not None:
             return cls(name)
-        if isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[1], str):
-            name = type_name(entry[0])
-            cardinality = _CARDINALITY_NAMES.get(entry[1], entry[1])
-            if name is not None and cardinality in get_args(Cardinality):
-                return cls(name, cast("Cardinality", cardinality))
+        if isinstance(entry, (tuple, list)) and 2 <= len(entry) <= 3 and isinstance(entry[1], str):
+            name, role = type_name(entry[0]), entry[2] if len(entry) == 3 else None
+            if name and entry[1] in get_args(Cardinality) and (role is None or _is_role(role)):
+                return cls(name, cast("Cardinality", entry[1]), role)
         raise ValidationError(
             f"{entry!r} is not a valid entry of 'requires'.",
-            fix="Write 'TYPE' or ('TYPE', 'one' | 'many' | 'optional'); a context class serves"
-            " as TYPE too.",
+            fix="Write 'TYPE', ('TYPE', 'one' | 'many' | 'optional') or, with a role such as 'old',"
+            " ('TYPE', 'one', 'old'); a context class serves as TYPE too.",
         )
+
+
+def _is_role(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
 
 
 def type_name(entry: Any) -> str | None:
@@ -67,7 +84,15 @@ def type_name(entry: Any) -> str | None:
     return entry if isinstance(entry, str) and entry else None
 
 
-@dataclass(frozen=True, kw_only=True)
+def _table(cls: type[_T]) -> type[_T]:
+    """Make a data class that type checkers take for a plain one.
+
+    A capability inherits its attributes, and may be a data class that is not frozen.
+    """
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@_table
 class Declarations:
     """What a capability may say about itself besides its name and its types.
 
@@ -99,7 +124,9 @@ class Declarations:
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
 
 
-DECLARED: dict[str, Any] = {entry.name: entry.default for entry in fields(Declarations)}
+DECLARED: dict[str, Any] = {
+    name: getattr(Declarations, name) for name in Declarations.__annotations__
+}
 """Name of each declaration and its default."""
 
 
@@ -170,11 +197,13 @@ class CapabilitySpec(Declarations):
         parameters = _parameters_model(target)
         _check_effect_key(owner, declared["effect_key"], parameters)
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
+        needs = tuple(Requirement.parse(entry) for entry in requires)
+        _check_labels(owner, needs)
         return cls(
             name=target.name,
             description=target.description,
-            provides=cast("tuple[str, ...]", tuple(outputs)),
-            requires=tuple(Requirement.parse(entry) for entry in requires),
+            provides=cast("tuple[str, ...]", tuple(dict.fromkeys(outputs))),
+            requires=needs,
             parameters=parameters,
             context_types=tuple(dict.fromkeys(part for part in parts if isinstance(part, type))),
             cls=target,
@@ -184,12 +213,23 @@ class CapabilitySpec(Declarations):
 
 def _entries(target: type[Any], name: str) -> list[Any]:
     given = getattr(target, name, None) or []
-    if isinstance(given, (str, type)) or not isinstance(given, Iterable):
+    one_entry = isinstance(given, tuple) and given[1:] and given[1] in get_args(Cardinality)
+    if one_entry or not isinstance(given, (list, tuple, set, frozenset)):
         shown = given.__name__ if isinstance(given, type) else repr(given)
         raise ValidationError(
             f"{target.__name__}.{name} is {shown}, not a list.", fix=f"Write {name} = [{shown}]."
         )
     return list(given)
+
+
+def _check_labels(owner: str, needs: Sequence[Requirement]) -> None:
+    labels = [need.label for need in needs]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ValidationError(
+            f"{owner}.requires names {', '.join(twice)} twice.",
+            fix="Give each a role: ('TYPE', 'one', 'old'), ('TYPE', 'one', 'new').",
+        )
 
 
 def _parameters_model(target: type[Any]) -> type[BaseModel] | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
 
-from pydantic import BaseModel, create_model, field_validator
+from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 from typing_extensions import is_typeddict
 
@@ -20,20 +20,12 @@ class ValueContext(CapabilityContext):
 
     Attributes:
         value: The value.
+        ITEM: The context type of the items, where the value is a list of contexts: whoever takes
+            many of that type takes them from here too.
     """
 
+    ITEM: ClassVar[type[CapabilityContext] | None] = None
     value: Any
-
-    @field_validator("value", mode="after")
-    @classmethod
-    def _keys_survive(cls, value: Any) -> Any:
-        """Refuse keys that would come back as text, unless the type says how it is written."""
-        if not cls.model_fields["value"].metadata and (key := _lost_key(value)) is not None:
-            raise ValueError(
-                f"the key {repr(key)[:80]} of a dictionary is of type {type(key).__name__} and"
-                " would come back as text; use text for keys"
-            )
-        return value
 
     def get_summary(self) -> str:
         """Return text as it is; any other value with the name of what gave it."""
@@ -41,23 +33,6 @@ class ValueContext(CapabilityContext):
             return short_text(self.value)
         data = self.model_dump(mode="json", warnings=False)["value"]
         return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
-
-
-def _lost_key(value: Any) -> Any:
-    level = [value]
-    for _ in range(8):
-        for item in level:
-            if isinstance(item, Mapping):
-                for key in item:
-                    if isinstance(key, (tuple, frozenset)):
-                        return key
-        level = [
-            child
-            for item in level
-            if isinstance(item, (Mapping, list, tuple))
-            for child in (item.values() if isinstance(item, Mapping) else item)
-        ]
-    return None
 
 
 def value_fields(kind: type[CapabilityContext]) -> list[str]:
@@ -72,13 +47,16 @@ def value_fields(kind: type[CapabilityContext]) -> list[str]:
     return list(annotation.__annotations__) if is_typeddict(annotation) else []
 
 
-def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]:
+def value_context(
+    name: str, annotation: Any, module: str, item: type[CapabilityContext] | None = None
+) -> type[ValueContext]:
     """Make the context type of what a function returns.
 
     Args:
         name: Name of the capability; the type is named after it.
         annotation: Type of the value: anything that pydantic reads and writes.
         module: Where the function stands.
+        item: The context type of the items, where it is a list of contexts.
 
     Raises:
         ValidationError: The value could not be kept as plain data.
@@ -95,7 +73,17 @@ def value_context(name: str, annotation: Any, module: str) -> type[ValueContext]
             f"{name!r} returns {shown}, which cannot be kept as plain data: {told}",
             fix="Return text, numbers, lists, dictionaries, a data class, a pydantic model or a"
             " TypedDict; or say how it is written and read:"
-            " Annotated[T, PlainSerializer(...), PlainValidator(...)].",
+            " Annotated[T, PlainValidator(...), PlainSerializer(...)], in this order.",
         ) from exc
+    made.ITEM = item
     # Two functions of one name in different modules are two types; the registry tells them apart.
     return cast("type[ValueContext]", made)
+
+
+def item_types(kinds: Iterable[type[CapabilityContext]]) -> dict[str, str]:
+    """Tell of which type the items are, by name of each context type that is a list of contexts."""
+    return {
+        kind.CONTEXT_TYPE: kind.ITEM.CONTEXT_TYPE
+        for kind in kinds
+        if issubclass(kind, ValueContext) and kind.ITEM is not None
+    }

@@ -20,7 +20,7 @@ from framework.base.errors import ValidationError
 _NUMPY_KINDS = "biufU"  # those whose items have exactly one plain form
 _HOW = (
     "Give text, numbers, lists or dictionaries; for another type declare a context type whose"
-    " field has a serializer (pydantic: @field_serializer, or Annotated with PlainSerializer)."
+    " field has a serializer (pydantic: @field_serializer, or Annotated[T, PlainValidator(...), PlainSerializer(...)])."
 )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.errors import ConfigurationError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.registry import Registry
 
+T = TypeVar("T")
 LOCAL_CONFIG = "capgraph.yml"
 PACKAGED_CONFIG = "data_agent.yml"
 MEMORY = "memory"
@@ -38,7 +40,6 @@ class Agent:
         registry: What the agent is made of.
         graph: The compiled graph.
         saver: Where its threads are.
-        store: Where what outlives a thread is.
         data: Context data that ``--data`` stands for.
     """
 
@@ -46,7 +47,6 @@ class Agent:
     registry: Registry
     graph: CompiledStateGraph[Any, Any, Any, Any]
     saver: BaseCheckpointSaver[Any]
-    store: BaseStore
     data: Mapping[str, Any]
 
 
@@ -75,8 +75,8 @@ def packaged_config(name: str) -> Path:
 def read_settings(config: Path | None) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
-    Where the configuration names no ``data_folders``, the working folder may be read; the files
-    of ``--data`` always.
+    What only the command line knows is filled in where the configuration says nothing: the
+    working folder may be read, and whoever is logged in asks.
 
     Args:
         config: The file of ``--config``, if any.
@@ -86,69 +86,68 @@ def read_settings(config: Path | None) -> Settings:
     files = config_files(config)
     named = os.environ.get("CAPGRAPH_CONFIG")
     for file in [*files, *([Path(named)] if named else [])]:
-        _make_importable(file.resolve().parent)
+        folder = str(file.resolve().parent)
+        # At the end: nothing beside a configuration file may take the place of an installed module.
+        if folder not in sys.path:
+            sys.path.append(folder)
     settings = load_settings(*files)
     settings.data_folders = settings.data_folders or [str(Path.cwd())]
+    settings.user = settings.user or _local_user()
     return settings
 
 
-def _is_scheme(file: str) -> bool:
-    """Say whether a file is named as ``scheme:name``, for a capability to find."""
-    return not Path(file).expanduser().exists() and ":" in file and "/" not in file.split(":", 1)[0]
+def _local_user() -> str | None:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user number without a name
+        return None
 
 
-def _named_files(data: Sequence[str]) -> list[str]:
-    return [str(Path(file).expanduser()) for file in data if not _is_scheme(file)]
+def data_files(named: Sequence[str]) -> list[str]:
+    """Return what ``--data`` names: whole paths, and ``scheme:name`` for a capability to find.
 
-
-def without_models(settings: Settings) -> Settings:
-    """Return settings for commands that only look at an agent and never ask a model."""
-    return settings.model_copy(update={"model": None, "models": {}})
-
-
-def _make_importable(folder: Path) -> None:
-    # At the end: nothing beside a configuration file may take the place of an installed module.
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    Raises:
+        ConfigurationError: A file is missing.
+    """
+    found = []
+    for name in named:
+        path = Path(name).expanduser()
+        if path.exists():
+            found.append(str(path.resolve()))  # the thread may be resumed from another folder
+        elif re.match(r"[^/]+:", name):
+            found.append(name)
+        else:
+            raise ConfigurationError(
+                f"The data file {name!r} does not exist.", fix="Check the path of --data."
+            )
+    return found
 
 
 def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
-    """Return the context data that ``--data`` stands for.
+    """Return the context data that data files stand for.
 
     They go to the context types that the caller gives and that have a field ``files``.
 
     Args:
-        files: Paths, or ``scheme:name`` for what a capability finds by itself.
+        files: What :func:`data_files` returned.
         registry: What the agent is made of.
 
     Raises:
-        ConfigurationError: A file is missing, or nothing here reads data files.
+        ConfigurationError: Nothing here reads data files.
     """
-    if not files:
-        return {}
     types = registry.context_types
     kinds = [
         kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
     ]
-    if not kinds:
+    if files and not kinds:
         raise ConfigurationError(
             "--data is given, but no context type of the agent takes files.",
             fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
             " capabilities.contexts and capabilities.query_data to 'modules'.",
         )
-    found = []
-    for file in files:
-        path = Path(file).expanduser()
-        if path.exists():
-            # The thread may be resumed from another folder.
-            found.append(str(path.resolve()))
-        elif _is_scheme(file):
-            found.append(file)
-        else:
-            raise ConfigurationError(
-                f"The data file {file!r} does not exist.", fix="Check the path of --data."
-            )
-    return {kind: {"data": {"files": found}} for kind in kinds}
+    return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}
 
 
 def data_folder() -> Path:
@@ -168,11 +167,13 @@ def database_url(db: str | None, settings: Settings) -> str:
         db: A URL, ``memory``, or the path of an SQLite file.
         settings: All settings.
     """
+    from urllib.parse import quote
+
     given = db or settings.persistence.url
+    if given and (given == MEMORY or "://" in given):
+        return given
     if given:
-        if given == MEMORY or "://" in given:
-            return given
-        return _sqlite_url(Path(given).expanduser().resolve())
+        return f"sqlite:///{quote(str(Path(given).expanduser().resolve()))}"
     folder = data_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -181,13 +182,7 @@ def database_url(db: str | None, settings: Settings) -> str:
             f"The folder {str(folder)!r} for threads cannot be made: {exc.strerror}.",
             fix="Give another place with --db FILE, or --db memory to keep nothing.",
         ) from exc
-    return _sqlite_url(folder / "threads.sqlite")
-
-
-def _sqlite_url(path: Path) -> str:
-    from urllib.parse import quote
-
-    return f"sqlite:///{quote(str(path))}"
+    return f"sqlite:///{quote(str(folder / 'threads.sqlite'))}"
 
 
 @contextlib.asynccontextmanager
@@ -213,6 +208,28 @@ async def open_database(
         yield saver, store
 
 
+def with_database(
+    config: Path | None,
+    db: str | None,
+    work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]],
+) -> T:
+    """Open the database that the options name, without an agent, and do some work on it.
+
+    Args:
+        config: What ``--config`` says.
+        db: What ``--db`` says.
+        work: Given saver and store; what it returns is returned.
+    """
+    settings = read_settings(config)
+    url = database_url(db, settings)
+
+    async def run() -> T:
+        async with open_database(url, settings) as (saver, store):
+            return await work(saver, store)
+
+    return asyncio.run(run())
+
+
 @contextlib.asynccontextmanager
 async def open_agent(
     settings: Settings,
@@ -233,17 +250,17 @@ async def open_agent(
     from framework.graph import build_graph
     from framework.registry import Registry
 
-    # Modules are imported and models made here, which reads files.
+    # Modules are imported, files looked for and models made here; all of it reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)
-    given = await asyncio.to_thread(data_context, data, registry)
+    files = await asyncio.to_thread(data_files, data)
+    given = data_context(files, registry)
     kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
-    named = await asyncio.to_thread(_named_files, data)
-    folders = [*settings.data_folders, *named]
+    folders = [*settings.data_folders, *filter(os.path.isabs, files)]
     settings = settings.model_copy(update={"context": kept, "data_folders": folders})
     url = await asyncio.to_thread(database_url, db, settings)
     with use_masker(SecretMasker.of(settings)):
         async with open_database(url, settings) as (saver, store):
-            graph = await asyncio.to_thread(
+            graph: Any = await asyncio.to_thread(
                 build_graph,
                 registry,
                 model=model,
@@ -251,7 +268,7 @@ async def open_agent(
                 store=store,
                 settings=settings,
             )
-            yield Agent(settings, registry, graph, saver, store, given)
+            yield Agent(settings, registry, graph, saver, given)
 
 
 async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
@@ -269,6 +286,28 @@ async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
         if isinstance(update, Mapping):
             results |= update.get("execution_step_results") or {}
     return {**values, "execution_step_results": results}
+
+
+def step_states(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return how far each step of a thread's plan is, by context key.
+
+    >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
+    >>> step_states({"planning_execution_plan": plan})
+    {'a': 'pending'}
+    """
+    waiting = values.get("execution_pending_approvals") or {}
+    results = values.get("execution_step_results") or {}
+    states = {}
+    for step in (values.get("planning_execution_plan") or {}).get("steps") or []:
+        key = step["context_key"]
+        record = results.get(key)
+        if record is None:
+            states[key] = "waiting" if key in waiting else "pending"
+        elif record.get("skipped"):
+            states[key] = "skipped"
+        else:
+            states[key] = "done" if record.get("success") else "failed"
+    return states
 
 
 def check_thread_id(thread_id: str) -> str:

@@ -1,10 +1,16 @@
-"""The ``capgraph`` command: what can be typed, and what its exit codes mean."""
+"""The ``capgraph`` command: what can be typed, and what its exit codes mean.
+
+Every module of ``framework.cli.commands`` holds a Typer ``app``: with a name it is a group of
+commands, without one its commands stand for themselves. A new command is one more file there.
+"""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -12,8 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from configs.errors import CapgraphError
-from framework.cli.commands import approvals, check, look, new, talk, threads
-from framework.cli.eval import evaluate
+from framework.cli import commands
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from framework.cli.terminal import OutputClosedError, print_error
 
@@ -28,16 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("ask", epilog=EXIT_CODES_HELP)(talk.ask)
-app.command("chat", epilog=EXIT_CODES_HELP)(talk.chat)
-app.command("capabilities")(look.capabilities)
-app.command("graph")(look.graph)
-app.command("check")(check.check)
-# One line for each group of commands.
-app.command("eval", epilog=EXIT_CODES_HELP)(evaluate)
-app.add_typer(new.app, name="new")
-app.add_typer(threads.app, name="threads")
-app.add_typer(approvals.app, name="approvals")
+for _found in pkgutil.iter_modules(commands.__path__):
+    app.add_typer(importlib.import_module(f"{commands.__name__}.{_found.name}").app)
 
 
 def _print_version(wanted: bool) -> None:

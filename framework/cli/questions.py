@@ -14,28 +14,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _PLAN = "plan"
-_RULES = ("when", "for_each", "look_again")
-_WORDS = {
-    "a": "approve",
-    "y": "approve",
-    "yes": "approve",
-    "e": "edit",
-    "r": "reject",
-    "n": "reject",
-    "no": "reject",
-    "s": "respond",
-    "k": "skip",
-    "d": "done",
-    "again": "rerun",
-}
-_HINTS = {
-    "approve": "[a]pprove",
-    "edit": "[e]dit parameters",
-    "reject": "[r]eject",
-    "respond": "re[s]pond instead",
-    "rerun": "run it [again]",
-    "skip": "s[k]ip it",
-    "done": "[d]one: its effect happened",
+# What may be typed for each decision, and how it is offered.
+_DECISIONS = {
+    "approve": ({"a", "y", "yes"}, "[a]pprove"),
+    "edit": ({"e"}, "[e]dit parameters"),
+    "reject": ({"r", "n", "no"}, "[r]eject"),
+    "respond": ({"s"}, "re[s]pond instead"),
+    "rerun": ({"again"}, "run it [again]"),
+    "skip": ({"k"}, "s[k]ip it"),
+    "done": ({"d"}, "[d]one: its effect happened"),
 }
 _STANDING = {"always": "thread", "everywhere": "everywhere"}
 _STANDING_HINT = "[always] in this thread, [everywhere]"
@@ -61,7 +48,10 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
     answers: dict[str, Any] = {}
     for interrupt_id, question in questions.items():
         steps = question.get("steps") if isinstance(question, Mapping) else None
-        if not steps or any(word not in step.get("decisions", ()) for step in steps):
+        # With a problem, the same answer was refused already.
+        if not steps or question.get("problems"):
+            return None
+        if any(word not in step.get("decisions", ()) for step in steps):
             return None
         reason = {} if approve else {"reason": "rejected with --no"}
         answers[interrupt_id] = {
@@ -85,51 +75,49 @@ def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
 
 
 def question_lines(question: Any) -> list[str]:
-    """Say in lines what a person is asked."""
+    """Say in lines what a person is asked; nothing of it is left out."""
     if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
         return [safe(question)]
     lines = [f"problem: {one_line(problem, None)}" for problem in question.get("problems") or []]
-    for step in question["steps"]:
-        lines += step_lines(step)
-    return lines
+    return lines + [line for step in question["steps"] for line in _step_lines(step)]
 
 
-def step_lines(step: Mapping[str, Any]) -> list[str]:
-    """Say in lines what one step, or each step of a plan, would do; nothing is left out."""
+def _step_lines(step: Mapping[str, Any]) -> list[str]:
+    """Say in lines what one step, or each step of a plan, would do."""
     about = step.get("description") or ""
     name = f"{step.get('context_key')} ({step.get('capability')})"
     if step.get("kind") == _PLAN:
+        lines = [one_line(f"May this plan run? {about}", None)]
         steps = (step.get("parameters") or {}).get("steps") or []
-        lines = [one_line(f"May this plan run? {about}", None), *_details(step, shown=())]
         for number, planned in enumerate(steps, start=1):
-            keys = [key for entry in planned.get("inputs") or [] for key in entry.values()]
-            source = f" from {', '.join(keys)}" if keys else ""
-            text = f"{number}. {planned.get('context_key')} = {planned.get('capability')}{source}"
-            lines.append("  " + one_line(text, None))
-            lines += [f"  {line}" for line in _details(planned, shown=("parameters", *_RULES))]
+            text = f"{number}. {planned.get('context_key')} = {planned.get('capability')}"
+            lines += [f"  {one_line(text, None)}", *(f"  {line}" for line in _details(planned))]
         return lines
     if step.get("kind") in {None, "step"}:
         head = f"May step {name} run? {about}"
     else:
         head = f"Step {name}: {step.get('reason') or 'it needs a decision.'}"
-    return [one_line(head, None), *_details(step, shown=("inputs", "parameters"))]
+    return [one_line(head, None), *_details(step)]
 
 
-def _details(step: Mapping[str, Any], shown: tuple[str, ...]) -> list[str]:
+def _details(step: Mapping[str, Any]) -> list[str]:
     lines = []
-    if step.get("task_objective"):
-        lines.append("  " + one_line(f"objective: {step['task_objective']}", None))
-    if step.get("effect") not in {None, "none"}:
-        lines.append("  " + one_line(f"effect: {step['effect']}"))
-    if "inputs" in shown and step.get("inputs"):
-        sources = [f"{kind} from {key}" for entry in step["inputs"] for kind, key in entry.items()]
-        lines.append("  " + one_line(f"inputs: {', '.join(sources)}", None))
-    for name, summary in (step.get("input_summaries") or {}).items():
-        lines += [f"  {one_line(name)}:", *(f"    {safe(line)}" for line in summary.split("\n"))]
-    for name in shown:
-        if name != "inputs" and step.get(name):
-            text = json.dumps(step[name], indent=2, ensure_ascii=False, default=str)
-            lines += [f"  {name}:", *(f"    {safe(line)}" for line in text.split("\n"))]
+    sources = [
+        f"{kind} from {key}" for entry in step.get("inputs") or [] for kind, key in entry.items()
+    ]
+    effect = step.get("effect")
+    for name, text in (
+        ("objective", step.get("task_objective")),
+        ("effect", effect if effect != "none" else ""),
+        ("inputs", ", ".join(sources)),
+    ):
+        lines += ["  " + one_line(f"{name}: {text}", None)] if text else []
+    shown = dict(step.get("input_summaries") or {})
+    for name in ("parameters", "when", "for_each", "look_again"):
+        if step.get(name):
+            shown[name] = json.dumps(step[name], indent=2, ensure_ascii=False, default=str)
+    for name, text in shown.items():
+        lines += [f"  {one_line(name)}:", *(f"    {safe(line)}" for line in text.split("\n"))]
     return lines
 
 
@@ -137,40 +125,51 @@ def _ask_one(question: Any, console: Console) -> Any:
     if not isinstance(question, Mapping) or not isinstance(question.get("steps"), list):
         console.print(safe(question))
         return _read("answer> ")
-    for problem in question.get("problems") or []:
-        console.print(f"problem: {one_line(problem, None)}", style="red")
+    for line in question_lines({**question, "steps": []}):
+        console.print(line, style="red")
     return {step["context_key"]: _ask_step(step, console) for step in question["steps"]}
 
 
 def _ask_step(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    console.print()
-    head, *rest = step_lines(step)
-    console.print(head, style="bold magenta")
+    head, *rest = _step_lines(step)
+    console.print(f"\n{head}", style="bold magenta")
     for line in rest:
         console.print(line)
     allowed = list(step.get("decisions") or ["approve", "reject"])
     rules = "approve" in allowed and step.get("kind") == "step"
-    hints = [_HINTS.get(word, word) for word in allowed] + ([_STANDING_HINT] if rules else [])
+    typed_for = {word: _DECISIONS.get(word, (set(), word)) for word in allowed}
+    hints = [hint for _, hint in typed_for.values()] + ([_STANDING_HINT] if rules else [])
     console.print("  " + ", ".join(hints))
     while True:
         typed = _read("decision> ").strip().lower()
-        word = _WORDS.get(typed, typed)
-        if rules and word in _STANDING:
-            return {"decision": "approve", "remember": {"scope": _STANDING[word]}}
-        if word not in allowed:
-            console.print(f"Use one of: {', '.join(allowed)}.", style="red")
-            continue
-        if word == "edit" and step.get("kind") == _PLAN:
-            return {"decision": word, "steps": _ask_plan(console)}
-        if word == "edit":
-            return {"decision": word, "parameters": _ask_parameters(step, console)}
-        if word == "done":
-            return {"decision": word, "outputs": _ask_outputs(console)}
-        if word == "reject":
-            return {"decision": word, "reason": _read("reason> ").strip()}
-        if word == "respond":
-            return {"decision": word, "message": _until(_some_text, "message> ", console)}
-        return {"decision": word}
+        if rules and typed in _STANDING:
+            return {"decision": "approve", "remember": {"scope": _STANDING[typed]}}
+        word = next((word for word in allowed if typed in {word, *typed_for[word][0]}), None)
+        if word is not None:
+            return {"decision": word, **_further(word, step, console)}
+        console.print(f"Use one of: {', '.join(allowed)}.", style="red")
+
+
+def _further(word: str, step: Mapping[str, Any], console: Console) -> dict[str, Any]:
+    """Ask for what belongs to a decision."""
+    if word == "edit" and step.get("kind") == _PLAN:
+        from framework.base import load_execution_plan_from_file
+
+        console.print("  The new plan is read from a file; it is checked before anything runs.")
+        plan = _until(load_execution_plan_from_file, "plan file> ", console)
+        return {"steps": list(plan["steps"])}
+    if word == "edit":
+        console.print(
+            "  New values as JSON; what you leave out stays as it is, null takes a value away."
+        )
+        merged = {**(step.get("parameters") or {}), **_until(_json_object, "parameters> ", console)}
+        return {"parameters": {key: value for key, value in merged.items() if value is not None}}
+    if word == "done":
+        console.print("  What it gave, as JSON by context type; Enter for nothing.")
+        return {"outputs": _until(lambda t: _json_object(t or "{}"), "outputs> ", console)}
+    if word == "reject":
+        return {"reason": _read("reason> ").strip()}
+    return {"message": _until(_some_text, "message> ", console)} if word == "respond" else {}
 
 
 def _until(read: Callable[[str], T], prompt: str, console: Console) -> T:
@@ -180,26 +179,6 @@ def _until(read: Callable[[str], T], prompt: str, console: Console) -> T:
             return read(_read(prompt).strip())
         except (CapgraphError, ValueError, RecursionError) as exc:
             console.print(one_line(exc, 1000), style="red")
-
-
-def _ask_plan(console: Console) -> list[Any]:
-    from framework.base import load_execution_plan_from_file
-
-    console.print("  The new plan is read from a file; it is checked before anything runs.")
-    return list(_until(load_execution_plan_from_file, "plan file> ", console)["steps"])
-
-
-def _ask_outputs(console: Console) -> dict[str, Any]:
-    console.print("  What it gave, as JSON by context type; Enter for nothing.")
-    return _until(lambda text: _json_object(text) if text else {}, "outputs> ", console)
-
-
-def _ask_parameters(step: Mapping[str, Any], console: Console) -> dict[str, Any]:
-    console.print(
-        "  New values as JSON; what you leave out stays as it is, null takes a value away."
-    )
-    merged = {**(step.get("parameters") or {}), **_until(_json_object, "parameters> ", console)}
-    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -27,4 +29,9 @@ def _graph(*files: Any) -> Any:
     from framework.registry import Registry
 
     settings = load_settings(*files)
-    return build_graph(Registry.from_settings(settings), settings=settings)
+    graph = build_graph(Registry.from_settings(settings), settings=settings)
+    # A server starts once and should answer its first request as fast as any other. It may call
+    # this from its event loop, so the work has a thread and a loop of its own.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, graph.warm_up()).result()
+    return graph

@@ -1,11 +1,15 @@
-"""Text that is safe to print, and where it is printed."""
+"""Text that is safe to print, where it is printed, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from configs.errors import ConfigurationError
 from configs.logger import clean_text, mask_secrets
 
 if TYPE_CHECKING:
@@ -45,15 +49,12 @@ def say(text: object) -> None:
     typer.echo(safe(text))
 
 
-def show_rows(
-    headings: Iterable[str], rows: Iterable[Iterable[object]], *, title: str = "", none: str = ""
-) -> None:
+def show_rows(headings: Iterable[str], rows: Iterable[Iterable[object]], *, none: str = "") -> None:
     """Print rows: as a table on a terminal, else tab-separated without headings.
 
     Args:
         headings: What the columns are.
         rows: Cells of any origin.
-        title: Stands above the table.
         none: What a terminal says when there is no row.
     """
     console = make_console()
@@ -64,12 +65,10 @@ def show_rows(
     elif none and not lines:
         console.print(none)
     else:
-        from rich.table import Table
+        from rich.table import Column, Table
         from rich.text import Text
 
-        table = Table(title=Text(one_line(title)) if title else None)
-        for heading in headings:
-            table.add_column(Text(one_line(heading)), overflow="fold")
+        table = Table(*(Column(Text(one_line(name)), overflow="fold") for name in headings))
         for line in lines:
             table.add_row(*map(Text, line))
         console.print(table)
@@ -100,3 +99,26 @@ def print_error(error: BaseException) -> None:
     text = safe(mask_secrets(str(error) or type(error).__name__))
     console = make_console(sys.stderr)
     console.print(f"Error: {text}", style="red" if console.is_terminal else None, soft_wrap=True)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that a person named; one that was there stays whole until the new one is.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    begun = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            begun.write_text(text, encoding="utf-8")
+            begun.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                begun.unlink()
+            raise
+    except OSError as exc:
+        raise ConfigurationError(
+            f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",
+            fix="Give a file in a folder that you may write to.",
+        ) from exc

@@ -1,121 +1,70 @@
-"""A run as a picture: one bar for everything that took time, as SVG."""
+"""The steps of a turn over time, as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from datetime import datetime
 from pathlib import Path
-from xml.sax.saxutils import escape
+from typing import TYPE_CHECKING
 
-from configs.errors import ConfigurationError
-from framework.cli.progress import Span
-from framework.cli.terminal import one_line
+from framework import telemetry as told
+from framework.cli.terminal import one_line, write_file
 
-_ROW = 26
-_LEFT = 230
-_WIDTH = 720
-_RIGHT = 90
-_TOP = 64
-_COLOURS = {
-    "framework": "#b9c2cf",
-    "done": "#4c9f70",
-    "failed": "#c8553d",
-    "running": "#d9a441",
-}
-_FONT = "font-family='system-ui,-apple-system,Segoe UI,sans-serif'"
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-def timeline_svg(spans: Sequence[Span], title: str) -> str:
-    """Draw what took time as an SVG picture: rows from top to bottom in order of their start.
+class Timeline:
+    """Takes note of when steps ran, and draws a bar for each attempt."""
 
-    Attempts of one step share a row. Text of any origin is escaped.
+    def __init__(self) -> None:
+        self._bars: list[tuple[str, float, float, str]] = []
 
-    Args:
-        spans: What took time.
-        title: What the picture shows.
+    def take(self, event: told.Event) -> None:
+        """Take note of the end of an attempt, which says how long it took."""
+        if isinstance(event, told.StepFinished | told.StepFailed):
+            end = datetime.fromisoformat(event.timestamp).timestamp()
+            colour = "green" if isinstance(event, told.StepFinished) else "red"
+            name = f"{event.context_key} ({event.capability})"
+            self._bars.append((name, end - event.duration, end, colour))
 
-    >>> svg = timeline_svg([Span("look", 10.0, 11.5, "done", "camera")], "<b>")
-    >>> "&lt;b&gt;" in svg and "1.50 s" in svg
-    True
-    """
-    ordered = sorted(spans, key=lambda span: span.start)
-    start = ordered[0].start if ordered else 0.0
-    end = max((span.end or span.start for span in ordered), default=0.0)
-    total = max(end - start, 1e-3)
-    rows = list(dict.fromkeys((span.kind == "framework", span.label) for span in ordered))
-    place = {row: index for index, row in enumerate(rows)}
-    height = _TOP + _ROW * len(rows) + 16
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{_LEFT + _WIDTH + _RIGHT}'"
-        f" height='{height}' role='img' {_FONT} font-size='12'>",
-        f"<title>{_text(title)}</title>",
-        "<rect width='100%' height='100%' fill='#ffffff'/>",
-        f"<text x='16' y='26' font-size='15' font-weight='600' fill='#222'>{_text(title, 110)}</text>",
-        *_axis(total, len(rows)),
-    ]
-    for index, (is_framework, label) in enumerate(rows):
-        y = _TOP + _ROW * index + 17
-        fill = "#8a929c" if is_framework else "#222"
-        parts.append(
-            f"<text x='{_LEFT - 10}' y='{y}' text-anchor='end' fill='{fill}'>{_text(label, 32)}</text>"
-        )
-    parts += [
-        _bar(span, start, total, place[span.kind == "framework", span.label], end)
-        for span in ordered
-    ]
-    return "\n".join([*parts, "</svg>", ""])
+    def svg(self, title: str) -> str:
+        """Draw what was noted, in the order of its beginning; text of any origin is escaped.
 
+        Args:
+            title: What the picture shows.
 
-def write_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
-    """Write the picture of a run.
+        >>> "<svg" in Timeline().svg("nothing yet")
+        True
+        """
+        from rich.console import Console
 
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(timeline_svg(spans, title), encoding="utf-8")
-    except OSError as exc:
-        raise ConfigurationError(
-            f"The timeline {str(path)!r} cannot be written: {exc.strerror or exc}.",
-            fix="Give a file in a folder that you may write to with --timeline.",
-        ) from exc
+        console = Console(record=True, width=110, file=io.StringIO(), legacy_windows=False)
+        console.print(self._table())
+        svg = console.export_svg(title=one_line(title, 90))
+        # A picture that a file shows asks no server for its letters.
+        return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
+    def write(self, path: Path, title: str) -> None:
+        """Write the picture to a file.
 
-def _axis(total: float, rows: int) -> list[str]:
-    step = next(
-        unit * 10**power
-        for power in range(-4, 9)
-        for unit in (1, 2, 5)
-        if total / (unit * 10**power) <= 8
-    )
-    bottom = _TOP + _ROW * rows
-    lines = []
-    for number in range(int(total / step) + 1):
-        x = _LEFT + _WIDTH * number * step / total
-        lines.append(
-            f"<line x1='{x:.1f}' y1='{_TOP - 8}' x2='{x:.1f}' y2='{bottom}' stroke='#e6e9ee'/>"
-            f"<text x='{x:.1f}' y='{_TOP - 14}' text-anchor='middle' fill='#8a929c'>"
-            f"{number * step:g} s</text>"
-        )
-    return lines
+        Raises:
+            ConfigurationError: It cannot be written.
+        """
+        write_file(path, self.svg(title))
 
+    def _table(self) -> Table:
+        from rich.bar import Bar
+        from rich.table import Table
+        from rich.text import Text
 
-def _bar(span: Span, start: float, total: float, row: int, end: float) -> str:
-    last = span.end if span.end is not None else end
-    x = _LEFT + _WIDTH * (span.start - start) / total
-    width = max(2.0, _WIDTH * (last - span.start) / total)
-    y = _TOP + _ROW * row + 4
-    took = f"{last - span.start:.2f} s"
-    about = f"{span.label}: {span.detail}, {took}" if span.detail else f"{span.label}: {took}"
-    return (
-        f"<g><title>{_text(about)}</title>"
-        f"<rect x='{x:.1f}' y='{y}' width='{width:.1f}' height='{_ROW - 8}' rx='3'"
-        f" fill='{_COLOURS.get(span.kind, '#b9c2cf')}'/>"
-        f"<text x='{x + width + 5:.1f}' y='{y + 13}' fill='#5b6470' font-size='11'>{took}</text></g>"
-    )
-
-
-def _text(value: str, limit: int = 200) -> str:
-    # Control characters are no XML at all, escaped or not; one_line makes them visible.
-    line = one_line(value, limit).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")
-    return escape(line, {"'": "&apos;", '"': "&quot;"})
+        bars = sorted(self._bars, key=lambda bar: bar[1])
+        first = min((start for _, start, _, _ in bars), default=0.0)
+        total = max((end for _, _, end, _ in bars), default=1.0) - first
+        table = Table.grid("", "", "", padding=(0, 1), expand=True)
+        table.columns[1].ratio = 1
+        for name, start, end, colour in bars:
+            bar = Bar(total, start - first, end - first, color=colour)
+            table.add_row(Text(one_line(name, 40)), bar, Text(f"{end - start:.2f} s"))
+        return table

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.types import Overwrite
 
-from framework.base.errors import ErrorSeverity, PlanError, PolicyError
+from framework.approvals import PLAN
+from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import plan_digest
@@ -20,18 +22,15 @@ from framework.pipeline.retry_policy import RetryPolicy, declared_policy
 from framework.planning import (
     CLOSING,
     CarryOver,
+    PlanVersion,
     Problem,
     by_depth,
     carry_over,
     fingerprints,
-    next_version,
     repair_plan,
 )
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
-
-PLAN = "plan"
-"""Key under which decisions about a whole plan stand."""
 
 
 class PlanProblemsError(PlanError):
@@ -135,22 +134,21 @@ async def accept(
     failure = view.failure or view.last_failure
     plan = checked.plan
     carried = carry_over(previous, plan, results)
-    history = next_version(
-        view.state.get("planning_history") or [],
-        plan,
-        previous=previous,
+    written = view.state.get("planning_history") or []
+    version = PlanVersion(
+        version=written[-1]["version"] + 1 if written else 1,
         author=author,
-        failed=failure.get("context_key"),
         reason=failure.get("user_message") or "the request",
-        carried=carried,
-        outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
         at=now_text(),
+        plan=plan,
+        kept=carried.kept,
+        outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
     again = set(carried.rerun)
     digest = plan_digest(plan)
-    stamp = {"id": uuid.uuid4().hex, "version": history["version"]}
+    stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
-    emit(PlanMade(plan=dict(plan), version=history["version"], repairs=checked.repairs))
+    emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
     return {
         # A record under a key that another step now bears would pass for that step's result.
@@ -162,7 +160,7 @@ async def accept(
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
         "planning_accepted": digest,
-        "planning_history": [dict(history)],
+        "planning_history": [dict(version)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
         "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
@@ -208,18 +206,13 @@ def _allowance(plan: ExecutionPlan, again: set[str], view: TurnView, services: S
     limits = services.limits
     if limits.max_turn_attempts is not None:
         return limits.max_turn_attempts
-    needed = 0
-    tries: dict[str, int] = {}
-    for step in plan["steps"]:
-        name = step["capability"]
-        spec = services.registry.capabilities.get(name)
-        if spec is None or step["context_key"] not in again:
-            continue
-        if name not in tries:
-            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
-            tries[name] = policy.max_attempts
-        needed += tries[name]
-    return int(view.budget.get("attempts", 0)) + needed
+    known = services.registry.capabilities
+    needed = Counter(step["capability"] for step in plan["steps"] if step["context_key"] in again)
+    return int(view.budget.get("attempts", 0)) + sum(
+        count * RetryPolicy.from_dict(declared_policy(known[name].cls), limits).max_attempts
+        for name, count in needed.items()
+        if name in known
+    )
 
 
 def review_possible(view: TurnView, services: Services) -> bool:
@@ -229,11 +222,6 @@ def review_possible(view: TurnView, services: Services) -> bool:
         or services.plan_policies
         or view.switches.get("planning_mode_enabled")
     )
-
-
-def is_accepted(view: TurnView) -> bool:
-    """Tell whether the plan in the state is the one that was put in force last."""
-    return view.state.get("planning_accepted") == plan_digest(view.plan)
 
 
 def _kept(carried: CarryOver) -> dict[str, Any]:
@@ -272,16 +260,3 @@ def _refuse_rejected(plan: ExecutionPlan, view: TurnView) -> None:
                 " the new plan has it again.",
                 "Ask in other words, or agree to the step.",
             )
-
-
-__all__ = [
-    "PLAN",
-    "Checked",
-    "PlanProblemsError",
-    "PolicyError",
-    "accept",
-    "check",
-    "is_accepted",
-    "respond_step",
-    "review_possible",
-]

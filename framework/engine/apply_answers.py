@@ -8,12 +8,15 @@ from typing import Any
 from framework.approvals.answers import Answer
 from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure
+from framework.base.ports import Failure, StepRecord
+from framework.engine.caller_plan import plan_digest
 from framework.engine.services import Services
+from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
 from framework.pipeline.permit import agreement_digest
 from framework.planning import fingerprints
 from framework.planning.parameters import validated_parameters
+from framework.registry import Registry
 from framework.state import TurnView
 
 
@@ -36,17 +39,20 @@ async def apply_answers(
     prints = fingerprints(view.plan)
     decisions: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}
+    ledger = services.ledger(view)
     for key, rule in (rules or {}).items():
         decisions[key] = {"decision": "approve", "rule": rule}
-        await _agree(key, pending[key], Answer(decision="approve"), view, services)
+        await take_up(key, pending[key], Answer(decision="approve"), ledger, services.registry)
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
-        await _agree(key, asked or {"kind": MISSING}, answer, view, services)
+        await take_up(key, asked or {"kind": MISSING}, answer, ledger, services.registry)
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
-            results[key] = _skipped(key, steps)
+            place = list(steps).index(key)
+            about = (key, str(steps[key]["capability"]), place, view.objective_of(steps[key]))
+            results[key] = StepRecord(*about, skipped="Skipped by a person.").entry()
     for key, entry in decisions.items():
         if entry["decision"] not in {"reject", "respond"}:
             pending.pop(key, None)
@@ -58,8 +64,6 @@ async def apply_answers(
         },
     }
     if any(answer.decision == "edit" for answer in answers.values()):
-        from framework.engine.caller_plan import plan_digest
-
         plan = {**view.plan, "steps": list(steps.values())}
         update |= {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
     if results:
@@ -69,23 +73,29 @@ async def apply_answers(
     return {**update, **ending(answers, rejected, names, view, services)}
 
 
-async def _agree(
-    key: str, asked: Mapping[str, Any], answer: Answer, view: TurnView, services: Services
+async def take_up(
+    key: str, asked: Mapping[str, Any], answer: Answer, ledger: EffectLedger, registry: Registry
 ) -> None:
-    """Leave word in the ledger what a person agreed to: what was shown, and nothing else."""
-    ledger = services.ledger(view)
+    """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
+
+    Args:
+        key: The step.
+        asked: What was asked, as :class:`framework.base.ports.Question` writes it.
+        answer: What the person decided.
+        ledger: The records of the turn.
+        registry: What is registered.
+    """
     kind = asked.get("kind", STEP)
     if kind == UNKNOWN and answer.decision in {"rerun", "skip", "done"}:
         decision = {"decision": answer.decision, "outputs": answer.outputs}
         await ledger.decide(asked["effect"], int(asked["run"]), decision)
-    elif kind == ACTED and answer.decision == "approve":
+    elif kind in {STEP, ACTED} and answer.decision == "approve":
         await ledger.agree(asked["digest"], key)
-    elif kind == STEP and answer.decision in {"approve", "edit"}:
-        shown = dict(asked.get("shown") or {})
-        if answer.decision == "edit":
-            spec = services.registry.capabilities[asked["capability"]]
-            _, shown["parameters"] = validated_parameters(spec, answer.parameters or {})
-        await ledger.agree(agreement_digest(asked["capability"], shown), key)
+    elif kind == STEP and answer.decision == "edit":
+        spec = registry.capabilities[asked["capability"]]
+        _, parameters = validated_parameters(spec, answer.parameters or {})
+        shown = {**(asked.get("shown") or {}), "parameters": parameters}
+        await ledger.agree(agreement_digest(spec.name, shown), key)
 
 
 def ending(
@@ -132,18 +142,6 @@ def _decision(
     return entry
 
 
-def _skipped(key: str, steps: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "step_index": list(steps).index(key),
-        "capability": steps[key]["capability"],
-        "task_objective": steps[key].get("task_objective"),
-        "success": False,
-        "decided_by_person": True,
-        "skipped": True,
-        "error": "Skipped by a person.",
-    }
-
-
 def _rejection(
     rejected: Mapping[str, str],
     names: Mapping[str, str],
@@ -164,6 +162,5 @@ def _rejection(
         capability=names[key],
         key=key,
         attempts=0,
-        more={"rejected": sorted(rejected)},
     )
     return {**raise_failure([failure]), "control_attempts": {"approval": count}}

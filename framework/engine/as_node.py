@@ -7,7 +7,7 @@ what the step left behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,13 +15,7 @@ from typing import Any
 from langgraph.config import get_config
 from langgraph.func import task
 
-from framework.approvals import (
-    Answer,
-    question_entry,
-    question_of,
-    read_answers,
-    standing_rules,
-)
+from framework.approvals import Answer, question_entry, question_of, standing_rules
 from framework.base.budget import TurnBudget
 from framework.base.errors import (
     CapabilityError,
@@ -32,15 +26,15 @@ from framework.base.errors import (
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
-from framework.engine.asking import ask_person
+from framework.engine.apply_answers import take_up
+from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
-from framework.langgraph_compat import channels_of_graph
-from framework.pipeline.effect_ledger import EffectLedger, digest_of
+from framework.langgraph_compat import channels_of_graph, given_to_run, plain_values
+from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
-from framework.pipeline.job import Door
-from framework.pipeline.permit import agreement_digest
+from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
@@ -69,8 +63,8 @@ async def run_capability_node(
     """
     in_run = current_runtime() is not None
     bound = services if services is not None else unbound_services(spec)
-    view = bound.view(state)
-    attempt = _attempt(spec, view)
+    view, behind = await _turn(bound, state) if in_run else (bound.view(state), 0)
+    attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
@@ -85,20 +79,60 @@ async def run_capability_node(
     return update
 
 
-def _attempt(spec: CapabilitySpec, view: TurnView) -> Attempt:
+async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
+    """Return the reading of the turn, and how many steps earlier runs of the thread went.
+
+    A graph of one's own keeps no turns. A plan that its run was given opens one, and where the
+    caller did not say at which step it begins, it begins at its first.
+    """
+    view = services.view(state)
+    if view.begun or not view.steps or (began := await services.journal().began()) is None:
+        return view, 0
+    given = given_to_run(began) or {}
+    if "planning_execution_plan" not in given:
+        return view, 0
+    here = began.config["configurable"]
+    behind = plain_values(began).get("planning_current_step_index") or 0
+    own = TurnView(
+        state, thread_id=view.thread_id, caller=view.caller, opened_by=here["checkpoint_id"]
+    )
+    return own, 0 if "planning_current_step_index" in given else behind
+
+
+def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
     steps = view.steps
-    index = view.state.get("planning_current_step_index") or 0
-    step = steps[index] if index < len(steps) else PlannedStep()
+    index = (view.state.get("planning_current_step_index") or 0) - behind
+    step = steps[index] if 0 <= index < len(steps) else PlannedStep()
     if step.get("capability", spec.name) != spec.name:
         step = PlannedStep()
     return Attempt(
         capability=spec.name,
         step=step,
-        key=step.get("context_key") or f"{index}_{spec.name}",
+        key=step.get("context_key") or "_".join((str(index), spec.name, *_apart(spec.name))),
         index=index,
         total=len(steps),
-        objective=step.get("task_objective") or view.task or f"Execute {spec.name}",
+        objective=view.objective_of({"capability": spec.name, **step}),
     )
+
+
+def _apart(name: str) -> list[str]:
+    """Tell requests for one capability apart.
+
+    By the node's name, the number in a ``Send`` wave, and the number in the body of another
+    capability.
+    """
+    try:
+        known: Mapping[str, Any] = get_config().get("metadata") or {}
+    except RuntimeError:
+        return []
+    node = str(known.get("langgraph_node") or name)
+    numbers = [str(part) for part in known.get("langgraph_path") or () if type(part) is int]
+    if (outer := CURRENT.get()) is not None:
+        # A graph inside the body has tasks of its own, and may go on in the middle.
+        request = (str(known.get("langgraph_checkpoint_ns")), name)
+        outer.asked[request] += 1
+        numbers += [str(outer.asked[request])] if outer.asked[request] > 1 else []
+    return [*([node] if node != name else []), *numbers]
 
 
 async def _answered(
@@ -113,17 +147,16 @@ async def _answered(
     runtime = current_runtime()
     # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
     apart = not view.begun and not attempt.step and runtime is not None
-    visit = runtime.execution_info.task_id if apart else ""
-    agreements = _AnsweredLedger(*services.records(view), visit=visit)
+    ledger = services.ledger(view, visit=runtime.execution_info.task_id if apart else "")
     # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
     beside = not (attempt.step or services.limits.max_turn_attempts)
     bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
     tries = TurnBudget(attempts=budget.jumps, allowed_attempts=bound) if beside else budget
     door = Door(
         view=view,
-        ledger=agreements,
+        ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
-        failures=view.attempts.get(attempt.key, 0) if attempt.step else 0,
+        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else 0,
         state_keys=channels_of_graph() if in_run else None,
         unsorted=not in_run,
         budget=tries,
@@ -140,10 +173,12 @@ async def _answered(
                 fix="Run the graph again; it goes on with this node.",
             )
         answer = await _ask(result, attempt, view, services)
-        edited = await agreements.take(result, answer, attempt)
-        if edited is None:
+        if answer.decision in {"reject", "respond"}:
             return _refused(attempt, answer)
-        attempt = edited
+        await take_up(attempt.key, result.to_state(), answer, ledger, services.registry)
+        if answer.decision == "edit":
+            changed: Any = {**attempt.step, "parameters": answer.parameters}
+            attempt = replace(attempt, step=changed)
 
 
 async def _ask(question: Question, attempt: Attempt, view: TurnView, services: Services) -> Answer:
@@ -153,74 +188,30 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
             " question until then.",
             fix="Compile the graph with a checkpointer.",
         )
-    if question.kind == "step":
-        store = getattr(current_runtime(), "store", None)
-        rules = await standing_rules(store, services.clock.now())
-        if rules.covering(attempt.capability, view.thread_id, view.caller.user_id):
-            return Answer(decision="approve")
-    entry = question_entry(
-        {**attempt.step, "context_key": attempt.key, "capability": attempt.capability},
-        question.to_state(),
-        view.contexts,
-        services.registry,
-    )
-    shown = question_of({}, [entry])
-    asked = _asking(shown, services)
-    answers, _ = read_answers(await asked(), shown, services.registry, services.limits)
-    return answers[attempt.key]
-
-
-def _asking(question: dict[str, Any], services: Services) -> Any:
-    name = f"ask about {question['steps'][0]['capability']}"
+    asked = question.to_state()
+    store = getattr(current_runtime(), "store", None)
+    rules = await standing_rules(store, services.clock.now())
+    if rules.covering(asked, view):
+        return Answer(decision="approve")
+    step = {**attempt.step, "context_key": attempt.key, "capability": attempt.capability}
+    shown = question_of({}, [question_entry(step, asked, view.contexts, services.registry)])
+    if rules.problem:
+        shown["note"] = rules.problem
+    read = reader(shown, view, services, store)
 
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        def read(given: Any) -> tuple[Any, list[str]]:
-            return given, read_answers(given, question, services.registry, services.limits)[1]
+        return [digest_of(shown), ask_person(shown, read)]
 
-        return ask_person(question, read)
-
-    decorate: Any = task(name=name)
-    return decorate(ask)
-
-
-class _AnsweredLedger(EffectLedger):
-    """The turn's ledger, with the answers that this execution of the node has got.
-
-    Answers come back from LangGraph in the order of the questions, so the questions must be the
-    same each time the node runs: an answer of this node is not read from the records.
-    """
-
-    def __init__(self, *records: Any, visit: str) -> None:
-        super().__init__(*records, visit=visit)
-        self._agreed: set[str] = set()
-        self._decided: dict[tuple[str, int], dict[str, Any]] = {}
-
-    async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
-        """Tell whether a person agreed to this step in this execution."""
-        return digest in self._agreed
-
-    async def outcome_of(self, effect: str, run: int) -> dict[str, Any]:
-        """Return what a person decided in this execution about one run of an effect."""
-        return self._decided.get((effect, run), {})
-
-    async def take(self, question: Question, answer: Answer, attempt: Attempt) -> Attempt | None:
-        """Take up an answer; return the attempt to go on with, ``None`` for a refusal."""
-        if answer.decision in {"reject", "respond"}:
-            return None
-        if question.kind == "unknown_outcome":
-            self._decided[question.effect, question.run] = answer.model_dump(mode="json")
-            return attempt
-        shown = dict(question.shown)
-        if answer.decision == "edit":
-            shown["parameters"] = answer.parameters or {}
-            step: Any = {**attempt.step, "parameters": answer.parameters}
-            attempt = replace(attempt, step=step)
-            self._agreed.add(agreement_digest(question.capability, shown))
-            return attempt
-        self._agreed.add(question.digest or digest_of(shown))
-        return attempt
+    decorate: Any = task(name=f"ask about {attempt.capability}")
+    while True:
+        # LangGraph gives answers back in the order of the calls; a later run may ask less.
+        about, given = await decorate(ask)()
+        if about == digest_of(shown):
+            answers, _ = read(given)
+            await remember(answers, shown, view, store)
+            return answers[attempt.key]
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
@@ -247,7 +238,8 @@ def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any
     if record.plan is not None:
         update["planning_execution_plan"] = record.plan
     if record.error is None:
-        update |= {"planning_current_step_index": record.index + 1}
+        index = view.state.get("planning_current_step_index") or 0
+        update |= {"planning_current_step_index": index + 1}
         # Beside a node that failed, a success must not take the failure back.
         if plain or view.failure is not None:
             update |= clear_failure()

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
-from langgraph.runtime import get_runtime
+from typing_extensions import Unpack
 
 from configs.logger import SecretMasker
 from framework.base.errors import ConfigurationError, RegistryError
-from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import PlanPolicy, StepPolicy
 from framework.base.spec import CapabilitySpec
-from framework.engine.default_strategies import ChainPlanner
+from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.services import Services
+from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
-from framework.langgraph_compat import lent_saver, saves_as_it_goes
-from framework.pipeline.capacity import Capacity
+from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
+from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
+    from pydantic import BaseModel
 
     from configs.settings import Settings
-    from framework.base.clock import Clock
 
 
 def bind(
@@ -38,15 +38,9 @@ def bind(
     *,
     model: Any = None,
     settings: Settings | None = None,
-    behaviors: Sequence[Middleware] = (),
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
-    sinks: Sequence[Sink] = (),
-    capacity: Capacity | None = None,
-    clock: Clock | None = None,
-    embeddings: Any = None,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
-    state_schema: type[Any] = AgentState,
-    **strategies: Any,
+    answer_type: type[BaseModel] | None = None,
+    **options: Unpack[OperatorOptions],
 ) -> Services:
     """Bring capabilities together with what an operator decides about them.
 
@@ -57,19 +51,12 @@ def bind(
         capabilities: A registry, or capabilities and context types themselves.
         model: As for ``build_graph``.
         settings: All settings; the defaults when not given.
-        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
-        policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``); one object may do both.
-        sinks: What takes up the events of runs.
-        capacity: Slots for steps; shared by all graphs of the process when not given.
-        clock: Source of time.
-        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
         checkpointer: Saver of the graph; a graph of one's own lends its own.
-        state_schema: The graph's state.
-        **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
+        answer_type: As for ``build_graph``.
+        **options: See :class:`~framework.engine.services.OperatorOptions`.
 
     Raises:
+        TypeError: A keyword is unknown.
         ConfigurationError: A behaviour, a policy or a model cannot be used.
         RegistryError: Two capabilities share a name.
 
@@ -87,29 +74,40 @@ def bind(
         from configs.settings import load_settings
 
         settings = load_settings()
+    if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
+        raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
-    plan_policies, step_policies = _sorted_policies(policies)
-    chosen = choose_strategies(registry, settings, model, embeddings, strategies, behaviors)
+    behaviors = options.get("behaviors", ())
+    plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
+    chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
     prompts = get_framework_prompts(settings.prompts) if settings.prompts else None
+    if answer_type is not None and isinstance(chosen["answerer"], SummaryAnswerer):
+        raise ConfigurationError(
+            f"answer_type is {answer_type!r}, and no chat model is configured that could keep to it.",
+            fix="Give a model for the role 'answer', or an answerer of your own.",
+        )
     runner = StepRunner(
         registry,
         settings,
-        clock=clock,
-        capacity=capacity,
+        clock=options.get("clock"),
+        capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         behaviors=behaviors,
         step_policies=step_policies,
-        schema=StateSchema.of(state_schema),
+        schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     return Services(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
-        events=EventDispatcher(tuple(sinks)),
+        events=EventDispatcher(tuple(options.get("sinks", ()))),
         masker=SecretMasker.of(settings),
         prompts=prompts,
+        retention=Retention(settings.persistence),
+        system_prompt=options.get("system_prompt") or "",
+        answer_type=answer_type,
         **chosen,
     )
 
@@ -150,13 +148,11 @@ def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Jou
         config = get_config()
     except RuntimeError:
         return Journal()
-    info = get_runtime().execution_info
-    found = None
-    if info is not None and saves_as_it_goes(config):
-        found = (info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id)
     thread = (config.get("configurable") or {}).get("thread_id")
     saver = lent_saver(config) or checkpointer
-    return Journal(saver, None if thread is None else str(thread), checkpoint=found)
+    return Journal(
+        saver, None if thread is None else str(thread), checkpoint=running_checkpoint(config)
+    )
 
 
 def unbound_services(spec: CapabilitySpec) -> Services:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from framework.base.errors import PlanError
 from framework.base.plan import ExecutionPlan
+from framework.pipeline.effect_ledger import digest_of
 
 
 def plan_digest(plan: Mapping[str, Any] | None) -> str:
@@ -17,8 +16,7 @@ def plan_digest(plan: Mapping[str, Any] | None) -> str:
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
     """
-    text = json.dumps((plan or {}).get("steps"), sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest_of((plan or {}).get("steps"))
 
 
 def brought_id(plan: Any, last: Mapping[str, Any]) -> str | None:

@@ -24,7 +24,7 @@ class LastMessageExtractor:
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the text of the person's last message."""
-        return ExtractedTask(last_request(messages))
+        return ExtractedTask(task=last_request(messages))
 
 
 class ChainPlanner:

@@ -16,7 +16,7 @@ from langgraph.types import Command
 from framework.base.errors import ValidationError
 from framework.base.ports import now_text
 from framework.engine.services import Services
-from framework.langgraph_compat import is_task
+from framework.langgraph_compat import forged, is_task
 from framework.registry import Registry
 from framework.state import load_context
 
@@ -48,6 +48,11 @@ def admitted(
     Raises:
         ValidationError: It holds what a caller may not send; names it.
     """
+    if names := forged(config):
+        raise ValidationError(
+            f"A caller's configuration may not hold {', '.join(names)}.",
+            fix='Pass {"configurable": {"thread_id": "…"}}.',
+        )
     if given is None:
         return given
     if isinstance(given, Command):
@@ -66,7 +71,8 @@ def admitted(
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    if saved and not inside and "thread_id" not in (config.get("configurable") or {}):
+    thread = (config.get("configurable") or {}).get("thread_id")
+    if saved and not inside and thread in (None, ""):
         raise ValidationError(
             "The graph keeps its threads, and no thread is named.",
             fix='Pass {"configurable": {"thread_id": "…"}} as the second argument.',
@@ -156,7 +162,13 @@ def _check_contexts(given: Any, registry: Registry, *, inside: bool) -> None:
                 fix=f'Write {{"{kind}": {{"key": {{…}}}}}}.',
             )
         for key, data in entries.items():
-            load_context(kind, key, data, registry.context_types)
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                raise ValidationError(
+                    f"What was sent as context data cannot be used. {exc.message}",
+                    fix=f"Send {kind}.{key} with the fields of its type.",
+                ) from exc
 
 
 def _only_an_answer(given: Command[Any]) -> Command[Any]:

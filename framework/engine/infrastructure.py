@@ -13,7 +13,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 from langgraph.errors import GraphBubbleUp
-from langgraph.types import Command, Overwrite
+from langgraph.graph import END
+from langgraph.types import Command, Overwrite, Send
 
 from configs.limits import Limits
 from configs.logger import get_logger
@@ -29,6 +30,7 @@ from framework.base.errors import (
 from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
 from framework.engine.services import Services
+from framework.engine.turn_outcome import outcome_of
 from framework.pipeline.call import accepted_arguments
 from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
 from framework.pipeline.run_config import current_runtime, raw_errors_wanted
@@ -43,7 +45,7 @@ _COUNTED = {
     "router": "routings",
 }
 _ROUTINGS = 100
-"""Decisions of the router that a turn may take besides those for its steps."""
+"""How often a turn may be sent on, by the router or a node of one's own, besides for its steps."""
 _CLOSING = frozenset({"respond", "clarify", "error"})
 _BEGIN = "begin_turn"
 
@@ -69,14 +71,14 @@ async def run_infrastructure_node(
     before, ids = ({}, {}) if spec.name == _BEGIN else (view.budget, view.ids)
     budget = TurnBudget.from_plain(before)
     limits = services.limits if services is not None else Limits()
+    endless = budget.routings > _ROUTINGS + 2 * budget.allowed_attempts
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
-        if spec.name == "router" and budget.routings > _ROUTINGS + 2 * budget.allowed_attempts:
+        if endless and spec.name not in _CLOSING:
             raise LimitError(
-                f"The router has decided {budget.routings} times in this turn, and it does not"
-                " end.",
-                fix="Look at the nodes of your own that send the turn back to it.",
+                f"The turn was sent on {budget.routings} times, and it does not end.",
+                fix="Look at the nodes of your own that send it to the router, or say goto.",
             )
         with about(**ids), counting(budget, limits.max_model_calls):
             result = await spec.cls.execute(
@@ -93,11 +95,20 @@ async def run_infrastructure_node(
         _count(spec, budget, failure)
         update = {**raise_failure([failure]), "control_attempts": {spec.name: failure.attempts}}
         update |= _used(spec, budget, before, services)
+        if spec.name == "error":  # nothing comes after it, and a turn ends with a message
+            told = {"messages": [AIMessage(content=failure.message)]}
+            return {**update, **told, "execution_outcome": outcome_of({**state, **update})}
         # The router has no node behind it that would look at its failure.
         return Command(update=update, goto="error") if spec.name == "router" else update
     if not spec.quiet:
         logger.info("Completed %s in %.2fs", spec.description, time.perf_counter() - started)
     _count(spec, budget, None, update)
+    if (
+        isinstance(update, Command)
+        and spec.name in _CLOSING
+        and (endless or update.goto in (END, ()))
+    ):
+        update = dict(_pairs(update.update))  # it ends the turn, with a message in any case
     used = _used(spec, budget, before, services)
     if isinstance(update, Command):
         return replace(update, update=[*_pairs(update.update), *used.items()])
@@ -138,13 +149,35 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
             fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
         )
-    plain = [(name, plain_value(name, item, spec.name)) for name, item in written]
+    if any(name == "control_goto" for name, _ in written):
+        raise InfrastructureError(
+            f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
+            fix="Return Command(goto=…) to go elsewhere.",
+        )
+    plain = [
+        (name, plain_value(name, item, spec.name))
+        for name, item in written
+        # What a turn has used up, no node can give back.
+        if name != "control_budget" or not isinstance(item, Overwrite)
+    ]
     if isinstance(result, Command):
+        _check_goto(spec, result, services)
         return replace(result, update=plain)
-    update = dict(plain)
-    if isinstance(update.get("control_budget"), Overwrite):
-        del update["control_budget"]  # what a turn has used up, no node can give back
-    return update
+    return dict(plain)
+
+
+def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Services | None) -> None:
+    """Refuse a place that does not exist: LangGraph would end the run there without a word."""
+    if services is None or result.graph is not None:
+        return
+    known = {*services.registry.infrastructure, *services.registry.capabilities, END}
+    places = result.goto if isinstance(result.goto, (list, tuple)) else [result.goto]
+    names = [place.node if isinstance(place, Send) else place for place in places]
+    if unknown := [name for name in names if name not in known]:
+        raise InfrastructureError(
+            f"{spec.name!r} sends the turn to {unknown}, which is no node.",
+            fix=f"Use one of: {', '.join(sorted(known - {END}))}.",
+        )
 
 
 def _pairs(update: Any) -> list[tuple[str, Any]]:
@@ -182,6 +215,8 @@ def _count(
     update: Any = None,
 ) -> None:
     """Count plans and choices, whoever makes them; those whose making failed count as well."""
+    if isinstance(update, Command) and update.goto and spec.name != "router":
+        budget.routings += 1
     name = _COUNTED.get(spec.name)
     if name is None or (failure is not None and failure.severity is ErrorSeverity.RETRIABLE):
         return
@@ -217,8 +252,6 @@ def _spoken(
     """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
     if spec.name not in _CLOSING or services is None or update.get("control_has_error"):
         return update
-    from framework.engine.turn_outcome import outcome_of
-
     outcome = update.get("execution_outcome") or outcome_of(view.state)
     if update.get("messages"):
         return {**update, "execution_outcome": outcome}

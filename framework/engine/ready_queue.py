@@ -10,7 +10,7 @@ not called yet, so a long plan costs no more per step than a short one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +27,13 @@ from framework.pipeline.job import Door
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result, to_state
 from framework.planning import CLOSING, dependencies
-from framework.state import TurnView, merge_context
+from framework.state import TurnView, fold_context
 from framework.telemetry.metered import counting
 
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
-_QUESTION = "question"
-_FAILURE = "failure"
+Envelope = dict[str, Any]
+"""What LangGraph saves with a step's task: ``key`` and ``update``, and where there is one
+``question``, ``failure``, or ``plan`` with its author (``by``)."""
 
 
 @dataclass(slots=True)
@@ -41,13 +42,13 @@ class Pass:
 
     Attributes:
         writes: Channel writes, in order.
-        view: The state as it is after them.
+        state: The state as it is after them.
         draining: Whether the process is to stop, so that the next pass belongs to another.
         proposed: The plans that capabilities proposed, each with the name of its author.
     """
 
     writes: Writes = field(default_factory=list)
-    view: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     draining: bool = False
     proposed: list[tuple[Any, str]] = field(default_factory=list)
 
@@ -63,10 +64,12 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
     with counting(run.budget, services.limits.max_model_calls):
         found = await run.run()
     schema = services.runner.schema
-    writes = combined([update for update, _, _ in found], schema)
+    writes = combined((write for entry in found for write in entry["update"].items()), schema)
     state = applied(view.state, writes, schema)
-    questions = {key: entry["question"] for _, key, entry in found if entry.get("question")}
-    failures = [entry["failure"] for _, _, entry in found if entry.get("failure")]
+    questions = {entry["key"]: entry["question"] for entry in found if "question" in entry}
+    failures = {
+        entry["key"]: Failure.from_state(entry["failure"]) for entry in found if "failure" in entry
+    }
     more: dict[str, Any] = {
         "planning_current_step_index": _current_index(state),
         "runtime_info": {
@@ -75,16 +78,16 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         },
         "control_budget": run.budget.to_plain(),
     }
-    for update, key, entry in found:
-        if record := (update.get("execution_step_results") or {}).get(key):
-            more["execution_last_result"] = last_result(record, entry.get("failure"))
+    for entry in found:
+        for key, record in entry["update"].get("execution_step_results", {}).items():
+            more["execution_last_result"] = last_result(record, failures.get(key))
     if questions:
         more["execution_pending_approvals"] = {**view.pending, **questions}
     if failures:
-        more |= raise_failure(failures)
+        more |= raise_failure(list(failures.values()))
     elif view.failure:
         more |= clear_failure()
-    proposals = [(entry["plan"], entry["by"]) for _, _, entry in found if entry.get("plan")]
+    proposals = [(entry["plan"], entry["by"]) for entry in found if "plan" in entry]
     writes += list(more.items())
     return Pass(writes, {**state, **more}, run.drain_requested(), proposals)
 
@@ -103,7 +106,7 @@ class PlanRun:
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
         self._state = {
             **view.state,
-            "capability_context_data": merge_context(view.state.get("capability_context_data"), {}),
+            "capability_context_data": fold_context(view.state.get("capability_context_data"), ()),
             "execution_step_results": dict(view.results),
         }
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
@@ -112,18 +115,14 @@ class PlanRun:
         self._succeeded = set(view.done)
         self._needs = dependencies(view.plan)
         self._pending = self._runnable(view)
-        self._readers: dict[str, list[str]] = {}
-        self._missing: dict[str, int] = {}
-        for step in self._pending:
-            key = step[1]["context_key"]
-            missing = [name for name in self._needs[key] if name not in self._succeeded]
-            self._missing[key] = len(missing)
-            for name in missing:
-                self._readers.setdefault(name, []).append(key)
         self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
+        self._readers: dict[str, list[str]] = {}
+        for key in self._places:
+            for name in self._needs[key]:
+                self._readers.setdefault(name, []).append(key)
         self._settled = {key: asyncio.Event() for key in self._places}
         self._called = 0
-        self._found: list[tuple[dict[str, Any], str, dict[str, Any]] | None] = []
+        self._found: list[Envelope | None] = []
         self._watchers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._error: BaseException | None = None
@@ -149,12 +148,8 @@ class PlanRun:
             chosen.append((index, step))
         return chosen
 
-    async def run(self) -> list[tuple[dict[str, Any], str, dict[str, Any]]]:
-        """Run the steps and return when none can start any more.
-
-        Returns:
-            For every step that ran, in the plan's order: its state update, its key, and what the
-            router has to know besides.
+    async def run(self) -> list[Envelope]:
+        """Run the steps and return when none can start any more: what each left, in plan order.
 
         Raises:
             FatalExecutionError: A step failed with severity FATAL.
@@ -162,8 +157,7 @@ class PlanRun:
         """
         token = _RUN.set(self)
         try:
-            ready = [place for key, place in self._places.items() if not self._missing[key]]
-            self._call_up_to(max(ready, default=-1))
+            self._call_ready(self._places)
             if self._watchers:
                 await self._over.wait()
         finally:
@@ -176,9 +170,10 @@ class PlanRun:
             raise _one_signal(self._signals)
         return [entry for entry in self._found if entry is not None]
 
-    def _call_up_to(self, place: int) -> None:
-        """Call every step up to a place of the plan that is not called yet."""
-        while self._called <= place:
+    def _call_ready(self, keys: Iterable[str]) -> None:
+        """Call those of some steps that can run, with all before them that are not called yet."""
+        ready = [self._places[key] for key in keys if self._needs[key] <= self._succeeded]
+        while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
             call = self._services.step_tasks[step["capability"]](_payload(index, step))
             self._found.append(None)
@@ -205,9 +200,7 @@ class PlanRun:
             if not self._watchers:
                 self._over.set()
 
-    def _collect(
-        self, key: str, envelope: dict[str, Any] | None
-    ) -> tuple[dict[str, Any], str, dict[str, Any]] | None:
+    def _collect(self, key: str, envelope: Envelope | None) -> Envelope | None:
         # A step that finished before a restart comes back here without its body having run, so
         # this is the place where others learn that it is done.
         if not envelope:
@@ -218,22 +211,13 @@ class PlanRun:
                 fix="Start a new thread; this one was saved by a graph with other steps.",
             )
         update = envelope["update"]
-        failure = _read_failure(envelope)
-        if failure is not None:
+        if "failure" in envelope:
             self._stopping = True
-        elif (update.get("execution_step_results") or {}).get(key, {}).get("success"):
+        elif update.get("execution_step_results", {}).get(key, {}).get("success"):
             self._merge(update)
-            self._done(key)
-        return update, key, {**envelope, "failure": failure}
-
-    def _done(self, key: str) -> None:
-        self._succeeded.add(key)
-        ready = -1
-        for reader in self._readers.get(key, ()):
-            self._missing[reader] -= 1
-            if not self._missing[reader]:
-                ready = max(ready, self._places[reader])
-        self._call_up_to(ready)
+            self._succeeded.add(key)
+            self._call_ready(self._readers.get(key, ()))
+        return envelope
 
     def _merge(self, update: Mapping[str, Any]) -> None:
         for name, value in update.items():
@@ -245,7 +229,7 @@ class PlanRun:
             elif name not in self._services.runner.schema.reduced:
                 self._state[name] = value
 
-    async def step(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def step(self, payload: Mapping[str, Any]) -> Envelope | None:
         """Wait for the inputs of a step, then have it run; what comes back can be saved."""
         index = payload["step_index"]
         step = self._view.steps[index]
@@ -263,7 +247,7 @@ class PlanRun:
         finally:
             self._running.discard(task)
 
-    async def _run_step(self, index: int, step: PlannedStep) -> dict[str, Any] | None:
+    async def _run_step(self, index: int, step: PlannedStep) -> Envelope | None:
         key = step["context_key"]
         attempt = Attempt(
             capability=step["capability"],
@@ -271,7 +255,7 @@ class PlanRun:
             key=key,
             index=index,
             total=len(self._view.steps),
-            objective=objective_of(step, self._view),
+            objective=self._view.objective_of(step),
         )
         door = Door(
             view=self._view,
@@ -287,7 +271,7 @@ class PlanRun:
         if result is None:
             return None
         if isinstance(result, Question):
-            return {"key": key, "update": {}, _QUESTION: result.to_state()}
+            return {"key": key, "update": {}, "question": result.to_state()}
         return _envelope(result, self._plan_id)
 
     def _is_stopping(self) -> bool:
@@ -307,24 +291,14 @@ class PlanRun:
         return None if limit is None else limit - self.seconds_used
 
 
-def objective_of(step: PlannedStep, view: TurnView) -> str:
-    """Return what a step is for."""
-    return step.get("task_objective") or view.task or f"Execute {step['capability']}"
-
-
-def _envelope(record: StepRecord, plan: str) -> dict[str, Any]:
+def _envelope(record: StepRecord, plan: str) -> Envelope:
     """Return a record in the form that LangGraph saves with the step's task."""
-    found: dict[str, Any] = {"key": record.key, "update": to_state(record, plan)}
+    found: Envelope = {"key": record.key, "update": to_state(record, plan)}
     if record.error is not None:
-        found[_FAILURE] = record.error.to_state()
+        found["failure"] = record.error.to_state()
     if record.plan is not None:
         found |= {"plan": record.plan, "by": record.capability}
     return found
-
-
-def _read_failure(envelope: Mapping[str, Any]) -> Failure | None:
-    info = envelope.get(_FAILURE)
-    return Failure.from_state(info) if info else None
 
 
 def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
@@ -333,7 +307,9 @@ def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
     others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
     if others:
         return others[0]
-    return GraphInterrupt(tuple(item for signal in interrupts for item in signal.args[0]))
+    # A question inside a graph that a step calls comes out of its task and of its node.
+    asked = {item.id: item for signal in interrupts for item in signal.args[0]}
+    return GraphInterrupt(tuple(asked.values()))
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
@@ -345,7 +321,7 @@ def _payload(index: int, step: PlannedStep) -> dict[str, Any]:
     }
 
 
-async def run_step_task(payload: dict[str, Any]) -> dict[str, Any] | None:
+async def run_step_task(payload: dict[str, Any]) -> Envelope | None:
     """Body of every step's LangGraph task."""
     run = _RUN.get()
     if run is None:

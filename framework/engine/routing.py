@@ -11,6 +11,7 @@ from typing import Any
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
+from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
@@ -18,6 +19,10 @@ from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, re
 RUN = "capabilities"
 FATAL = "fatal"
 ACCEPT = "accept"
+_ANSWERED_BY = {
+    ErrorSeverity.REPLANNING: "orchestrator",
+    ErrorSeverity.RECLASSIFICATION: "classifier",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
         return Route("error", state.get("control_kill_reason") or "The run was stopped.")
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
-        return _after_failure(state, info, limits)
+        return _after_failure(state, Failure.from_state(info), limits)
     if state.get("planning_execution_plan") is None:
         if not state.get("task_current_task"):
             return Route("task_extraction", "There is no task yet.")
@@ -62,54 +67,44 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     return _next_steps(state, registry)
 
 
-def _after_failure(state: Mapping[str, Any], info: Mapping[str, Any], limits: Limits) -> Route:
-    classification = info.get("classification") or {}
-    try:
-        severity = ErrorSeverity(classification.get("severity"))
-    except ValueError:
-        return Route("error", f"Unknown severity {classification.get('severity')!r}.")
-    message = info.get("user_message") or info.get("original_error") or "Something failed."
+def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -> Route:
+    message = failure.message or "Something failed."
     attempts = state.get("control_attempts") or {}
     budget = state.get("control_budget") or {}
-    if severity is ErrorSeverity.FATAL:
-        return Route(FATAL, message)
-    if severity is ErrorSeverity.RETRIABLE:
-        node = info.get("node_name")
-        if info.get("context_key") and info.get("final") is True:
-            return Route("error", message)  # a step's tries are counted where it runs
-        failures = attempts.get(info.get("context_key") or node, 1)
-        if failures >= RetryPolicy.from_dict(info.get("retry_policy"), limits).max_attempts:
-            return Route("error", message)
-        return Route(node or RUN, message, failures=failures, steps=_key_of(info))
-    if severity is ErrorSeverity.REPLANNING:
-        # What the turn has used up counts, whatever a node of one's own writes or leaves out.
-        made = max(
-            state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0),
-            budget.get("plans", 0),
-        )
-        # Without a choice of capabilities (it failed, or the caller brought the plan) there is
-        # nothing to plan from.
-        possible = state.get("planning_active_capabilities") is not None
-        # Rejections have a bound of their own, which the approval node keeps.
-        rejected = (classification.get("metadata") or {}).get("rejected_by_person") is not None
-        again = possible and (rejected or made < limits.max_planning_attempts)
-        return Route("orchestrator" if again else "error", message)
-    if severity is ErrorSeverity.RECLASSIFICATION:
-        chosen = max(
-            state.get("control_reclassification_count", 0) + attempts.get("classifier", 0),
-            budget.get("classifications", 0) - 1,
-        )
-        again = (
-            bool(state.get("task_current_task"))
-            and chosen < limits.max_reclassifications
-            and budget.get("plans", 0) < limits.max_planning_attempts
-        )
-        return Route("classifier" if again else "error", message)
-    return Route("error", message)
-
-
-def _key_of(info: Mapping[str, Any]) -> tuple[str, ...]:
-    return (info["context_key"],) if info.get("context_key") else ()
+    again = False
+    match failure.severity:
+        case ErrorSeverity.FATAL:
+            return Route(FATAL, message)
+        case ErrorSeverity.RETRIABLE:
+            failures = attempts.get(failure.key or failure.node, 1)
+            bound = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
+            # A step's tries are counted where it runs; one that was cut short has some left.
+            if failures < bound and not (failure.key and failure.final):
+                steps = (failure.key,) if failure.key else ()
+                return Route(failure.node or RUN, message, failures=failures, steps=steps)
+        case ErrorSeverity.REPLANNING:
+            # What the turn has used up counts, whatever a node of one's own writes or leaves out.
+            made = max(
+                state.get("control_plans_created_count", 0) + attempts.get("orchestrator", 0),
+                budget.get("plans", 0),
+            )
+            # Without a choice of capabilities (it failed, or the caller brought the plan) there
+            # is nothing to plan from. Rejections have a bound of their own, which the approval
+            # node keeps.
+            possible = state.get("planning_active_capabilities") is not None
+            rejected = failure.metadata.get("rejected_by_person") is not None
+            again = possible and (rejected or made < limits.max_planning_attempts)
+        case ErrorSeverity.RECLASSIFICATION:
+            chosen = max(
+                state.get("control_reclassification_count", 0) + attempts.get("classifier", 0),
+                budget.get("classifications", 0) - 1,
+            )
+            again = (
+                bool(state.get("task_current_task"))
+                and chosen < limits.max_reclassifications
+                and budget.get("plans", 0) < limits.max_planning_attempts
+            )
+    return Route(_ANSWERED_BY[failure.severity] if again else "error", message)
 
 
 def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:

@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
 from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.clock import Clock
-from framework.base.ports import PlanPolicy
+from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
 from framework.pipeline.runner import StepRunner
-from framework.planning.strategies import Answerer, Planner, TaskExtractor
+from framework.planning.strategies import Answerer, Planner, TaskExtractor, system_text
 from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
+from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
+
+SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
+
+
+class OperatorOptions(TypedDict, total=False):
+    """What an operator decides, as keywords of ``build_graph`` and ``bind``. Each may be left out.
+
+    Attributes:
+        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
+            ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
+            see ``framework.behaviors``.
+        policies: What is asked before a plan is accepted (``review``) and before a step starts
+            (``decide``); one object may do both. No input of a caller can switch them off.
+        sinks: What takes up the events of runs: objects with ``emit(event)``.
+        capacity: Slots for steps; shared by all graphs of the process when not given.
+        state_schema: ``AgentState``, or a subclass with keys of one's own.
+        system_prompt: What the models that plan and answer are told besides: text, or a function
+            (also an async one) of the turn's ``TurnView``. It stands behind what stays the same.
+        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
+        clock: Source of time.
+        selector: Chooses capabilities, in place of the one for the model and the settings.
+        extractor: Finds the task.
+        planner: Writes plans.
+        answerer: Writes the final message.
+    """
+
+    behaviors: Sequence[Middleware | Behavior]
+    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
+    sinks: Sequence[Sink]
+    capacity: Capacity | None
+    state_schema: type[Any]
+    system_prompt: SystemPrompt | None
+    embeddings: Any
+    clock: Clock | None
+    selector: Selector
+    extractor: TaskExtractor
+    planner: Planner
+    answerer: Answerer
+
 
 if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
     from configs.settings import Settings
@@ -43,7 +90,11 @@ class Services:
         events: Stamps the events of runs and hands them to the sinks.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
+        retention: What stays of threads.
         step_tasks: Capability name to the LangGraph task that runs its steps.
+        system_prompt: What the application tells the models that plan and answer: text, or a
+            function of the turn.
+        answer_type: The form of the answer; ``None`` for text.
     """
 
     runner: StepRunner
@@ -56,7 +107,10 @@ class Services:
     events: EventDispatcher = field(default_factory=EventDispatcher)
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
+    retention: Retention | None = None
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+    system_prompt: SystemPrompt = ""
+    answer_type: type[BaseModel] | None = None
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -87,6 +141,23 @@ class Services:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
 
+    async def instructions(self, view: TurnView) -> str:
+        """Return what the application and the system messages of the input tell the models."""
+        own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
+        text = str(await own if inspect.isawaitable(own) else own or "").strip()
+        return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
+
+    async def warm_up(self) -> None:
+        """Do ahead what a first request would wait for: fit the choice, import libraries."""
+        prepare = getattr(self.selector, "prepare", None)
+        if prepare is not None:
+            await prepare(self.registry.candidates())
+        for spec in self.registry.capabilities.values():
+            for library in getattr(spec.cls, "libraries", ()):
+                # One that is not there is reported by the step that needs it.
+                with suppress(ImportError):
+                    await asyncio.to_thread(importlib.import_module, library)
+
     def view(self, state: Any) -> TurnView:
         """Return the typed reading of a state in the run that calls this."""
         thread = configurable().get("thread_id")
@@ -94,12 +165,13 @@ class Services:
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
 
-    def ledger(self, view: TurnView) -> EffectLedger:
-        """Return the effects, waits and agreements of the running turn."""
-        return EffectLedger(*self.records(view))
+    def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
+        """Return the effects, waits and agreements of the running turn.
 
-    def records(self, view: TurnView) -> tuple[Journal, TurnView, asyncio.Lock]:
-        """Return what a ledger of the running turn is made of."""
+        Args:
+            view: The turn.
+            visit: Tells this visit of a node from others, where no plan tells its steps apart.
+        """
         journal = self.journal()
         # Steps side by side in a graph of one's own make a ledger each; their claims meet here.
         place = (journal.thread_id, id(asyncio.get_running_loop()))
@@ -107,7 +179,7 @@ class Services:
             lock = self._locks.get(place)
             if lock is None:
                 lock = self._locks[place] = asyncio.Lock()
-        return journal, view, lock
+        return EffectLedger(journal, view, lock, visit=visit)
 
     def node(self, capability: type[Any]) -> Any:
         """Return the node of a capability for a graph of one's own.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.errors import ConfigurationError
 from framework.base.ports import Middleware
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
+from framework.engine.services import OperatorOptions
 from framework.registry import Registry
 
 
@@ -15,9 +15,7 @@ def choose_strategies(
     registry: Registry,
     settings: Any,
     model: Any,
-    embeddings: Any,
-    given: Mapping[str, Any],
-    behaviors: Sequence[Middleware] = (),
+    options: OperatorOptions,
 ) -> dict[str, Any]:
     """Return ``selector``, ``extractor``, ``planner``, ``answerer`` and ``chat_model``.
 
@@ -25,19 +23,14 @@ def choose_strategies(
         registry: What the agent is made of.
         settings: All settings.
         model: A model, a description of one, one for each role, or ``None``.
-        embeddings: LangChain ``Embeddings`` for the offline choice.
-        given: Strategies that the caller brings; they win.
-        behaviors: What stands around each model call.
+        options: What the operator decided; strategies that are given win.
 
     Raises:
-        TypeError: ``given`` names an unknown strategy.
         ConfigurationError: A strategy that needs a model is set, and there is none.
     """
-    unknown = set(given) - {"selector", "extractor", "planner", "answerer"}
-    if unknown:
-        raise TypeError(f"build_graph got unexpected arguments {sorted(unknown)}.")
     from framework.selection import EmbeddingSelector, LexicalSelector
 
+    embeddings = options.get("embeddings")
     offline = EmbeddingSelector(embeddings) if embeddings is not None else LexicalSelector()
     chosen: dict[str, Any] = {
         "selector": offline,
@@ -51,11 +44,18 @@ def choose_strategies(
         from framework.models import model_strategies
 
         chosen |= model_strategies(
-            configured, registry, settings, offline, behaviors, own_planner="planner" in given
+            configured,
+            registry,
+            settings,
+            offline,
+            # Hooks without a stage are about steps; a model's role brings its own.
+            [item for item in options.get("behaviors", ()) if isinstance(item, Middleware)],
+            own_planner="planner" in options,
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(
             f"selection.strategy is {strategy!r}, and no chat model is configured.",
             fix="Set 'model', or use the strategy 'auto'.",
         )
-    return {**chosen, **given}
+    given: dict[str, Any] = dict(options)
+    return {name: given.get(name, found) for name, found in chosen.items()}

@@ -20,6 +20,7 @@ from framework.base.errors import CapgraphError, ValidationError
 from framework.langgraph_compat import is_task, outer_checkpoint
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import END, write_record
+from framework.stores.retention import Retention
 from framework.stores.threads import open_questions
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
@@ -30,6 +31,7 @@ async def run_alone(
     config: Mapping[str, Any],
     inputs: Any,
     run: Callable[[], AsyncIterator[Any]],
+    retention: Retention | None = None,
 ) -> AsyncIterator[Any]:
     """Run a graph while it has the lease of its thread.
 
@@ -38,6 +40,7 @@ async def run_alone(
         config: The run's configuration, with what an outer graph and the graph itself bring.
         inputs: What the graph is given.
         run: Starts the graph and yields what it streams.
+        retention: Told when a turn has ended.
 
     Raises:
         ThreadBusyError: Another run has the thread.
@@ -46,7 +49,7 @@ async def run_alone(
     async with hold(saver, config) as lease:
         alone = not is_task(config)
         if alone and isinstance(inputs, Command) and inputs.resume is not None:
-            await _check_question(saver, lease.thread_id)
+            await _check_question(saver, config["configurable"])
         before = _OUTER.get()
         try:
             async with aclosing(run()) as stream:  # type: ignore[type-var]
@@ -56,10 +59,12 @@ async def run_alone(
                     try:
                         chunk = await anext(stream)
                     except StopAsyncIteration:
-                        return
+                        break
                     finally:
                         _OUTER.set(before)
                     yield chunk
+            if alone and retention is not None:
+                await retention.turn_ended(saver, lease.thread_id)
         except BaseException as exc:
             if alone and not lease.lost:
                 await asyncio.shield(_leave_word(saver, lease.thread_id, exc))
@@ -84,11 +89,13 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
         await leases.release(lease)
 
 
-async def _check_question(saver: BaseCheckpointSaver[Any], thread_id: str) -> None:
-    found = await saver.aget_tuple({"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}})
+async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
+    # A question of an earlier checkpoint can be answered again: that is a fork.
+    where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
+    found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
     if found is None or not open_questions(found):
         raise ValidationError(
-            f"The thread {thread_id!r} asks nothing, so the answer changes nothing.",
+            f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
             fix="It was answered before, or it is meant for another thread.",
         )
 

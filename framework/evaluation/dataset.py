@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -20,6 +18,7 @@ from pydantic import (
 )
 
 from configs.errors import ConfigurationError
+from configs.yaml_files import read_yaml
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -203,24 +202,13 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
         ConfigurationError: It cannot be read, or does not have the form; lists every problem with
             its path.
     """
-    name = os.fspath(path)
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(
-            f"The evaluation set {name!r} cannot be read: {exc}.",
-            fix="Check the path and its permissions.",
-        ) from exc
-    except (yaml.YAMLError, RecursionError) as exc:
-        raise ConfigurationError(
-            f"The evaluation set {name!r} is not valid YAML: {exc}.",
-            fix="Correct the place that the message names.",
-        ) from exc
-    try:
-        return Dataset.model_validate(values)
+        return Dataset.model_validate(read_yaml(path))
     except ValidationError as exc:
         listed = "\n".join(f"  {text}" for text in _explained(exc))
-        raise ConfigurationError(f"The evaluation set {name!r} cannot be used:\n{listed}") from exc
+        raise ConfigurationError(
+            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{listed}"
+        ) from exc
 
 
 def _explained(exc: ValidationError) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -67,17 +67,15 @@ class CaseResult:
     @property
     def problems(self) -> list[str]:
         """What is not as expected, as a diff: ``-`` is missing, ``+`` is too much."""
+        optional = set(self.case.optional)
         found = []
         if self.case.capabilities is not None:
-            optional = set(self.case.optional)
-            wanted = [name for name in self.case.capabilities if name not in optional]
-            got = [name for name in self.nodes if name not in optional]
-            found += _diff("step", Counter(wanted), Counter(got), str)
+            pair = (self.case.capabilities, self.nodes)
+            found += _diff("step", *([name for name in x if name not in optional] for x in pair))
         if self.case.edges is not None:
-            optional = set(self.case.optional)
-            strict = [edge for edge in self.case.edges if not optional & set(edge)]
-            got_edges = [edge for edge in self.edges if not optional & set(edge)]
-            found += _diff("edge", Counter(strict), Counter(got_edges), " -> ".join)
+            edges = (self.case.edges, self.edges)
+            strict = ([edge for edge in x if not optional & set(edge)] for x in edges)
+            found += _diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
         if self.outcome != self.case.outcome:
             found += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
         for check in self.case.answer:
@@ -93,29 +91,26 @@ class CaseResult:
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data."""
+        told = {item.name: getattr(self, item.name) for item in fields(self)[1:]}
         return {
             "name": self.case.name,
             "request": self.case.request,
             "passed": self.passed,
             "problems": self.problems,
+            **told,
             "chosen": list(self.chosen),
             "nodes": list(self.nodes),
             "edges": [" -> ".join(edge) for edge in self.edges],
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "answer": self.answer,
-            "model_calls": self.model_calls,
-            "input_tokens": self.input_tokens,
-            "output_tokens": self.output_tokens,
             "seconds": round(self.seconds, 4),
         }
 
 
-def _diff(
-    kind: str, wanted: Counter[Any], got: Counter[Any], name: Callable[[Any], str]
-) -> list[str]:
-    missing = [f"- {kind} {name(item)}" for item in (wanted - got).elements()]
-    return missing + [f"+ {kind} {name(item)}" for item in (got - wanted).elements()]
+def _diff(kind: str, wanted: Sequence[str], got: Sequence[str]) -> list[str]:
+    missing, superfluous = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
+    return [
+        *(f"- {kind} {name}" for name in missing.elements()),
+        *(f"+ {kind} {name}" for name in superfluous.elements()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,9 +81,19 @@ async def evaluate(
     return Report(tuple(task.result() for task in tasks), label)
 
 
+class _Meter(UsageMetadataCallbackHandler):
+    """Also counts the calls, whose number a turn that raised does not tell."""
+
+    calls = 0
+
+    def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
+        """Count a call, whatever becomes of it."""
+        self.calls += 1
+
+
 async def _run_case(case: Case, graph: Any) -> CaseResult:
     thread = uuid.uuid4().hex
-    meter = UsageMetadataCallbackHandler()
+    meter = _Meter()
     values: dict[str, Any] = {}
     given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
     configurable = {"thread_id": thread}
@@ -114,7 +124,7 @@ async def _run_case(case: Case, graph: Any) -> CaseResult:
         answer=_answer(values),
         outcome=outcome,
         reason=reason,
-        model_calls=(values.get("control_budget") or {}).get("model_calls", 0),
+        model_calls=meter.calls,
         input_tokens=sum(usage["input_tokens"] for usage in used),
         output_tokens=sum(usage["output_tokens"] for usage in used),
         seconds=seconds,

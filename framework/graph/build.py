@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
-from typing_extensions import TypedDict
+from langgraph.typing import ContextT
+from typing_extensions import TypedDict, Unpack
 
 from configs.logger import get_logger
 from framework.base.errors import ConfigurationError, InfrastructureError
-from framework.base.ports import Middleware, PlanPolicy, Sink, StepPolicy
 from framework.engine.bind import as_registry, bind
 from framework.engine.default_strategies import ChainPlanner
 from framework.engine.ready_queue import run_step_task
-from framework.engine.services import Services
-from framework.graph.compiled import agent_graph
+from framework.engine.services import OperatorOptions, Services
+from framework.graph.compiled import AgentGraph, AnswerT, agent_graph
 from framework.graph.validate import validate, warnings_of
 from framework.langgraph_compat import STRICT_RESUME, prepare_task
-from framework.pipeline.capacity import Capacity
 from framework.pipeline.failures import raise_failure, refusal
 from framework.prompts.provider import use_prompts
 from framework.registry import Registry
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
     from configs.settings import Settings
-    from framework.base.clock import Clock
 
 _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
@@ -49,16 +46,10 @@ def build_graph(
     store: BaseStore | None = None,
     settings: Settings | None = None,
     *,
-    state_schema: type[Any] = AgentState,
-    context_schema: type[Any] | None = None,
-    behaviors: Sequence[Middleware] = (),
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy = (),
-    sinks: Sequence[Sink] = (),
-    capacity: Capacity | None = None,
-    embeddings: Any = None,
-    clock: Clock | None = None,
-    **strategies: Any,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+    context_schema: type[ContextT] | None = None,
+    answer_type: type[AnswerT] | None = None,
+    **options: Unpack[OperatorOptions],
+) -> AgentGraph[ContextT, AnswerT]:
     """Build the graph of an agent.
 
     Making a chat model reads files. Where an event loop runs, use :func:`open_graph`, or
@@ -73,17 +64,12 @@ def build_graph(
         checkpointer: Saver that keeps threads; without one nothing outlives a call.
         store: LangGraph store for what is kept across threads.
         settings: All other settings; the defaults when not given.
-        state_schema: ``AgentState``, or a subclass with keys of one's own.
         context_schema: Type of what a caller hands over as ``context=``.
-        behaviors: What stands around each attempt and each model call: objects with ``stage`` and
-            ``async around(attempt, call_next)``.
-        policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``). No input of a caller can switch them off.
-        sinks: What takes up the events of runs: objects with ``emit(event)``.
-        capacity: Slots for steps; shared by all graphs of the process when not given.
-        embeddings: LangChain ``Embeddings`` for the offline choice of capabilities.
-        clock: Source of time.
-        **strategies: ``selector``, ``extractor``, ``planner`` or ``answerer`` of one's own.
+        answer_type: A pydantic model that the answer has to be: plain data in
+            ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
+        **options: See :class:`~framework.engine.services.OperatorOptions`: ``behaviors``,
+            ``policies``, ``sinks``, ``capacity``, ``state_schema``, ``system_prompt``,
+            ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
 
     Returns:
         A compiled LangGraph graph. Every way to run, stream, draw and resume one works on it.
@@ -105,15 +91,9 @@ def build_graph(
         known,
         model=model,
         settings=settings,
-        behaviors=behaviors,
-        policies=policies,
-        sinks=sinks,
-        capacity=capacity,
-        clock=clock,
-        embeddings=embeddings,
         checkpointer=checkpointer,
-        state_schema=state_schema,
-        **strategies,
+        answer_type=answer_type,
+        **options,
     )
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
@@ -121,6 +101,7 @@ def build_graph(
     for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
         get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
+    state_schema = options.get("state_schema", AgentState)
     schema = StateSchema.of(state_schema)
     if not schema.names >= StateSchema.of(AgentState).names:
         raise ConfigurationError(
@@ -136,7 +117,7 @@ def build_graph(
     layout.add_edges(builder)
     name = services.settings.name
     compiled = builder.compile(checkpointer=checkpointer, store=store, name=name)
-    graph = agent_graph(compiled, services)
+    graph: AgentGraph[ContextT, AnswerT] = agent_graph(compiled, services)
     # Plans are bounded by the settings; this only keeps LangGraph's own bound out of the way.
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,
@@ -177,15 +158,16 @@ class _Layout:
     def add_edges(self, builder: Any) -> None:
         """Draw the edges: straight ones, but for failures, which go to the router."""
         builder.add_edge(START, "begin_turn")
-        first, planning = self.chain[0], self.door("orchestrator")
+        first = self.chain[0]
 
-        async def after_begin(state: Mapping[str, Any]) -> str:
-            if state.get("control_has_error"):
-                return "router"
-            return planning if state.get("planning_execution_plan") else first
+        async def after_begin(state: Mapping[str, Any]) -> str | list[str]:
+            if state.get("control_goto"):
+                return []  # the node said itself where it goes
+            # A plan of the caller's is checked where every plan is that nobody has checked.
+            ready = state.get("control_has_error") or state.get("planning_execution_plan")
+            return "router" if ready else first
 
-        ways = list(dict.fromkeys([first, planning, "router"]))
-        builder.add_conditional_edges("begin_turn", after_begin, ways)
+        builder.add_conditional_edges("begin_turn", after_begin, [first, "router"])
         following = [*self.chain[1:], "router"]
         for name, then in zip(self.chain, following, strict=True):
             self._edge(builder, name, then)
@@ -213,7 +195,7 @@ class _Layout:
 
 def _add_infrastructure(builder: Any, services: Services, layout: _Layout) -> None:
     for name, spec in services.registry.infrastructure.items():
-        node = _bound(spec.cls.langgraph_node, name, services)
+        node = spec.cls.langgraph_node.bound(services)
         node = _routed(node, layout) if name == "router" else _sent(node)
         builder.add_node(
             name,
@@ -233,15 +215,19 @@ def _sent(node: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[An
             if state.get("control_goto") and isinstance(result, Mapping):
                 return {**result, "control_goto": None}
             return result
-        update = result.update
-        pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
-        # A turn ends with a message, whoever ends it.
-        silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
-        goto = "respond" if silent else result.goto
+        pairs, goto = _aloud(result)
         return Command(update=[*pairs, ("control_goto", str(goto))], goto=goto, graph=result.graph)
 
     run.__name__ = node.__name__
     return run
+
+
+def _aloud(result: Command[Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Return what a command writes and where it goes: a turn ends with a message, whoever ends it."""
+    update = result.update
+    pairs = list(update.items()) if isinstance(update, Mapping) else list(update or ())
+    silent = result.goto == END and not any(key == "messages" for key, _ in pairs)
+    return pairs, "respond" if silent else result.goto
 
 
 def _routed(
@@ -251,10 +237,13 @@ def _routed(
 
     async def router(state: Any) -> Any:
         result = await node(state)
+        if isinstance(result, Command) and result.goto == ():
+            result = dict(_aloud(result)[0])
         if isinstance(result, Command):
             retried = (state.get("control_error_info") or {}).get("node_name") == result.goto
             if isinstance(result.goto, str) and not retried:
-                return Command(update=result.update, goto=layout.door(result.goto))
+                update, goto = _aloud(result)
+                return Command(update=update, goto=layout.door(goto))
             return result
         target = result.get("control_next_node")
         if target in (END, "END"):
@@ -276,7 +265,7 @@ def _add_capabilities(builder: Any, services: Services) -> None:
     for name, spec in services.registry.capabilities.items():
         builder.add_node(
             name,
-            _bound(spec.cls.langgraph_node, name, services),
+            spec.cls.langgraph_node.bound(services),
             metadata={
                 "kind": "capability",
                 "description": spec.description,
@@ -286,17 +275,6 @@ def _add_capabilities(builder: Any, services: Services) -> None:
             },
         )
         builder.add_edge(name, "router")
-
-
-def _bound(
-    node: Callable[..., Awaitable[Any]], name: str, services: Services
-) -> Callable[[Any], Awaitable[Any]]:
-    async def run(state: Any) -> Any:
-        return await node(state, services=services)
-
-    run.__name__ = name
-    run.__doc__ = node.__doc__
-    return run
 
 
 def _step_task(name: str, services: Services) -> Any:

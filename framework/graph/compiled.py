@@ -7,21 +7,26 @@ import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing
-from typing import Any, cast
+from typing import Any, Generic, cast
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.typing import ContextT
+from pydantic import BaseModel
+from typing_extensions import TypeVar
 
 from configs.streaming import is_heard
+from framework.base.errors import ValidationError
 from framework.engine.entry import admitted
 from framework.engine.run_scope import run_scope
 from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
-from framework.stores.leases import busy, leases_of
+from framework.stores.history import know_channels
 
 _AHEAD = 64
 """Parts that a run may be ahead of the one who reads them."""
@@ -30,7 +35,10 @@ _END = object()
 _Make = Callable[[], AsyncIterator[Any]]
 
 
-class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
+AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
+
+
+class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, AnswerT]):
     """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
 
     ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread. ``invoke`` and
@@ -45,6 +53,35 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.services = services
+
+    def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
+        """Return the answer of a turn as an instance of ``answer_type``.
+
+        Args:
+            out: What ``ainvoke`` returned, or the values of a state.
+
+        Raises:
+            ValidationError: The turn ended without one: it failed, or asked the person back.
+        """
+        form = self.services.answer_type if self.services is not None else None
+        value = out.get("execution_answer")
+        if form is None or value is None:
+            raise ValidationError(
+                "The turn has no answer of a type.",
+                fix="Give build_graph answer_type=, and look at out['execution_outcome'].",
+            )
+        return cast("AnswerT", form.model_validate(value))
+
+    async def warm_up(self) -> None:
+        """Do ahead what the first request would wait for; nothing depends on it.
+
+        The offline choice is fitted, and libraries that capabilities name are imported.
+
+        >>> from framework import build_graph
+        >>> asyncio.run(build_graph([]).warm_up())
+        """
+        if self.services is not None:
+            await self.services.warm_up()
 
     async def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph and yield what it streams; takes what LangGraph's ``astream`` takes.
@@ -67,7 +104,13 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
 
-        async with aclosing(self._alone(saver, config, inputs, run)) as stream:  # type: ignore[type-var]
+        stream = run()
+        if saver is not None and "thread_id" in config.get("configurable", {}):
+            if saver is not self.checkpointer:
+                know_channels(saver, self.channels)  # one that an outer graph or a server lends
+            retention = services.retention if services is not None else None
+            stream = run_alone(saver, config, inputs, run, retention)
+        async with aclosing(stream):  # type: ignore[type-var]
             while True:
                 with inside:
                     chunk = await anext(stream, _END)
@@ -77,30 +120,10 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
         if services is not None and not is_task(config):
             await services.events.settle()
 
-    @staticmethod
-    async def _alone(
-        saver: Any, config: RunnableConfig, inputs: Any, run: _Make
-    ) -> AsyncIterator[Any]:
-        if saver is None or "thread_id" not in config.get("configurable", {}):
-            stream = run()
-        else:
-            stream = run_alone(saver, config, inputs, run)
-        async with aclosing(stream):  # type: ignore[type-var]
-            async for chunk in stream:
-                yield chunk
-
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread by hand; told of runs of this process.
-
-        Raises:
-            ThreadBusyError: The thread is being run here.
-        """
-        merged = merged_config(self, config)
-        saver, thread = saver_of(self, merged), merged.get("configurable", {}).get("thread_id")
-        lease = leases_of(saver).held(str(thread)) if saver is not None else None
-        if lease is not None:
-            raise busy(lease.thread_id, lease.holder)
-        return super().bulk_update_state(config, supersteps)
+        """Change the state of a thread by hand; see :meth:`abulk_update_state`."""
+        found: RunnableConfig = _in_thread(lambda: self.abulk_update_state(config, supersteps))
+        return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand, between its runs.
@@ -126,10 +149,12 @@ class AgentGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
 def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
-) -> AgentGraph:
+) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
     # StateGraph.compile names its class itself; this is how a graph copies itself.
     attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
+    if isinstance(graph.checkpointer, BaseCheckpointSaver):
+        know_channels(graph.checkpointer, graph.channels)
     return AgentGraph(services=services, **attributes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langgraph.graph.state import CompiledStateGraph
@@ -61,6 +62,8 @@ async def open_graph(
     secret = key.get_secret_value() if key is not None else None
     async with open_saver(chosen, encryption_key=secret) as saver, open_store(chosen) as store:
         # A chat model reads certificates when it is made, which must not hold up the loop.
-        yield await asyncio.to_thread(
+        build = partial(
             build_graph, registry, checkpointer=saver, store=store, settings=settings, **options
         )
+        graph: CompiledStateGraph[Any, Any, Any, Any] = await asyncio.to_thread(build)
+        yield graph

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from framework.base.capability import BaseCapability
 from framework.base.errors import RegistryError
+from framework.base.spec import ROLES
+from framework.planning.catalog import gives, wanted
 from framework.planning.parameters import required_parameters
 from framework.registry import Registry
-
-ROLES = (
-    "begin_turn",
-    "task_extraction",
-    "classifier",
-    "orchestrator",
-    "router",
-    "approval",
-    "respond",
-    "clarify",
-    "error",
-)
-"""The infrastructure nodes without which there is no graph."""
 
 RESERVED = frozenset({"__start__", "__end__", "capabilities", "fatal"})
 
@@ -31,7 +20,7 @@ def problems_of(registry: Registry) -> list[str]:
         for role in ROLES
         if role not in registry.infrastructure
     ]
-    provided = {kind for spec in registry.capabilities.values() for kind in spec.provides}
+    provided = {need for spec in registry.capabilities.values() for need in gives(spec)}
     for name, spec in registry.capabilities.items():
         if name in registry.infrastructure or name in RESERVED:
             problems.append(
@@ -49,7 +38,7 @@ def problems_of(registry: Registry) -> list[str]:
             f" registry.give({need.type!r})."
             for need in spec.requires
             if need.cardinality != "optional"
-            and need.type not in provided
+            and wanted(need) not in provided
             and need.type not in registry.given
         ]
     return problems

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage
+from pydantic import BaseModel
 
-from framework.models.calls import streamed
-from framework.models.history import split_last
+from framework.models.calls import streamed, structured
+from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.planning.strategies import AnswerRequest
 from framework.prompts import PromptProvider
+from framework.telemetry import AnswerPart, emit
 
 
 class ModelAnswerer:
@@ -19,30 +21,23 @@ class ModelAnswerer:
         self._answer = prompts.get_response_generation_prompt_builder()
         self._question = prompts.get_clarification_prompt_builder()
 
-    async def answer(self, request: AnswerRequest) -> AIMessage:
-        """Return the message; its id is that of the streamed pieces.
+    async def answer(self, request: AnswerRequest) -> AIMessage | BaseModel:
+        """Return the message; its id is that of the streamed pieces. With a form, return that.
 
         Raises:
-            ModelError: The model failed or wrote nothing.
+            ModelError: The model failed, wrote nothing, or kept to no form.
         """
-        return await streamed(self._role, self._messages(request))
-
-    def _messages(self, request: AnswerRequest) -> list[BaseMessage]:
-        builder = self._question if request.purpose == "clarify" else self._answer
-        context = {
-            "task": request.task,
-            "purpose": request.purpose,
-            "question": request.question,
-            "results": [
-                (f"{result.kind} {result.context_key}: {result.objective}", result.summary)
-                for result in request.results
-            ],
-            "missing": request.missing,
-            "abilities": request.abilities,
-        }
-        earlier, _ = split_last(request.messages)
-        return [
-            SystemMessage(builder.get_prefix(**context)),
-            *earlier,
-            HumanMessage(builder.get_dynamic_context(**context)),
-        ]
+        results = [(f"{r.kind} {r.context_key}: {r.objective}", r.summary) for r in request.results]
+        messages = prompt_of(
+            self._question if request.purpose == "clarify" else self._answer,
+            {**fields_of(request), "results": results},
+            instructions=request.instructions,
+            earlier=split_last(request.messages)[0],
+            messages=request.messages,
+        )
+        if request.form is None:
+            return await streamed(self._role, messages)
+        found: BaseModel = await structured(
+            self._role, request.form, messages, part=lambda value: emit(AnswerPart(value=value))
+        )
+        return found

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.runnables import RunnableSequence
+from langchain_core.utils.json import parse_partial_json
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
@@ -69,36 +70,33 @@ async def call_model(
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
+    around = sorted(role.around, key=lambda middleware: STAGES.index(middleware.stage))
 
     async def bounded(attempt: Attempt) -> ResultT:
         async with _errors(role):
-            return await _within(role.around, ("call",), send)(attempt)
+            return await _within([m for m in around if m.stage == "call"], send)(attempt)
 
     given = {"model": role.model, "messages": list(messages)}
     attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
-    return await _within(role.around, STAGES[:-1], bounded)(attempt)
+    return await _within([m for m in around if m.stage != "call"], bounded)(attempt)
 
 
 def _within(
-    around: Sequence[Middleware],
-    stages: Sequence[str],
-    inner: Callable[[Attempt], Awaitable[ResultT]],
+    around: Sequence[Middleware], inner: Callable[[Attempt], Awaitable[ResultT]]
 ) -> Callable[[Attempt], Awaitable[ResultT]]:
-    """Return ``inner`` with those of some stages around it, the first one outermost."""
-    call = inner
-    for middleware in reversed([m for stage in stages for m in around if m.stage == stage]):
-        call = partial(_through, middleware, call)
-    return call
+    """Return ``inner`` with others around it, the first one outermost."""
+    if not around:
+        return inner
+    rest = _within(around[1:], inner)
 
+    async def through(attempt: Attempt) -> ResultT:
+        async def call_next(changed: Attempt = attempt) -> ResultT:
+            return await rest(changed)
 
-async def _through(
-    middleware: Middleware, inner: Callable[[Attempt], Awaitable[ResultT]], attempt: Attempt
-) -> ResultT:
-    async def call_next(changed: Attempt = attempt) -> ResultT:
-        return await inner(changed)
+        result: ResultT = await around[0].around(attempt, call_next)
+        return result
 
-    result: ResultT = await middleware.around(attempt, call_next)
-    return result
+    return through
 
 
 async def structured(
@@ -107,6 +105,7 @@ async def structured(
     messages: Sequence[BaseMessage],
     *,
     method: str | None = None,
+    part: Callable[[dict[str, Any]], None] | None = None,
 ) -> Any:
     """Ask for an answer of a given form.
 
@@ -115,6 +114,7 @@ async def structured(
         schema: A pydantic class, or a JSON schema with a title.
         messages: The prompt.
         method: How the provider is made to keep the form, where the model lets one choose.
+        part: Takes up what there is of the answer so far, when the model streams it.
 
     Returns:
         An instance of the class; for a JSON schema plain data that nobody has checked.
@@ -131,18 +131,25 @@ async def structured(
         model = attempt.inputs["model"]
         # Models differ in which of these they know; the form is checked here, so none is needed.
         known = inspect.signature(model.with_structured_output).parameters
-        wished = {"method": method, "strict": isinstance(schema, type) or None}
+        # A form of the application's may be one that a provider does not hold a model to.
+        wished = {"method": method, "strict": isinstance(schema, type) and part is None}
         options: Any = {name: value for name, value in wished.items() if value and name in known}
+        asked = attempt.inputs["messages"]
+        if part is not None:
+            runnable = model.with_structured_output(form, **options)
+            if isinstance(runnable, RunnableSequence):
+                # What comes before the parser is the model, made to keep the form.
+                return {"raw": await _in_parts(runnable.first, asked, config, part)}
         runnable = model.with_structured_output(form, include_raw=True, **options)
-        return await runnable.ainvoke(attempt.inputs["messages"], config)
+        return await runnable.ainvoke(asked, config)
 
     result = await call_model(role, messages, send)
     raw = result["raw"]
     _check_end(role, raw)
     parsed = result.get("parsed")
     if parsed is None:
-        # Some servers ignore the form and write the JSON as text.
-        parsed = _json_in(str(raw.text))
+        # In parts, and from servers that ignore the form, the JSON comes as it was written.
+        parsed = _json_in(_written(raw))
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
     if isinstance(schema, dict):
@@ -151,6 +158,21 @@ async def structured(
         return schema.model_validate(parsed)
     except PydanticValidationError as exc:
         raise _malformed(role, _written(raw), exc) from exc
+
+
+async def _in_parts(
+    model: Any, messages: Any, config: Any, part: Callable[[dict[str, Any]], None]
+) -> AIMessageChunk:
+    whole = AIMessageChunk(content="")
+    shown: Any = None
+    async for chunk in model.astream(messages, config):
+        whole += chunk
+        with suppress(ValueError):
+            found = parse_partial_json(_written(whole)) if _written(whole) else None
+            if isinstance(found, dict) and found and found != shown:
+                part(found)
+                shown = found
+    return whole
 
 
 async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessage:
@@ -194,24 +216,14 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
     except (PydanticValidationError, OutputParserException, json.JSONDecodeError) as exc:
         # Some clients check the form themselves and raise instead of returning the answer.
         raise _malformed(role, _shown(str(exc)), exc) from exc
-    except TimeoutError as exc:
-        if not timer.expired():
-            raise _failed(role, exc) from exc
-        raise ModelError(
-            f"The model {role.name!r} ({role.role}) gave no answer within"
-            f" {role.limit_seconds:g} s.",
-            fix="Raise limits.step_timeout_seconds, or use a faster model.",
-        ) from exc
     except Exception as exc:
-        raise _failed(role, exc) from exc
-
-
-def _failed(role: RoleModel, exc: Exception) -> ModelError:
-    # Without a severity of its own the error means what its cause means.
-    return ModelError(
-        f"The model {role.name!r} ({role.role}) failed: {_shown(str(exc) or type(exc).__name__)}",
-        fix=_FIXES.get(diagnose(exc).category),
-    )
+        if isinstance(exc, TimeoutError) and timer.expired():
+            raise role.failed(
+                f"gave no answer within {role.limit_seconds:g} s.",
+                "Raise limits.step_timeout_seconds, or use a faster model.",
+            ) from exc
+        told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
+        raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc
 
 
 def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malformed:
@@ -230,16 +242,16 @@ def _check_end(role: RoleModel, message: Any) -> None:
     refusal = message.additional_kwargs.get("refusal")
     reason = _reason(message)
     if refusal or reason in _REFUSED:
-        raise ModelError(
-            f"The model {role.name!r} ({role.role}) refused: {_shown(str(refusal or reason))}.",
-            fix="Ask in other words, or use another model.",
-            severity=ErrorSeverity.CRITICAL,
+        raise role.failed(
+            f"refused: {_shown(str(refusal or reason))}.",
+            "Ask in other words, or use another model.",
+            ErrorSeverity.CRITICAL,
         )
     if reason in _CUT_OFF:
-        raise ModelError(
-            f"The answer of the model {role.name!r} ({role.role}) was cut off at its length limit.",
-            fix="Raise max_tokens in the model's options, or ask for less at once.",
-            severity=ErrorSeverity.CRITICAL,
+        raise role.failed(
+            "was cut off at its length limit.",
+            "Raise max_tokens in the model's options, or ask for less at once.",
+            ErrorSeverity.CRITICAL,
         )
 
 
@@ -250,7 +262,8 @@ def _reason(message: Any) -> str:
 
 def _written(message: Any) -> str:
     """Return what a message says, be it as text or as the arguments of a call."""
-    calls = [*message.tool_calls, *message.invalid_tool_calls]
+    pieces = getattr(message, "tool_call_chunks", None)
+    calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
 
 

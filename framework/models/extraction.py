@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
-from pydantic import BaseModel, ConfigDict, Field
+from langchain_core.messages import AnyMessage
 
 from framework.models.calls import structured
-from framework.models.history import split_last, transcript
+from framework.models.prompt import prompt_of, split_last, transcript
 from framework.models.roles import RoleModel
 from framework.planning.strategies import ExtractedTask, last_request
 from framework.prompts import PromptBuilder
-
-
-class Task(BaseModel):
-    """The task that a conversation comes down to."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    task: str = Field(description="The task, complete in itself.")
-    depends_on_chat_history: bool = Field(description="Whether earlier messages were needed.")
-    depends_on_user_memory: bool = Field(description="Whether facts about the person matter.")
 
 
 class ModelExtractor:
@@ -45,15 +33,8 @@ class ModelExtractor:
         request = last_request(messages)
         earlier, _ = split_last(messages)
         if not earlier:
-            return ExtractedTask(request)
+            return ExtractedTask(task=request)
         context = {"history": transcript(earlier), "message": request}
-        prompt: list[Any] = [
-            SystemMessage(self._prompt.get_prefix(**context)),
-            HumanMessage(self._prompt.get_dynamic_context(**context)),
-        ]
-        found: Task = await structured(self._role, Task, prompt)
-        return ExtractedTask(
-            found.task.strip() or request,
-            found.depends_on_chat_history,
-            found.depends_on_user_memory,
-        )
+        prompt = prompt_of(self._prompt, context, messages=messages)
+        found: ExtractedTask = await structured(self._role, ExtractedTask, prompt)
+        return found if found.task.strip() else found.model_copy(update={"task": request})

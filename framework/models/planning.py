@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
 from framework.base.value_context import ValueContext, value_fields
 from framework.models.calls import Malformed, structured
+from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.models.selection import when_needed
 from framework.planning.strategies import PlanRequest
 from framework.prompts import PromptBuilder
+from framework.prompts.data import plain_text
 from framework.registry import Candidate, Registry
 from framework.selection import Selection, Selector
 from framework.selection.protocols import NOTHING_EXCLUDED
@@ -61,10 +63,12 @@ class Catalogue:
 
     Args:
         registry: The capabilities; read when it is first needed, and complete by then.
+        budget: Up to how many tokens of them, and of what they note, the planner is shown.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, budget: int) -> None:
         self._registry = registry
+        self._budget = budget
 
     @cached_property
     def text(self) -> str:
@@ -79,9 +83,14 @@ class Catalogue:
         return self._registry.planning_guides(self._registry.capabilities)
 
     @cached_property
-    def tokens(self) -> int:
-        """About how many tokens it takes in a prompt."""
-        return (len(self.text) + len(self.guides)) // 4
+    def room(self) -> int:
+        """About how many tokens of the budget are left beside it."""
+        return self._budget - (len(self.text) + len(self.guides)) // 4
+
+    def noted(self, notes: Mapping[str, str]) -> dict[str, str]:
+        """Cut what capabilities note about the state at hand to what the budget leaves."""
+        each = 4 * max(self.room, self._budget // 4) // max(len(notes), 1)
+        return {name: plain_text(text, each) for name, text in notes.items()}
 
 
 class DeferringSelector:
@@ -89,13 +98,11 @@ class DeferringSelector:
 
     Args:
         catalogue: All capabilities.
-        budget: Up to how many tokens of them the planner is shown.
-        apart: Chooses past that.
+        apart: Chooses past its budget.
     """
 
-    def __init__(self, catalogue: Catalogue, budget: int, apart: Selector) -> None:
+    def __init__(self, catalogue: Catalogue, apart: Selector) -> None:
         self._catalogue = catalogue
-        self._budget = budget
         self._apart = apart
 
     async def select(
@@ -103,13 +110,12 @@ class DeferringSelector:
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
         """Return all that may be chosen, or what a call of its own chooses."""
         names = tuple(c.name for c in candidates if c.name not in excluded)
-        if not names or limit is not None or self._catalogue.tokens > self._budget:
-            return await self._apart.select(task, candidates, limit=limit, excluded=excluded)
+        if not names or self._catalogue.room < 0:
+            return await self._apart.select(task, candidates, excluded=excluded)
         return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 
@@ -153,27 +159,20 @@ class ModelPlanner:
             specs = request.catalog.capabilities
             active = [specs[name] for name in sorted(request.active) if name in specs]
             shown = _listing(active, {}), request.guides
+            notes = request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
             shown = self._catalogue.text, self._catalogue.guides
-        context = {
-            "capabilities": shown[0],
-            "guides": shown[1],
-            "notes": request.notes,
-            "task": request.task,
-            "available": request.available,
-            "finished": request.finished,
-            "previous": request.previous,
-            "failure": request.failure,
-            "failed_capability": request.failed_capability,
-            "problems": request.problems,
-            "refused": request.refused,
-            "excluded": request.excluded,
-        }
-        return [
-            SystemMessage(self._prompt.get_prefix(**context)),
-            HumanMessage(self._prompt.get_dynamic_context(**context)),
-        ]
+            notes = self._catalogue.noted(request.notes)
+        own = {"capabilities": shown[0], "guides": shown[1], "notes": notes}
+        return prompt_of(
+            self._prompt,
+            {**fields_of(request), **own},
+            instructions=request.instructions,
+            # The task is complete in itself, unless it asks about the conversation.
+            earlier=split_last(request.messages)[0] if request.refers_back else (),
+            messages=request.messages,
+        )
 
 
 def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:
@@ -191,10 +190,7 @@ def describe_capability(spec: CapabilitySpec) -> str:
     >>> print(describe_capability(CapabilitySpec("fetch", "Fetches it.", provides=("DATA",))))
     - fetch: Fetches it. Gives DATA.
     """
-    needs = ", ".join(
-        need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
-        for need in spec.requires
-    )
+    needs = ", ".join(map(str, spec.requires))
     line = f"- {spec.name}: {' '.join(spec.description.split())}"
     if needs:
         line += f" Needs {needs}."

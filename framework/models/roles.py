@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from pydantic import SecretStr
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import mask_secrets
 from configs.settings import ModelSettings
-from framework.base import ConfigurationError, MissingExtraError, require_extra
+from framework.base import (
+    ConfigurationError,
+    ErrorSeverity,
+    MissingExtraError,
+    ModelError,
+    require_extra,
+)
 from framework.base.ports import Middleware
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
@@ -44,6 +49,14 @@ class RoleModel:
     def name(self) -> str:
         """Name of the model, for messages and events."""
         return model_name(self.model)
+
+    def failed(
+        self, told: str, fix: str | None = None, severity: ErrorSeverity | None = None
+    ) -> ModelError:
+        """Return the error that says what happened to a call; a severity of ``None`` is the cause's."""
+        return ModelError(
+            f"The model {self.name!r} ({self.role}) {told}", fix=fix, severity=severity
+        )
 
 
 def model_name(model: Any) -> str:
@@ -91,7 +104,7 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
             f"There is no model role called {', '.join(map(repr, unknown))}.",
             fix=f"Use {', '.join(ROLES)} or {DEFAULT}.",
         )
-    made: list[tuple[ModelSettings, BaseChatModel]] = []
+    made: dict[str, BaseChatModel] = {}  # by their settings
     ready = {role: _made(role, value, made) for role, value in wanted.items() if value is not None}
     default = ready.pop(DEFAULT, None)
     if default is not None:
@@ -99,41 +112,28 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
     return ready
 
 
-def _made(role: str, value: Any, made: list[tuple[ModelSettings, BaseChatModel]]) -> BaseChatModel:
-    if isinstance(value, BaseChatModel):
-        return value
+def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatModel:
     # A model with fallbacks or bound arguments is a Runnable that still has these two.
     if hasattr(value, "with_structured_output") and hasattr(value, "astream"):
         model: BaseChatModel = value
         return model
     settings = _settings(role, value)
-    for known, model in made:
-        if known == settings:
-            return model
-    model = _initialised(role, settings)
-    made.append((settings, model))
-    return model
+    key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
+    if key not in made:
+        made[key] = _initialised(role, settings)
+    return made[key]
 
 
 def _settings(role: str, value: Any) -> ModelSettings:
-    if isinstance(value, ModelSettings):
-        return value
-    if isinstance(value, str) and value.strip():
-        return ModelSettings(model=value)
-    if isinstance(value, Mapping):
-        try:
-            return ModelSettings.model_validate(dict(value))
-        except PydanticValidationError as exc:
-            problems = exc.errors(include_url=False, include_input=False)
-            told = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
-            raise ConfigurationError(
-                f"The model of the role {role!r} cannot be used: {told}.",
-                fix="Use the fields of ModelSettings.",
-            ) from exc
-    raise ConfigurationError(
-        f"The model of the role {role!r} is {type(value).__name__}.",
-        fix="Give 'provider:name', a LangChain chat model or ModelSettings.",
-    )
+    try:
+        return ModelSettings.model_validate({"model": value} if isinstance(value, str) else value)
+    except PydanticValidationError as exc:
+        problems = exc.errors(include_url=False, include_input=False)
+        told = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
+        raise ConfigurationError(
+            f"The model of the role {role!r} is {type(value).__name__} and cannot be used: {told}.",
+            fix="Give 'provider:name', a LangChain chat model or the fields of ModelSettings.",
+        ) from exc
 
 
 def _initialised(role: str, settings: ModelSettings) -> BaseChatModel:
@@ -191,13 +191,8 @@ def _missing_key(model: BaseChatModel) -> str:
     Some providers make a client without its key and fail at the first call.
     """
     keys = {a: env for a, env in model.lc_secrets.items() if a.endswith("api_key")}
-    for attribute in keys:
-        value: Any = getattr(model, attribute, None)
-        if isinstance(value, SecretStr):
-            value = value.get_secret_value()
-        if value:
-            return ""
-    return next(iter(keys.values()), "")
+    given = any(getattr(model, attribute, None) for attribute in keys)
+    return "" if given else next(iter(keys.values()), "")
 
 
 def _key_fix(variable: str, role: str) -> str:

@@ -6,15 +6,17 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from configs.logger import get_logger
+from configs.settings import SelectionSettings
 from framework.base import CapabilityMatch
 from framework.models.calls import Malformed, structured
+from framework.models.prompt import prompt_of
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder
-from framework.selection import Candidate, Selection, Selector, shortlist
+from framework.selection import Candidate, LexicalSelector, Selection
 
 _SHOWN_EXAMPLES = 6
 _NONE: Mapping[str, str] = {}
@@ -94,24 +96,27 @@ class ModelSelector:
     Args:
         role: The model.
         prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``limit``.
-        limit: The most capabilities that the model sees.
+        offline: Finds the nearest capabilities when there are more than the settings' shortlist.
+        settings: How capabilities are chosen.
     """
 
     def __init__(
-        self, role: RoleModel, prompt: PromptBuilder, offline: Selector, limit: int
+        self,
+        role: RoleModel,
+        prompt: PromptBuilder,
+        offline: LexicalSelector,
+        settings: SelectionSettings,
     ) -> None:
         self._role = role
         self._prompt = prompt
         self._offline = offline
-        self._shortlist = limit
+        self._settings = settings
 
     async def select(
         self,
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = _NONE,
     ) -> Selection:
         """Choose the capabilities that the task needs.
@@ -119,19 +124,16 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await shortlist(
-            self._offline, task, candidates, limit=self._shortlist, excluded=excluded
-        )
+        shown = await self._offline.nearest(task, candidates, self._settings.shortlist, excluded)
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
-        return await self._choose(task, shown, limit, excluded)
+        return await self._choose(task, shown, excluded)
 
     async def _choose(
         self,
         task: str,
         shown: Sequence[Candidate],
-        limit: int | None,
         excluded: Mapping[str, str],
     ) -> Selection:
         names = sorted(candidate.name for candidate in shown)
@@ -151,7 +153,7 @@ class ModelSelector:
             get_logger("framework", "classifier").warning("%s", told)
             reason = f"{reason} {told}".strip()
         answer = "" if chosen else found.answer.strip()
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason, answer)
+        return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason, answer)
 
     def _messages(
         self, task: str, shown: Sequence[Candidate], excluded: Mapping[str, str]
@@ -161,42 +163,19 @@ class ModelSelector:
             "task": task,
             "excluded": excluded,
         }
-        return [
-            SystemMessage(self._prompt.get_prefix(**context)),
-            HumanMessage(self._prompt.get_dynamic_context(**context)),
-        ]
+        return prompt_of(self._prompt, context)
 
 
 class PerCapabilitySelector(ModelSelector):
-    """Asks a model one yes/no question for each capability, a few at once.
-
-    Args:
-        role: The model.
-        prompt: Builder of the prompt.
-        offline: Finds the nearest capabilities when there are more than ``limit``.
-        limit: The most capabilities that are asked about.
-        max_concurrency: Questions under way at once.
-    """
-
-    def __init__(
-        self,
-        role: RoleModel,
-        prompt: PromptBuilder,
-        offline: Selector,
-        limit: int,
-        max_concurrency: int,
-    ) -> None:
-        super().__init__(role, prompt, offline, limit)
-        self._max_concurrency = max_concurrency
+    """Asks a model one yes/no question for each capability, a few at once."""
 
     async def _choose(
         self,
         task: str,
         shown: Sequence[Candidate],
-        limit: int | None,
         excluded: Mapping[str, str],
     ) -> Selection:
-        gate = asyncio.Semaphore(self._max_concurrency)
+        gate = asyncio.Semaphore(self._settings.max_concurrency)
 
         async def ask(candidate: Candidate) -> bool:
             messages = self._messages(task, [candidate], _NONE)
@@ -212,4 +191,4 @@ class PerCapabilitySelector(ModelSelector):
             raise failed.exceptions[0] from failed.exceptions[0].__cause__
         chosen = [c.name for c, answer in zip(shown, answers, strict=True) if answer.result()]
         reason = f"The model said yes to {len(chosen)} of {len(shown)} capabilities."
-        return Selection(tuple(chosen[:limit]), {}, 1.0 if chosen else 0.0, reason)
+        return Selection(tuple(chosen), {}, 1.0 if chosen else 0.0, reason)

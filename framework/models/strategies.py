@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from configs.settings import Settings
@@ -16,14 +15,14 @@ from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
-from framework.selection import Selector
+from framework.selection import LexicalSelector, Selector
 
 
 def model_strategies(
     configured: Any,
     registry: Registry,
     settings: Settings,
-    offline_selector: Selector,
+    offline_selector: LexicalSelector,
     behaviors: Sequence[Middleware] = (),
     *,
     own_planner: bool = False,
@@ -59,18 +58,24 @@ def model_strategies(
         )
         for role, model in models.items()
     }
-    chosen: dict[str, Any] = {"chat_model": _chooser(models)}
+    chosen: dict[str, Any] = {"chat_model": models.get}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)
-    catalogue = Catalogue(registry)
     wanted = settings.selection
+    catalogue = Catalogue(registry, wanted.together_tokens)
     if "selection" in roles and wanted.strategy != "lexical":
-        selector = _selector(roles["selection"], prompts, registry, settings, offline_selector)
+        if len(registry.capabilities) > wanted.shortlist:
+            require_extra("numpy", "offline")  # now, not at the first request
+        each = wanted.strategy == "per_capability"
+        builder = prompts.get_classification_prompt_builder()
+        selector: Selector = (PerCapabilitySelector if each else ModelSelector)(
+            roles["selection"], builder, offline_selector, wanted
+        )
         # Who gives the choice a model of its own wants it made by that.
         one = models.get("planning") is models["selection"] and not own_planner
         if one and wanted.strategy == "auto":
-            selector = DeferringSelector(catalogue, wanted.together_tokens, selector)
+            selector = DeferringSelector(catalogue, selector)
         chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()
@@ -78,28 +83,3 @@ def model_strategies(
     if "answer" in roles:
         chosen["answerer"] = ModelAnswerer(roles["answer"], prompts)
     return chosen
-
-
-def _selector(
-    role: RoleModel,
-    prompts: PromptProvider,
-    registry: Registry,
-    settings: Settings,
-    offline: Selector,
-) -> Selector:
-    builder = prompts.get_classification_prompt_builder()
-    wanted = settings.selection
-    if len(registry.capabilities) > wanted.shortlist and not importlib.util.find_spec("numpy"):
-        require_extra("numpy", "offline")  # now, not at the first request
-    if wanted.strategy == "per_capability":
-        return PerCapabilitySelector(
-            role, builder, offline, wanted.shortlist, wanted.max_concurrency
-        )
-    return ModelSelector(role, builder, offline, wanted.shortlist)
-
-
-def _chooser(models: Mapping[str, Any]) -> Any:
-    def chat_model(role: str = "capability") -> Any:
-        return models.get(role)
-
-    return chat_model

@@ -5,24 +5,38 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from configs.streaming import get_streamer, step_of_plan
-from framework.base.errors import CapabilityError, ValidationError
+from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.ports import Attempt
 from framework.base.step_context import StepContext, StepInputs
 from framework.base.threads import in_thread, is_sync
 from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
+from framework.pipeline.lifecycle import Lifecycle
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
 from framework.pipeline.step_state import StepState
 from framework.telemetry import StepProgress, emit
 
+_PHASES = ("validate", "setup", "teardown")
+"""Methods that a capability may define beside ``execute``; they take no arguments."""
+
 
 async def call(job: Job, attempt: Attempt) -> Any:
-    """Run the capability and return what it returned, unsorted."""
+    """Run the capability and return what it returned, unsorted.
+
+    Raises:
+        CapabilityError: What stands around the call called again after an effect was done.
+    """
+    if job.worked is not None and job.spec.effect == "once":
+        raise CapabilityError(
+            f"The effect of {attempt.key!r} ({job.spec.name}) is done, and it was called again.",
+            fix="Put a behaviour that calls again at the stage 'retry', outside of the ledger.",
+            severity=ErrorSeverity.CRITICAL,
+        )
     announce(job, attempt)
     runner, spec = job.runner, job.spec
     ledger = job.door.ledger
@@ -48,10 +62,13 @@ async def call(job: Job, attempt: Attempt) -> Any:
         notify=job.door.notify or _streamed(attempt),
         once=once,
     )
+    job.asked.clear()
     token = CURRENT.set(job)
     try:
         with step_of_plan(attempt.index, attempt.total):
-            return await invoke_capability(spec.cls, context)
+            result = await _invoke(spec.cls, context, job)
+        job.worked = (result,)
+        return result
     except asyncio.CancelledError as exc:
         running = asyncio.current_task()
         if running is None or running.cancelling():
@@ -73,16 +90,36 @@ def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
     return notify
 
 
-async def invoke_capability(cls: Any, context: StepContext) -> Any:
-    """Call a capability in whichever form it is written; a synchronous one in a thread."""
-    sync, static = _form(cls, cls.execute)
+async def _invoke(cls: Any, context: StepContext, job: Job) -> Any:
+    """Go through the phases that a capability defines; most only execute."""
+    sync, static, hooks = _form(cls, cls.execute)
     if sync:
         context.notify = _from_thread(context.notify)
         context.once = _refuse_once
-    if not static:
+    instance: Any = None
+    if hooks or not static:
         instance = cls()
         instance._context = context
-        return await (in_thread(instance.execute) if sync else instance.execute())
+    execute = partial(_static_execute, cls, context) if static else instance.execute
+    work = partial(in_thread, execute) if sync else execute
+    if not hooks:
+        return await work()
+    phases: dict[str, Any] = {n: partial(_awaited, getattr(instance, n)) for n in hooks}
+    life = Lifecycle(work, **phases)
+    try:
+        return await life.run()
+    finally:
+        job.worked = (life.result,) if life.executed else None
+
+
+async def _awaited(method: Callable[[], Any]) -> None:
+    if is_sync(method):
+        await in_thread(method)
+    else:
+        await method()
+
+
+def _static_execute(cls: Any, context: StepContext) -> Any:
     inputs = StepInputs(context.inputs)
     inputs.once = context.once
     offered = {
@@ -94,14 +131,15 @@ async def invoke_capability(cls: Any, context: StepContext) -> Any:
     }
     names = accepted_arguments(cls.execute)
     kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
-    if sync:
-        return await in_thread(cls.execute, context.state, **kwargs)
-    return await cls.execute(context.state, **kwargs)
+    return cls.execute(context.state, **kwargs)
 
 
 @lru_cache(maxsize=4096)
-def _form(cls: type[Any], execute: Any) -> tuple[bool, bool]:
-    return is_sync(execute), isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
+def _form(cls: type[Any], execute: Any) -> tuple[bool, bool, tuple[str, ...]]:
+    """Tell whether it is synchronous and static, and which phases it defines besides."""
+    hooks = tuple(name for name in _PHASES if callable(getattr(cls, name, None)))
+    static = isinstance(inspect.getattr_static(cls, "execute"), staticmethod)
+    return is_sync(execute), static, hooks
 
 
 def _from_thread(notify: Callable[[str, float | None], None]) -> Callable[..., None]:

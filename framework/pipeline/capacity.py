@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
+from framework.base.errors import CapabilityError, ErrorSeverity
+
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class Slot:
+    """A slot that is taken or waited for.
+
+    Attributes:
+        name: The capability.
+        own: How many of its steps may run at once; ``None`` for no bound of its own.
+        whole: How many steps of the process may run at once; ``None`` for an attempt that runs
+            in another one's slot.
+        outer: The slot inside which this one is asked for.
+        turn: Done when the slot is there; ``None`` when it was at once.
+    """
+
     name: str
     own: int | None
     whole: int | None
-    loop: asyncio.AbstractEventLoop
-    turn: asyncio.Future[None]
-    granted: bool = False
+    outer: Slot | None = None
+    turn: asyncio.Future[None] | None = None
+
+    def around(self) -> Iterator[Slot]:
+        """Yield the slots that are held while this one is waited for."""
+        outer = self.outer
+        while outer is not None:
+            yield outer
+            outer = outer.outer
 
 
 class Capacity:
     """Slots for steps: of the process, and of each capability.
 
     Both are taken together, so that nobody holds one while waiting for the other. Who came first
-    goes first, unless there is no slot of its capability.
+    goes first, unless there is no slot of its capability. An attempt inside another one waits
+    while it holds the outer slot; where such waits would close a circle, the last is an error.
 
     >>> async def main():
     ...     capacity = Capacity()
@@ -37,10 +58,10 @@ class Capacity:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
-        self._by_name: Counter[str] = Counter()
-        self._waiting: deque[_Waiter] = deque()
+        self._held: dict[str, set[Slot]] = {}
+        self._waiting: deque[Slot] = deque()
         # Those inside another step's slot hold one already: they must not wait behind others.
-        self._inside: deque[_Waiter] = deque()
+        self._inside: deque[Slot] = deque()
 
     @staticmethod
     @cache
@@ -53,7 +74,9 @@ class Capacity:
         """How many slots of the process are taken."""
         return self._running
 
-    async def take(self, name: str, own: int | None, whole: int | None) -> None:
+    async def take(
+        self, name: str, own: int | None, whole: int | None, outer: Slot | None = None
+    ) -> Slot:
         """Take a slot, waiting for it if need be; :meth:`give_back` it afterwards.
 
         Args:
@@ -61,77 +84,102 @@ class Capacity:
             own: How many of its steps may run at once; ``None`` for no bound of its own.
             whole: How many steps of the process may run at once; ``None`` for an attempt that
                 runs in another one's slot.
+            outer: The slot inside which this one is asked for.
+
+        Raises:
+            CapabilityError: All that hold the slots wait for one another, this attempt included.
         """
-        waiter = self._take(name, own, whole)
-        if waiter is not None:
-            try:
-                await waiter.turn
-            except BaseException:
-                self._give_up(waiter)
-                raise
-
-    def _take(self, name: str, own: int | None, whole: int | None) -> _Waiter | None:
+        slot = Slot(name, own, whole, outer)
         with self._lock:
-            if self._free(name, own, whole):
-                self._count(name, whole, 1)
-                return None
-            loop = asyncio.get_running_loop()
-            waiter = _Waiter(name, own, whole, loop, loop.create_future())
-            self._queue(waiter).append(waiter)
-            return waiter
+            if self._free(slot):
+                self._grant(slot)
+                return slot
+            if outer is not None and self._closes_a_circle(slot):
+                raise self._circle(slot)
+            slot.turn = asyncio.get_running_loop().create_future()
+            self._queue(slot).append(slot)
+        try:
+            await slot.turn
+        except BaseException:
+            self.give_back(slot)
+            raise
+        return slot
 
-    def _queue(self, waiter: _Waiter) -> deque[_Waiter]:
-        return self._inside if waiter.whole is None else self._waiting
-
-    def _free(self, name: str, own: int | None, whole: int | None) -> bool:
-        return (own is None or self._by_name[name] < own) and (
-            whole is None or self._running < whole
-        )
-
-    def _count(self, name: str, whole: int | None, by: int) -> None:
-        if whole is not None:
-            self._running += by
-        self._by_name[name] += by
-        if not self._by_name[name]:
-            del self._by_name[name]
-
-    def give_back(self, name: str, whole: int | None) -> None:
-        """Give a slot back; who waits for one gets it."""
+    def give_back(self, slot: Slot) -> None:
+        """Give a slot back, or stop waiting for it; who waits for one gets it."""
         with self._lock:
-            self._count(name, whole, -1)
+            held = self._held.get(slot.name, set())
+            if slot not in held:
+                with suppress(ValueError):  # its event loop was closed
+                    self._queue(slot).remove(slot)
+                return
+            held.remove(slot)
+            if slot.whole is not None:
+                self._running -= 1
+            if not held:
+                del self._held[slot.name]
             chosen = self._next()
         for waiter in chosen:
             _wake(waiter)
 
-    def _next(self) -> list[_Waiter]:
+    def _queue(self, slot: Slot) -> deque[Slot]:
+        return self._inside if slot.whole is None else self._waiting
+
+    def _free(self, slot: Slot) -> bool:
+        return (slot.own is None or len(self._held.get(slot.name, ())) < slot.own) and (
+            slot.whole is None or self._running < slot.whole
+        )
+
+    def _grant(self, slot: Slot) -> None:
+        self._held.setdefault(slot.name, set()).add(slot)
+        if slot.whole is not None:
+            self._running += 1
+
+    def _next(self) -> list[Slot]:
         """Give free slots to those who wait, in their order; called under the lock."""
         chosen = []
         for queue in (self._inside, self._waiting):
-            for waiter in list(queue):
-                if waiter.whole is not None and self._running >= waiter.whole:
+            for slot in list(queue):
+                if slot.whole is not None and self._running >= slot.whole:
                     break
-                if waiter.loop.is_closed():
-                    queue.remove(waiter)
-                elif self._free(waiter.name, waiter.own, waiter.whole):
-                    queue.remove(waiter)
-                    self._count(waiter.name, waiter.whole, 1)
-                    waiter.granted = True
-                    chosen.append(waiter)
+                assert slot.turn is not None
+                if slot.turn.get_loop().is_closed():
+                    queue.remove(slot)
+                elif self._free(slot):
+                    queue.remove(slot)
+                    self._grant(slot)
+                    chosen.append(slot)
         return chosen
 
-    def _give_up(self, waiter: _Waiter) -> None:
-        with self._lock:
-            if not waiter.granted:
-                with suppress(ValueError):
-                    self._queue(waiter).remove(waiter)
-                return
-        # It was cancelled in the moment in which its turn came.
-        self.give_back(waiter.name, waiter.whole)
+    def _closes_a_circle(self, asked: Slot) -> bool:
+        stuck = {*self._inside, asked}
+        while asked in stuck:
+            # Whoever holds a slot gives it back when all that is asked for inside it was given.
+            blocked = {slot for waiter in stuck for slot in waiter.around()}
+            moving = {name for name, held in self._held.items() if held - blocked}
+            left = {waiter for waiter in stuck if waiter.name not in moving}
+            if left == stuck:
+                return True
+            stuck = left
+        return False
+
+    def _circle(self, asked: Slot) -> CapabilityError:
+        alone = self._held[asked.name] <= set(asked.around())
+        by = "the steps around it" if alone else "steps that wait for those around it"
+        return CapabilityError(
+            f"{asked.name!r} is asked for inside {asked.outer.name!r}, and all of its"  # type: ignore[union-attr]
+            f" {asked.own} slot(s) are taken by {by}, so the wait would never end.",
+            fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
+            severity=ErrorSeverity.FATAL if alone else ErrorSeverity.CRITICAL,
+        )
 
 
-def _wake(waiter: _Waiter) -> None:
+def _wake(slot: Slot) -> None:
+    turn = slot.turn
+    assert turn is not None
+
     def set_result() -> None:
-        if not waiter.turn.done():
-            waiter.turn.set_result(None)
+        if not turn.done():
+            turn.set_result(None)
 
-    waiter.loop.call_soon_threadsafe(set_result)
+    turn.get_loop().call_soon_threadsafe(set_result)

@@ -14,13 +14,13 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.approvals import UNKNOWN
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Question
@@ -46,30 +46,18 @@ class UnknownOutcome(GraphBubbleUp):
         self.question = question
 
 
-@contextmanager
-def _kept() -> Iterator[None]:
-    try:
-        yield
-    except PersistenceError as exc:
-        # The run stops: nothing that it did could be reported.
-        exc.ends_the_run = True
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The record that a step stands for.
 
     Attributes:
         name: Name of the record.
-        number: The how-manieth of equal requests it is.
         record: What it says; empty for a new one.
         new: Whether nobody claimed it before.
         mine: Whether this very step claimed it before: the run was resumed.
     """
 
     name: str
-    number: int
     record: Mapping[str, Any]
     new: bool
     mine: bool = False
@@ -149,10 +137,10 @@ class EffectLedger:
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt)}")
+        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
-    def _owner(self, attempt: Attempt) -> str:
-        return self._visit or attempt.key
+    def _owner(self, key: str) -> str:
+        return f"{self._visit}/{key}" if self._visit else key
 
     # --- effects --------------------------------------------------------------------------
 
@@ -162,9 +150,7 @@ class EffectLedger:
         Raises:
             PersistenceError: The checkpoint is not saved, or another process has the thread.
         """
-        if self.durable:
-            with _kept():
-                await self._journal.ready_for_effects(confirm=confirm)
+        await self._journal.ready_for_effects(confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -178,7 +164,7 @@ class EffectLedger:
             taken: Records that other steps of the plan stand for.
         """
         base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
-        number, asks = 0, self._owner(attempt)
+        number, asks = 0, self._owner(attempt.key)
         async with self._lock:
             while True:
                 number += 1
@@ -190,9 +176,9 @@ class EffectLedger:
                     fresh = {**record, "claims": {**claims, plan: asks}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
-                    return Claim(name, number, fresh, new=not record)
+                    return Claim(name, fresh, new=not record)
                 if owner == asks:
-                    return Claim(name, number, record, new=False, mine=True)
+                    return Claim(name, record, new=False, mine=True)
 
     def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
         """Tell whether the capability acted in an earlier plan of the turn, in another way."""
@@ -204,13 +190,11 @@ class EffectLedger:
             for other, entry in self._view.effects.items()
         )
 
-    async def begin(self, claim: Claim, attempt: Attempt) -> int:
+    async def begin(self, name: str) -> int:
         """Leave word that an effect is about to happen; return which run of it this is."""
-        record = await self._read(claim.name)
+        record = await self._read(name)
         run = int(record.get("run", 0)) + 1
-        await self._write(
-            claim.name, {**record, "status": "begun", "run": run, "attempt": attempt.number}
-        )
+        await self._write(name, {**record, "status": "begun", "run": run})
         return run
 
     async def end(self, name: str, status: str, **more: Any) -> None:
@@ -253,20 +237,20 @@ class EffectLedger:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
         """
         # The step, not the plan, is what the part belongs to: an answer comes back to the same.
-        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt)}"
+        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
         name = f"{room}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             return record.get("result")
-        run = int(record.get("run", 0))
         if record.get("status") == "begun":
-            answer = await self.outcome_of(name, run) or {}
+            run = int(record["run"])
+            answer = await self.outcome_of(name, run)
             if answer.get("decision") == "done":
                 return answer.get("outputs")
             if answer.get("decision") != "rerun":
                 raise UnknownOutcome(
                     Question(
-                        "unknown_outcome",
+                        UNKNOWN,
                         attempt.capability,
                         f"The part {key!r} of the step had started when its process ended; its"
                         " effect may have happened.",
@@ -274,7 +258,7 @@ class EffectLedger:
                         effect=name,
                     )
                 )
-        await self._write(name, {"status": "begun", "run": run + 1})
+        await self.begin(name)
         try:
             found = call()
             result = await found if inspect.isawaitable(found) else found
@@ -290,12 +274,11 @@ class EffectLedger:
 
     # --- agreements -----------------------------------------------------------------------
 
-    async def agree(self, digest: str, key: str, **more: Any) -> None:
+    async def agree(self, digest: str, key: str) -> None:
         """Leave word that a person agreed to what a digest names, for one step."""
         name = f"{self._turn}/agreed/{digest}"
         record = await self._read(name)
-        keys = {**(record.get("keys") or {}), key: more}
-        await self._write(name, {**record, "keys": keys})
+        await self._write(name, {**record, self._owner(key): None})
 
     async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
         """Tell whether a person agreed to this step.
@@ -310,15 +293,13 @@ class EffectLedger:
         """
         name = f"{self._turn}/agreed/{digest}"
         async with self._lock:
-            record = await self._read(name)
-            keys = record.get("keys") or {}
-            if key in keys:
-                return True
-            passed_on = {entry.get("from") for entry in keys.values()}
-            left = (known for known in keys if known not in others and known not in passed_on)
-            free = next(left, None)
+            passed_on = await self._read(name)
+            if self._visit or key in passed_on:
+                return self._owner(key) in passed_on
+            taken = {*others, *passed_on.values()}
+            free = next((known for known in passed_on if known not in taken), None)
             if free is not None:
-                await self._write(name, {**record, "keys": {**keys, key: {"from": free}}})
+                await self._write(name, {**passed_on, key: free})
             return free is not None
 
     async def want_review(self, digest: str, problems: Sequence[str]) -> None:
@@ -347,8 +328,7 @@ class EffectLedger:
         if self._waits is None:
             async with self._lock:
                 if self._waits is None:
-                    with _kept():
-                        self._waits = await self._journal.read(self._waiting)
+                    self._waits = await self._journal.read(self._waiting)
         entry = self._waits.get(key)
         if entry is None:
             return 0, None
@@ -360,8 +340,7 @@ class EffectLedger:
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._waits = {**(self._waits or {}), key: entry}
-            with _kept():
-                await self._journal.write(self._waiting, self._waits)
+            await self._journal.write(self._waiting, self._waits)
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -369,10 +348,7 @@ class EffectLedger:
         known = self._rows.get(name)
         if known is not None:
             return known
-        found: dict[str, Any] = {}
-        if self.durable:
-            with _kept():
-                found = await self._journal.read(name)
+        found = await self._journal.read(name)
         if not found and name in self._view.effects:
             found = _from_state(self._view.effects[name])
         if found:
@@ -380,9 +356,7 @@ class EffectLedger:
         return found
 
     async def _write(self, name: str, record: dict[str, Any]) -> None:
-        if self.durable:
-            with _kept():
-                await self._journal.write(name, record)
+        await self._journal.write(name, record)
         self._rows[name] = record
 
 

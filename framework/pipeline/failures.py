@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from configs.logger import get_logger, mask_data, mask_secrets
-from framework.base.classify import classify_exception
+from framework.base.classify import ErrorClassification, classify_exception
 from framework.base.errors import (
     AskAgain,
     CapgraphError,
-    ErrorClassification,
     ErrorSeverity,
     FatalExecutionError,
     LimitError,

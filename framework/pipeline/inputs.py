@@ -8,6 +8,7 @@ from typing import Any
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
+from framework.base.value_context import item_types
 from framework.state import ContextTypes, load_context
 
 
@@ -20,7 +21,8 @@ def resolve_inputs(
     """Read and validate what the step names as inputs.
 
     Returns:
-        Context type to object, list of objects (``many``) or ``None`` (an absent optional).
+        Role or context type to object, list of objects (``many``) or ``None`` (an absent
+        optional).
 
     Raises:
         ValidationError: An input is missing, is not stored, or does not fit its type; a new plan
@@ -28,29 +30,46 @@ def resolve_inputs(
     """
     named: dict[str, list[str]] = {}
     for entry in step.get("inputs") or []:
-        for kind, key in entry.items():
-            named.setdefault(kind, []).append(key)
+        for label, key in entry.items():
+            named.setdefault(label, []).append(key)
     inputs: dict[str, Any] = {}
     for need in spec.requires:
-        keys = named.pop(need.type, [])
-        values = [_load(spec, need.type, key, context_data, types) for key in keys]
+        keys = named.pop(need.label, [])
         if need.cardinality == "many":
-            inputs[need.type] = values
-        elif len(values) == 1:
-            inputs[need.type] = values[0]
+            lists = [_load_many(spec, need.type, key, context_data, types) for key in keys]
+            inputs[need.label] = [item for items in lists for item in items]
+            continue
+        values = [_load(spec, need.type, key, context_data, types) for key in keys]
+        if len(values) == 1:
+            inputs[need.label] = values[0]
         elif not values and need.cardinality == "optional":
-            inputs[need.type] = None
+            inputs[need.label] = None
         elif values or step.get("context_key"):
             raise ValidationError(
-                f"{spec.name!r} needs one {need.type}, and the step"
+                f"{spec.name!r} needs one {need.label}, and the step"
                 f" {step.get('context_key')!r} names {len(values)}.",
-                fix=f"Give the step exactly one input of type {need.type}.",
+                fix=f"Give the step exactly one input {need.label} of type {need.type}.",
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():
         values = [_load(spec, kind, key, context_data, types) for key in keys]
         inputs[kind] = values[0] if len(values) == 1 else values
     return inputs
+
+
+def _load_many(
+    spec: CapabilitySpec,
+    kind: str,
+    key: str,
+    context_data: Mapping[str, Mapping[str, Any]],
+    types: ContextTypes,
+) -> list[Any]:
+    """Read one context, or all of a result that is a list of that type."""
+    if key not in context_data.get(kind, {}):
+        for listed, item in item_types(types.values()).items():
+            if item == kind and key in context_data.get(listed, {}):
+                return list(_load(spec, listed, key, context_data, types).value)
+    return [_load(spec, kind, key, context_data, types)]
 
 
 def _load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
+from framework.pipeline.capacity import Slot
 from framework.state.turn_view import TurnView
 
 if TYPE_CHECKING:
@@ -72,6 +74,19 @@ class Door:
     budget: TurnBudget = field(default_factory=TurnBudget)
 
 
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A result that a hook gave in place of the capability's.
+
+    Attributes:
+        value: In any form that the capability could have returned.
+        source: What the record says of where it comes from.
+    """
+
+    value: Any
+    source: Literal["run", "ledger", "cache", "fallback"]
+
+
 @dataclass(slots=True)
 class Job:
     """One run of the stages.
@@ -81,9 +96,14 @@ class Job:
         runner: Whose stages these are.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
+        asked: How often its body asked for each capability, by LangGraph's task.
+        slot: The slot in which it runs, its own or the outer one's.
+        returned: What the capability returned in the last try.
+        stand_in: What a hook gave in its place.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
+        worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: Whether a person agreed to this very step.
@@ -95,9 +115,14 @@ class Job:
     runner: StepRunner
     door: Door
     outer: Job | None = None
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    slot: Slot | None = None
+    returned: Any = None
+    stand_in: StandIn | None = None
     stored: list[Any] = field(default_factory=list)
     source: Literal["run", "ledger", "cache", "fallback"] = "run"
     effect: str | None = None
+    worked: tuple[Any] | None = None
     effect_done: bool = False
     cut_off: bool = False
     agreed: bool = False

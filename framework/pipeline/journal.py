@@ -13,16 +13,29 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError
+from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
 from framework.stores.records import read_record, write_record
 
 _CHECKPOINT_SECONDS = 10.0
+
+
+@contextmanager
+def _ending_the_run() -> Iterator[None]:
+    """Mark what cannot be kept: nothing that the run did could be reported."""
+    try:
+        yield
+    except PersistenceError as exc:
+        exc.ends_the_run = True
+        raise
 
 
 class Journal:
@@ -78,11 +91,16 @@ class Journal:
         """
         if self._saver is None or self._thread_id is None:
             return
-        if confirm:
-            await leases_of(self._saver).confirm(self._thread_id)
-        if self._built_on_rock or self._checkpoint is None:
-            return
-        namespace, checkpoint_id = self._checkpoint
+        with _ending_the_run():
+            if confirm:
+                await leases_of(self._saver).confirm(self._thread_id)
+            if not self._built_on_rock and self._checkpoint is not None:
+                await self._rock(self._saver, *self._checkpoint)
+
+    async def _rock(
+        self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
+    ) -> CheckpointTuple:
+        """Return the checkpoint on which the superstep builds, as soon as it is saved."""
         config: RunnableConfig = {
             "configurable": {
                 "thread_id": self._thread_id,
@@ -92,7 +110,7 @@ class Journal:
         }
         loop = asyncio.get_running_loop()
         end, delay = loop.time() + _CHECKPOINT_SECONDS, 0.002
-        while await self._saver.aget_tuple(config) is None:
+        while (found := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
                     f"The plan of thread {self._thread_id!r} was not saved in"
@@ -102,16 +120,28 @@ class Journal:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
         self._built_on_rock = True
+        return found
+
+    async def began(self) -> CheckpointTuple | None:
+        """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
+        if self._saver is None or self._thread_id is None or self._checkpoint is None:
+            return None
+        found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
+        while found is not None and found.parent_config and given_to_run(found) is None:
+            found = await self._saver.aget_tuple(found.parent_config)
+        return found
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""
         if self._saver is None or self._thread_id is None:
             return {}
-        return await read_record(self._saver, self._thread_id, key)
+        with _ending_the_run():
+            return await read_record(self._saver, self._thread_id, key)
 
     async def write(self, key: str, record: dict[str, Any]) -> None:
         """Put a record under a key; it is durable when this returns."""
         if self._saver is None or self._thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
-        await write_record(self._saver, self._thread_id, key, record, builds_on=base)
+        with _ending_the_run():
+            await write_record(self._saver, self._thread_id, key, record, builds_on=base)

@@ -13,6 +13,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.approvals import ACTED, UNKNOWN
 from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
@@ -20,8 +21,6 @@ from framework.pipeline.job import Inner, Job, kept_effects
 from framework.pipeline.settle import Skipped, read_job_failure
 from framework.planning import fingerprints
 
-UNKNOWN = "unknown_outcome"
-ACTED = "acted_before"
 _NO_ANSWER = frozenset({"timeout", "network"})
 """Failures after which nobody knows whether the effect happened."""
 _SKIPPED = "Skipped: nobody knows whether its effect happened."
@@ -65,7 +64,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
 
 async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     book = job.door.ledger
-    run = await book.begin(claim, attempt)
+    run = await book.begin(claim.name)
     try:
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
@@ -76,6 +75,9 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.end(claim.name, "asking")
         raise
     except Exception as exc:
+        if job.worked is not None:  # only what cleans up, or stands around the call, failed
+            await _finished(job, claim, job.worked[0])
+            raise
         failure = read_job_failure(job, attempt, exc)
         if not (job.cut_off or _is_unknown(failure)):
             await book.end(claim.name, "failed")
@@ -93,10 +95,14 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
         raise
-    # At once, before anybody looks at the result: the effect happened.
-    job.effect_done = True
-    await book.end(claim.name, "finished", result=encode(result, job.stored))
+    await _finished(job, claim, result)
     return result
+
+
+async def _finished(job: Job, claim: Claim, result: Any) -> None:
+    """Write down at once, before anybody looks at the result, that the effect happened."""
+    job.effect_done = True
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 
 async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from framework.approvals import STEP
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Question, Verdict
@@ -12,8 +13,6 @@ from framework.base.spec import CapabilitySpec
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
-
-STEP = "step"
 
 
 async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:

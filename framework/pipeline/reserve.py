@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt, Question
 from framework.pipeline.job import STOPPED, Inner, Job
 
@@ -16,34 +15,24 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
     capability's.
 
     Raises:
-        CapabilityError: A capability at its limit asks for itself, which would wait for ever.
+        CapabilityError: The wait would never end: who holds the slots waits for this attempt.
         LimitError: The turn has no tries left.
     """
-    spec, limits = job.spec, job.runner.limits
-    inside = 0
-    outer = job.outer
-    while outer is not None:
-        inside += outer.spec.name == spec.name
-        outer = outer.outer
-    if spec.max_parallel is not None and inside >= spec.max_parallel:
-        raise CapabilityError(
-            f"{spec.name!r} asks for itself inside its own step {attempt.key!r}, and all of its"
-            f" {spec.max_parallel} slot(s) are taken by the steps around it.",
-            fix="Raise max_parallel of the capability, or do the inner work without asking for it.",
-            severity=ErrorSeverity.FATAL,
-        )
+    spec, outer = job.spec, job.outer
     job.door.budget.take_attempt()
-    whole = limits.max_parallel if job.outer is None else None
+    whole = job.runner.limits.max_parallel if outer is None else None
     if whole is None and spec.max_parallel is None:
+        job.slot = outer.slot if outer is not None else None
         result = await inner(job, attempt)
     else:
         capacity = job.runner.capacity
-        await capacity.take(spec.name, spec.max_parallel, whole)
+        around = outer.slot if outer is not None else None
+        job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
         try:
             stopped = job.door.stopping() or job.door.draining()
             result = STOPPED if stopped else await inner(job, attempt)
         finally:
-            capacity.give_back(spec.name, whole)
+            capacity.give_back(job.slot)
     if result is STOPPED or isinstance(result, Question):
         # What a person decides about is bounded by the person.
         job.door.budget.give_back_attempt()

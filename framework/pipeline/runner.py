@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,25 @@ from framework.base.errors import (
 from framework.base.ports import (
     STAGES,
     Attempt,
+    Behavior,
     Middleware,
     Question,
     StepPolicy,
     StepRecord,
 )
 from framework.base.spec import CapabilitySpec
-from framework.pipeline import bound, call, ledger, observe, permit, reserve, retry, screen, settle
+from framework.pipeline import (
+    bound,
+    call,
+    hooks,
+    ledger,
+    observe,
+    permit,
+    reserve,
+    retry,
+    screen,
+    settle,
+)
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
 from framework.registry import Registry
@@ -67,7 +80,7 @@ class StepRunner:
         clock: Clock | None = None,
         capacity: Capacity | None = None,
         chat_model: Callable[[str], Any] = lambda _role: None,
-        behaviors: Sequence[Middleware] = (),
+        behaviors: Sequence[Middleware | Behavior] = (),
         step_policies: Sequence[StepPolicy] = (),
         schema: StateSchema | None = None,
     ) -> None:
@@ -115,17 +128,37 @@ class StepRunner:
         around = [*self._behaviors, *spec.behaviors]
         inner: Inner = call.call
         for stage in reversed(STAGES):
-            if stage in _INSIDE:
-                inner = partial(_INSIDE[stage], inner=inner)
-            own = [item for item in around if item.stage == stage]
-            if stage == "screen" and own:
-                # What leaves the stage is what is shown, agreed to, keyed and run.
-                inner = partial(screen.leave, inner=inner)
-            for middleware in reversed(own):
-                inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
-            if stage in _SHIPPED:
-                inner = partial(_SHIPPED[stage], inner=inner)
+            if stage == "observe" and (own := [item for item in around if not _stage(item)]):
+                again = _within("settle", around, hooks.given)
+                inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
+            inner = _within(stage, around, inner)
         return inner
+
+
+def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
+    """Return a stage, with whatever stands at it, around ``inner``."""
+    if stage in _INSIDE:
+        inner = partial(_INSIDE[stage], inner=inner)
+    own = in_order(item for item in around if _stage(item) == stage)
+    if stage == "screen" and own:
+        # What leaves the stage is what is shown, agreed to, keyed and run.
+        inner = partial(screen.leave, inner=inner)
+    for middleware in reversed(own):
+        inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+    return partial(_SHIPPED[stage], inner=inner) if stage in _SHIPPED else inner
+
+
+def _stage(item: Any) -> str | None:
+    return getattr(item, "stage", None)
+
+
+def in_order(around: Iterable[Any]) -> list[Any]:
+    """Return what stands at one stage from the outside in.
+
+    Those with a number (``order``) have one place however they are listed; the others follow them,
+    as they are listed.
+    """
+    return sorted(around, key=lambda item: getattr(item, "order", math.inf))
 
 
 async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
@@ -172,14 +205,18 @@ def check_middlewares(given: Sequence[Any], where: str) -> None:
     """Make sure that everything in a list can stand around an attempt.
 
     Raises:
-        ConfigurationError: It names no stage, or an unknown one, or has no ``around``.
+        ConfigurationError: It names no stage, or an unknown one, or has no ``around``; and it has
+            no hooks of a behaviour either.
     """
     for item in given:
-        stage = getattr(item, "stage", None)
+        stage = _stage(item)
+        if stage is None and isinstance(item, Behavior) and not isinstance(item, type):
+            continue
         if isinstance(item, type) or stage not in STAGES:
             raise ConfigurationError(
                 f"{item!r} in {where} names the stage {stage!r}.",
-                fix=f"Give an object whose 'stage' is one of: {', '.join(STAGES)}.",
+                fix=f"Give an object (not a class) whose 'stage' is one of {', '.join(STAGES)}, or one"
+                " with the hooks of BaseBehavior.",
             )
         if not callable(getattr(item, "around", None)):
             raise ConfigurationError(

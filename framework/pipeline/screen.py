@@ -5,8 +5,8 @@ What leaves here is what is shown, agreed to, keyed and run; nothing below rewri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
@@ -21,43 +21,45 @@ from framework.planning.references import references_of, resolve_references
 
 async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Give the attempt its inputs and parameters, or fail it."""
-    try:
-        inputs = resolve_inputs(
-            job.spec, attempt.step, job.view.contexts, job.runner.registry.context_types
-        )
-        given = attempt.step.get("parameters") or {}
-        step = attempt.step
-        if any(references_of(given)):
-            types = job.runner.registry.context_types
-            given = resolve_references(given, job.view.contexts, types)
-            step = {**step, "parameters": given}
-        parameters, values = validated_parameters(job.spec, given)
-    except GraphBubbleUp:
-        raise
-    except Exception as exc:
-        return failed_record(job, attempt, exc)
-    ready = replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
-    result: Result = await inner(job, ready)
-    return result
+    return await _prepared(_resolved, job, attempt, inner)
 
 
 async def leave(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """Bring parameters and their plain form together after a middleware changed one of them."""
-    values: Any = attempt.values
-    if isinstance(attempt.parameters, BaseModel):
-        dumped = attempt.parameters.model_dump(mode="json")
-        if dumped != values:
-            # The one that differs from what the step says is the one that was changed.
-            _, planned = validated_parameters(job.spec, attempt.step.get("parameters") or {})
-            values = dumped if values == planned else values
-    elif isinstance(attempt.parameters, dict) and attempt.parameters != values:
-        planned = attempt.step.get("parameters") or {}
-        values = attempt.parameters if values == planned else values
+    return await _prepared(_agreeing, job, attempt, inner)
+
+
+async def _prepared(
+    prepare: Callable[[Job, Attempt], Attempt], job: Job, attempt: Attempt, inner: Inner
+) -> Result:
     try:
-        parameters, values = validated_parameters(job.spec, dict(values))
+        ready = prepare(job, attempt)
     except GraphBubbleUp:
         raise
     except Exception as exc:
         return failed_record(job, attempt, exc)
-    result: Result = await inner(job, replace(attempt, parameters=parameters, values=values))
+    result: Result = await inner(job, ready)
     return result
+
+
+def _resolved(job: Job, attempt: Attempt) -> Attempt:
+    types, contexts, step = job.runner.registry.context_types, job.view.contexts, attempt.step
+    inputs = resolve_inputs(job.spec, step, contexts, types)
+    given = step.get("parameters") or {}
+    if any(references_of(given)):
+        given = resolve_references(given, contexts, types)
+        step = {**step, "parameters": given}
+    parameters, values = validated_parameters(job.spec, given)
+    return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
+
+
+def _agreeing(job: Job, attempt: Attempt) -> Attempt:
+    values, changed = dict(attempt.values), attempt.parameters
+    if isinstance(changed, BaseModel):
+        changed = changed.model_dump(mode="json")
+    if isinstance(changed, dict) and changed != values:
+        # The one that differs from what the step says is the one that was changed.
+        _, planned = validated_parameters(job.spec, attempt.step.get("parameters") or {})
+        values = changed if values == planned else values
+    parameters, values = validated_parameters(job.spec, values)
+    return replace(attempt, parameters=parameters, values=values)

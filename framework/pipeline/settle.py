@@ -39,7 +39,7 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     """
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
-    job.cut_off = False
+    job.cut_off, job.worked = False, None
     name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
     with about(attempt_id=name):
         try:
@@ -54,6 +54,8 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
 async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     """Return what the try gave, sorted; or what stands in its place."""
     result = await inner(job, attempt)
+    if job.stand_in is None:
+        job.returned = result
     if result is STOPPED or isinstance(result, Question):
         return None if result is STOPPED else result
     if isinstance(result, Skipped):
@@ -85,7 +87,8 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    if is_heard():
+    # What a hook put in the place of a result was told of when the step ended.
+    if is_heard() and not (job.stand_in and job.stand_in.source != "fallback"):
         duration = record.execution_time
         emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
     return record

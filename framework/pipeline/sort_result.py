@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.types import Overwrite
 
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError
+from framework.base.errors import CapabilityError, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
 from framework.base.values import to_plain
-from framework.state import STATE_KEYS, ContextTypes, dump_context
+from framework.state import STATE_KEYS, ContextTypes, dump_context, fitting
 
 Contexts = dict[str, dict[str, Any]]
 
@@ -22,8 +22,10 @@ KEPT_BY_THE_GRAPH = frozenset(
     {
         "approval_decisions",
         "control_attempts",
+        "control_begun",
         "control_budget",
         "control_error_info",
+        "control_goto",
         "control_has_error",
         "control_max_retries",
         "control_turn",
@@ -31,7 +33,9 @@ KEPT_BY_THE_GRAPH = frozenset(
         "execution_outcome",
         "execution_pending_approvals",
         "execution_step_results",
+        "planning_accepted",
         "planning_excluded",
+        "planning_history",
     }
 )
 """Keys by which the graph knows what ran, what failed and what was agreed to; what somebody else
@@ -155,14 +159,26 @@ def plain_value(name: str, item: Any, writer: str) -> Any:
         writer: Name of the node.
 
     Raises:
-        ValidationError: Something in it has no plain form.
+        ValidationError: Something in it has no plain form, or another one than the key.
     """
     if isinstance(item, Overwrite):
         return Overwrite(plain_value(name, item.value, writer))
     several = item if isinstance(item, (list, tuple)) else (item,)
-    if name == "messages" or (several and all(isinstance(m, BaseMessage) for m in several)):
+    if several and all(isinstance(m, BaseMessage) for m in several):
         return item
-    return to_plain(item, f"{name} of {writer!r}")
+    if name == "messages":
+        return _messages(several, writer)
+    return fitting(name, to_plain(item, f"{name} of {writer!r}"), writer)
+
+
+def _messages(given: Any, writer: str) -> Any:
+    try:
+        return convert_to_messages(list(given))
+    except Exception as exc:  # of many types, which LangChain does not name
+        raise ValidationError(
+            f"{writer!r} wrote messages that cannot be read: {exc!s:.200}.",
+            fix='Write messages, or pairs such as ("ai", "Done.").',
+        ) from exc
 
 
 def _values(result: Any, spec: CapabilitySpec) -> list[Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from langgraph.channels import DeltaChannel
 from langgraph.types import Overwrite
 
 from framework.base.ports import Failure, StepRecord
-from framework.state import AgentState, StateSchema, merge_context
+from framework.state import AgentState, StateSchema, fold_context
 
 _COMBINED = frozenset({"execution_step_results", "control_attempts", "execution_effects"})
 _OF_AGENT = StateSchema.of(AgentState)
@@ -59,29 +59,32 @@ def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, 
     return found
 
 
-def combined(updates: Sequence[Mapping[str, Any]], schema: StateSchema = _OF_AGENT) -> Writes:
-    """Bring the updates of several steps into one.
+def combined(writes: Iterable[tuple[str, Any]], schema: StateSchema = _OF_AGENT) -> Writes:
+    """Bring writes together, as few as say the same.
 
-    Keys with a reducer keep every write, in the plan's order; of any other key the last counts.
+    Keys with a reducer keep what every write says, in their order; of any other key the last
+    counts. A write that replaces what a reducer would merge makes the earlier ones of its key void.
     """
     single: dict[str, Any] = {}
     many: Writes = []
-    merged: dict[str, dict[str, Any]] = {}
-    contexts: dict[str, dict[str, Any]] = {}
-    for update in updates:
-        for name, value in update.items():
-            if name == "capability_context_data":
-                for kind, entries in value.items():
-                    contexts.setdefault(kind, {}).update(entries)
-            elif name in _COMBINED:
-                merged.setdefault(name, {}).update(value)
-            elif name in schema.reduced and not isinstance(value, Overwrite):
-                many.append((name, value))
-            else:
-                single[name] = value
-    if contexts:
-        many.append(("capability_context_data", contexts))
-    return [*many, *merged.items(), *single.items()]
+    for name, value in writes:
+        before = single.get(name)
+        if isinstance(value, Overwrite):
+            many = [entry for entry in many if entry[0] != name]
+            single[name] = value
+        elif name not in schema.reduced:
+            single[name] = value
+        elif isinstance(before, Overwrite):
+            single[name] = Overwrite(applied({name: before.value}, [(name, value)], schema)[name])
+        elif name == "capability_context_data":
+            contexts = single.setdefault(name, {})
+            for kind, entries in value.items():
+                contexts.setdefault(kind, {}).update(entries)
+        elif name in _COMBINED:
+            single.setdefault(name, {}).update(value)
+        else:
+            many.append((name, value))
+    return [*many, *single.items()]
 
 
 def applied(
@@ -95,7 +98,7 @@ def applied(
         if isinstance(value, Overwrite):
             view[name] = value.value
         elif name == "capability_context_data":
-            view[name] = merge_context(view.get(name), value)
+            view[name] = fold_context(view.get(name), [value])
         elif isinstance(reducer, DeltaChannel):
             view[name] = reducer.reducer(view.get(name) or [], [value])
         elif reducer is not None and view.get(name) is not None:
@@ -103,28 +106,3 @@ def applied(
         else:
             view[name] = value
     return view
-
-
-def last_wins(writes: Writes, schema: StateSchema = _OF_AGENT) -> Writes:
-    """Keep every write of a key with a reducer, and the last of any other key.
-
-    A write that replaces what a reducer would merge makes the earlier ones of its key void.
-    """
-    single: dict[str, Any] = {}
-    many: Writes = []
-    for name, value in writes:
-        if isinstance(value, Overwrite):
-            many = [entry for entry in many if entry[0] != name]
-            many.append((name, value))
-        elif name not in schema.reduced:
-            single[name] = value
-        elif any(known == name and isinstance(v, Overwrite) for known, v in many):
-            many = [
-                (n, Overwrite(applied({n: v.value}, [(name, value)], schema)[n]))
-                if n == name and isinstance(v, Overwrite)
-                else (n, v)
-                for n, v in many
-            ]
-        else:
-            many.append((name, value))
-    return [*many, *single.items()]

@@ -6,15 +6,14 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
   exactly one right answer.
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
 - :func:`dependencies`, :func:`ready_steps`, :func:`blocked_steps` say when steps can run.
-- :func:`carry_over`, :func:`fingerprints`, :func:`next_version` keep what is done when a plan
-  is replaced.
-- :func:`plan_mermaid`, :func:`versions_mermaid` draw it.
+- :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
+- :func:`plan_mermaid` draws it.
 """
 
 from framework.planning.catalog import CLARIFY, CLOSING, RESPOND, Available, Catalog, StaticCatalog
 from framework.planning.chain import chain_plan, requires_closure
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
-from framework.planning.diagram import StepStatus, plan_mermaid, versions_mermaid
+from framework.planning.diagram import StepStatus, plan_mermaid
 from framework.planning.draft import Repair, RepairedPlan
 from framework.planning.order import by_depth
 from framework.planning.parameters import validated_parameters
@@ -25,7 +24,6 @@ from framework.planning.replan import (
     PlanVersion,
     carry_over,
     fingerprints,
-    next_version,
 )
 from framework.planning.schedule import (
     blocked_steps,
@@ -55,11 +53,9 @@ __all__ = [
     "check_plan",
     "dependencies",
     "fingerprints",
-    "next_version",
     "plan_mermaid",
     "ready_steps",
     "repair_plan",
     "requires_closure",
     "validated_parameters",
-    "versions_mermaid",
 ]

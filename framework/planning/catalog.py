@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from framework.base import CapabilitySpec
+from framework.base import CapabilitySpec, Requirement
+from framework.base.value_context import item_types
 from framework.planning.parameters import required_parameters
 
 RESPOND = "respond"
@@ -65,6 +66,51 @@ class StaticCatalog:
     ) -> StaticCatalog:
         """Build a catalog from descriptions, kept in the order given."""
         return cls({spec.name: spec for spec in specs}, frozenset(infrastructure), frozenset(given))
+
+
+MANY = "*"
+"""Marks a need of many of a type, which a list of that type meets as well as single ones."""
+
+
+def wanted(need: Requirement) -> str:
+    """Name what an input needs, as :func:`supplied` names what there is.
+
+    >>> wanted(Requirement("READING", "many"))
+    'READING*'
+    """
+    return need.type + MANY if need.cardinality == "many" else need.type
+
+
+def supplied(types: Iterable[str], items: Mapping[str, str]) -> list[str]:
+    """Name every need that results of some types can meet.
+
+    Args:
+        types: The context types of the results.
+        items: The types of the items of those that are lists of contexts.
+
+    >>> supplied(["READINGS"], {"READINGS": "READING"})
+    ['READINGS', 'READINGS*', 'READING*']
+    """
+    return [
+        need
+        for kind in types
+        for need in (kind, kind + MANY, *([items[kind] + MANY] if kind in items else ()))
+    ]
+
+
+def gives(spec: CapabilitySpec) -> list[str]:
+    """Name every need that a capability can meet."""
+    return supplied(spec.provides, item_types(spec.context_types))
+
+
+def at_hand(available: Available, catalog: Catalog) -> dict[str, list[str]]:
+    """Return the keys of the stored contexts by the needs that they meet."""
+    items = item_types(kind for s in catalog.capabilities.values() for kind in s.context_types)
+    found: dict[str, list[str]] = {}
+    for kind, keys in available.items():
+        for need in supplied([kind], items) if keys else ():
+            found.setdefault(need, []).extend(keys)
+    return found
 
 
 def is_active(name: str, spec: CapabilitySpec, active: Collection[str] | None) -> bool:

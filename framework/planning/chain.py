@@ -7,8 +7,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.base import CapabilitySpec, ExecutionPlan, PlanError, PlannedStep, Requirement
-from framework.planning.catalog import CLOSING, Available, Catalog, may_pull_in
-from framework.planning.closing import closing_step
+from framework.planning.catalog import (
+    CLOSING,
+    MANY,
+    Available,
+    Catalog,
+    at_hand,
+    gives,
+    may_pull_in,
+    supplied,
+    wanted,
+)
+from framework.planning.closing import closing_step, planned_step
 from framework.planning.graphs import reachable_from
 from framework.planning.parameters import read_parameters
 from framework.planning.reading import is_key, make_key, steps_of
@@ -56,15 +66,17 @@ def chain_plan(
     >>> [(step["context_key"], step["inputs"]) for step in plan["steps"]]
     [('data', []), ('mean', [{'DATA': 'data'}]), ('user_response', [{'MEAN': 'mean'}])]
     """
-    stored = {name: list(keys) for name, keys in (available or {}).items() if keys}
+    stored = at_hand(available or {}, catalog)
     names = _known(selected, catalog)
     said = {name: read_parameters(catalog.capabilities[name], task) for name in names}
-    usable, chosen = _choose(names, catalog, stored)
-    missing_type = _missing(chosen, catalog, usable)
-    if missing_type is not None:
-        raise _unsupplied(*_root(*missing_type, catalog, names, usable), catalog)
-    chosen = _prune(chosen, names, catalog, usable)
-    order = _ordered(chosen, catalog, usable)
+    market = _Market(names, catalog)
+    usable, chosen = market.choose(stored)
+    if (missing := market.missing(chosen, usable)) is not None:
+        # Followed to where it starts: the first thing that is out of reach for itself.
+        within = usable | {need: [] for need in market.unmade() - usable.keys()}
+        wider = market.pull_in(within)
+        raise _unsupplied(*(market.missing(wider, usable) or missing), catalog)
+    order = market.ordered(market.prune(chosen, usable), usable)
     return _write(task, order, catalog, stored, usable, previous, said)
 
 
@@ -92,11 +104,10 @@ def requires_closure(
     ('average', 'fetch')
     """
     names = [name for name in dict.fromkeys(selected) if name in catalog.capabilities]
-    stored = {name: list(keys) for name, keys in (available or {}).items() if keys}
-    for given in catalog.given:
-        stored.setdefault(given, ["given"])
-    usable, chosen = _choose(names, catalog, stored)
-    return tuple(_prune(chosen, names, catalog, usable))
+    stored = at_hand({kind: ["given"] for kind in catalog.given} | dict(available or {}), catalog)
+    market = _Market(names, catalog)
+    usable, chosen = market.choose(stored)
+    return tuple(market.prune(chosen, usable))
 
 
 def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
@@ -112,37 +123,14 @@ def _known(selected: Sequence[str], catalog: Catalog) -> list[str]:
     return names
 
 
-def _root(
-    reader: str,
-    context_type: str,
-    catalog: Catalog,
-    names: Collection[str],
-    stored: Mapping[str, list[str]],
-) -> tuple[str, str]:
-    """Follow what is missing to where it starts: the first type that is out of reach for itself."""
-    within_reach = {*stored, *_cheapest(names, catalog, stored)}
-    seen = {context_type}
-    while context_type not in catalog.given:
-        further = [
-            (name, kind)
-            for name, spec in catalog.capabilities.items()
-            if context_type in spec.provides and may_pull_in(spec)
-            for kind in sorted(_needs(spec) - within_reach - seen)
-        ]
-        if not further:
-            break
-        reader, context_type = further[0]
-        seen.add(context_type)
-    return reader, context_type
-
-
-def _unsupplied(reader: str, context_type: str, catalog: Catalog) -> PlanError:
+def _unsupplied(reader: str, need: str, catalog: Catalog) -> PlanError:
+    context_type = need.removesuffix(MANY)
     if context_type in catalog.given:
         return PlanError(
             f"{reader!r} needs {context_type}, which the caller supplies, and none was given.",
             fix=f"Give {context_type} together with the request.",
         )
-    makers = [name for name, spec in catalog.capabilities.items() if context_type in spec.provides]
+    makers = [name for name, spec in catalog.capabilities.items() if need in gives(spec)]
     effects = [name for name in makers if not may_pull_in(catalog.capabilities[name])]
     if not makers:
         return PlanError(
@@ -163,169 +151,151 @@ def _unsupplied(reader: str, context_type: str, catalog: Catalog) -> PlanError:
     )
 
 
-# Choosing: which capabilities take part.
-
-
-def _choose(
-    names: list[str], catalog: Catalog, stored: Mapping[str, list[str]]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Decide which stored contexts are usable and which capabilities are needed."""
-    outdated = _outdated(names, catalog).difference(catalog.given)
-    fresh = {name: keys for name, keys in stored.items() if name not in outdated}
-    chosen = _pull_in(names, catalog, fresh)
-    if _missing(chosen, catalog, fresh) is None or len(fresh) == len(stored):
-        return fresh, chosen
-    # An older result is better than no plan.
-    kept = dict(stored)
-    return kept, _pull_in(names, catalog, kept)
-
-
-def _outdated(names: Collection[str], catalog: Catalog) -> set[str]:
-    """Name the types whose stored contexts would come out differently if they were made now.
-
-    These are what lies downstream of a type that a selected capability makes anew, through
-    optional inputs too, as with the targets of a build.
-    """
-    made = {kind for name in names for kind in catalog.capabilities[name].provides}
-    readers: dict[str, set[str]] = {}
-    for spec in catalog.capabilities.values():
-        for need in spec.requires:
-            readers.setdefault(need.type, set()).update(spec.provides)
-    return reachable_from(made, {kind: sorted(out) for kind, out in readers.items()}) - made
-
-
-def _pull_in(names: list[str], catalog: Catalog, stored: Mapping[str, list[str]]) -> list[str]:
-    """Add the cheapest producers until nothing more is needed or can be had."""
-    best = _cheapest(names, catalog, stored)
-    chosen = dict.fromkeys(names)
-    work = list(names)
-    while work:
-        spec = catalog.capabilities[work.pop(0)]
-        for need in spec.requires:
-            maker = best.get(need.type)
-            if need.cardinality != "optional" and maker and maker not in chosen:
-                chosen[maker] = None
-                work.append(maker)
-    return list(chosen)
-
-
-def _cheapest(
-    names: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
-) -> dict[str, str]:
-    """Find, for each type, the producer that pulls in the fewest others."""
-    cost = {
-        name: 0 if name in names else 1
-        for name, spec in catalog.capabilities.items()
-        if name in names or may_pull_in(spec)
-    }
-    return _supply(cost, names, catalog, stored)[0]
-
-
-def _supply(
-    cost: dict[str, int],
-    names: Collection[str],
-    catalog: Catalog,
-    stored: Mapping[str, list[str]],
-) -> tuple[dict[str, str], dict[str, set[str]]]:
-    """Let capabilities supply each other as far as they can (Knuth's algorithm).
-
-    Types settle in order of cost, and a producer counts only once all it requires is settled,
-    so that circles of capabilities that need each other never do.
+class _Market:
+    """Who can supply whom, for a selection of capabilities.
 
     Args:
-        cost: The capabilities that take part, each with what it costs by itself.
-        names: Those whose results count even where the type is stored.
+        names: The selected capabilities.
         catalog: The capabilities at hand.
-        stored: What is there already.
-
-    Returns:
-        The producer of each type, and what each capability still waits for.
     """
-    rank = {name: place for place, name in enumerate(catalog.capabilities)}
-    waiting = {name: _needs(catalog.capabilities[name]) - stored.keys() for name in cost}
-    readers: dict[str, list[str]] = {}
-    for name, kinds in waiting.items():
-        for kind in kinds:
-            readers.setdefault(kind, []).append(name)
-    queue = [(cost[name], rank[name], name) for name, kinds in waiting.items() if not kinds]
-    heapq.heapify(queue)
-    best: dict[str, str] = {}
-    while queue:
-        paid, _, name = heapq.heappop(queue)
-        for kind in catalog.capabilities[name].provides:
-            # What is stored needs no producer, unless a selected capability makes it anyway.
-            if kind in best or (kind in stored and name not in names):
-                continue
-            best[kind] = name
-            for reader in readers.pop(kind, ()):
-                waiting[reader].discard(kind)
-                cost[reader] += paid
-                if not waiting[reader]:
-                    heapq.heappush(queue, (cost[reader], rank[reader], reader))
-    return best, waiting
 
+    def __init__(self, names: list[str], catalog: Catalog) -> None:
+        self.names = names
+        self.specs = catalog.capabilities
+        self.given = set(supplied(catalog.given, {}))
+        self.gives = {name: gives(spec) for name, spec in self.specs.items()}
+        self.needs = {
+            name: {wanted(need) for need in spec.requires if need.cardinality != "optional"}
+            for name, spec in self.specs.items()
+        }
 
-def _missing(
-    chosen: Collection[str], catalog: Catalog, stored: Mapping[str, list[str]]
-) -> tuple[str, str] | None:
-    """Return a capability and the type that keeps it from running, or ``None``."""
-    _, waiting = _supply(dict.fromkeys(chosen, 0), chosen, catalog, stored)
-    wants = [(name, kind) for name, kinds in waiting.items() for kind in sorted(kinds)]
-    made = {kind for name, _ in wants for kind in catalog.capabilities[name].provides}
-    # Name the root of the trouble: a type that none of the others would bring.
-    return next((pair for pair in wants if pair[1] not in made), wants[0] if wants else None)
+    # Choosing: which capabilities take part.
 
+    def choose(self, stored: dict[str, list[str]]) -> tuple[dict[str, list[str]], list[str]]:
+        """Decide which stored contexts are usable and which capabilities are needed."""
+        outdated = self.outdated() - self.given
+        fresh = {need: keys for need, keys in stored.items() if need not in outdated}
+        chosen = self.pull_in(fresh)
+        if self.missing(chosen, fresh) is None or len(fresh) == len(stored):
+            return fresh, chosen
+        # An older result is better than no plan.
+        return stored, self.pull_in(stored)
 
-def _needs(spec: CapabilitySpec) -> set[str]:
-    return {need.type for need in spec.requires if need.cardinality != "optional"}
+    def outdated(self) -> set[str]:
+        """Name the needs whose stored contexts would come out differently if made now.
 
+        These are what lies downstream of what a selected capability makes anew, through
+        optional inputs too, as with the targets of a build.
+        """
+        made = {need for name in self.names for need in self.gives[name]}
+        readers: dict[str, list[str]] = {}
+        for name, spec in self.specs.items():
+            for need in spec.requires:
+                readers.setdefault(wanted(need), []).extend(self.gives[name])
+        return reachable_from(made, readers) - made
 
-def _prune(
-    chosen: list[str],
-    selected: Collection[str],
-    catalog: Catalog,
-    stored: Mapping[str, list[str]],
-) -> list[str]:
-    """Drop every pulled-in capability that the rest can do without."""
-    if _missing(chosen, catalog, stored) is not None:
+    def unmade(self) -> set[str]:
+        """Name the needs that nothing here meets without being asked for."""
+        makers = {name: spec for name, spec in self.specs.items() if may_pull_in(spec)}
+        made = {need for name in {*makers, *self.names} for need in self.gives[name]}
+        return {need for name in self.specs for need in self.needs[name]} - (made - self.given)
+
+    def pull_in(self, stored: Mapping[str, list[str]]) -> list[str]:
+        """Add, to the selected, the cheapest producers until no more is needed or can be had."""
+        able = {name: 1 for name, spec in self.specs.items() if may_pull_in(spec)}
+        best = self.supply(able | dict.fromkeys(self.names, 0), stored)[0]
+        chosen = list(self.names)
+        for name in chosen:  # it grows on the way
+            makers = (
+                best.get(wanted(need))
+                for need in self.specs[name].requires
+                if need.cardinality != "optional"
+            )
+            chosen += [m for m in dict.fromkeys(makers) if m is not None and m not in chosen]
         return chosen
-    for name in reversed(list(chosen)):
-        if name not in selected:
+
+    def supply(
+        self, cost: Mapping[str, int], stored: Mapping[str, list[str]]
+    ) -> tuple[dict[str, str], dict[str, set[str]]]:
+        """Let capabilities supply each other as far as they can (Knuth's algorithm).
+
+        Needs settle in order of cost, and a producer counts only once all it requires is
+        settled, so that circles of capabilities that need each other never do.
+
+        Args:
+            cost: The capabilities that take part, each with what it costs by itself.
+            stored: What is there already.
+
+        Returns:
+            The producer for each need, and what each capability still waits for.
+        """
+        rank = {name: place for place, name in enumerate(self.specs)}
+        price = dict(cost)
+        waiting = {name: self.needs[name] - stored.keys() for name in cost}
+        readers: dict[str, list[str]] = {}
+        for name, needs in waiting.items():
+            for need in needs:
+                readers.setdefault(need, []).append(name)
+        queue = [(price[name], rank[name], name) for name, needs in waiting.items() if not needs]
+        heapq.heapify(queue)
+        best: dict[str, str] = {}
+        while queue:
+            paid, _, name = heapq.heappop(queue)
+            for need in self.gives[name]:
+                # What is stored needs no producer, unless a selected capability makes it anyway.
+                if need in best or (need in stored and name not in self.names):
+                    continue
+                best[need] = name
+                for reader in readers.pop(need, ()):
+                    waiting[reader].discard(need)
+                    price[reader] += paid
+                    if not waiting[reader]:
+                        heapq.heappush(queue, (price[reader], rank[reader], reader))
+        return best, waiting
+
+    def missing(
+        self, chosen: Collection[str], stored: Mapping[str, list[str]]
+    ) -> tuple[str, str] | None:
+        """Return a capability and the need that keeps it from running, or ``None``."""
+        _, waiting = self.supply(dict.fromkeys(chosen, 0), stored)
+        wants = [(name, need) for name, needs in waiting.items() for need in sorted(needs)]
+        made = {need for name, _ in wants for need in self.gives[name]}
+        # Name the root of the trouble: what none of the others would bring.
+        return next((pair for pair in wants if pair[1] not in made), wants[0] if wants else None)
+
+    def prune(self, chosen: list[str], stored: Mapping[str, list[str]]) -> list[str]:
+        """Drop every pulled-in capability that the rest can do without."""
+        if self.missing(chosen, stored) is not None:
+            return chosen
+        for name in reversed(list(chosen)):
             rest = [other for other in chosen if other != name]
-            if _missing(rest, catalog, stored) is None:
+            if name not in self.names and self.missing(rest, stored) is None:
                 chosen = rest
-    return chosen
+        return chosen
 
+    # Ordering: when each takes its turn.
 
-# Ordering: when each takes its turn, and from whom it reads.
+    def ordered(self, chosen: list[str], stored: Collection[str]) -> list[str]:
+        """Put capabilities in an order in which each finds its inputs.
 
+        Whoever could still get more from the others waits for them. What is left over then are
+        capabilities that read and give the same types; they keep the order of selection.
+        """
+        had, left, done = set(stored), list(chosen), []
 
-def _ordered(chosen: list[str], catalog: Catalog, stored: Collection[str]) -> list[str]:
-    """Put capabilities in an order in which each finds its inputs.
+        def awaited(name: str) -> tuple[int, int]:
+            wishes = {wanted(need) for need in self.specs[name].requires}
+            others = [other for other in left if other != name]
+            needed = [o for o in others if not self.needs[name].isdisjoint(self.gives[o])]
+            wished = [o for o in others if not wishes.isdisjoint(self.gives[o])]
+            return len(needed), len(wished)
 
-    Whoever could still get more from the others waits for them. What is left over then are
-    capabilities that read and give the same types; they keep the order of selection.
-    """
-    specs = {name: catalog.capabilities[name] for name in chosen}
-    coming: dict[str, set[str]] = {}
-    for name, spec in specs.items():
-        for kind in spec.provides:
-            coming.setdefault(kind, set()).add(name)
-
-    def awaited(name: str) -> tuple[int, int]:
-        needed = [coming.get(kind, set()) for kind in _needs(specs[name])]
-        wished = [coming.get(need.type, set()) for need in specs[name].requires]
-        return len(set().union(*needed) - {name}), len(set().union(*wished) - {name})
-
-    had, left, done = set(stored), list(chosen), []
-    while left:
-        name = min((name for name in left if _needs(specs[name]) <= had), key=awaited)
-        left.remove(name)
-        done.append(name)
-        had.update(specs[name].provides)
-        for kind in specs[name].provides:
-            coming[kind].discard(name)
-    return done
+        while left:
+            name = min((name for name in left if self.needs[name] <= had), key=awaited)
+            left.remove(name)
+            done.append(name)
+            had.update(self.gives[name])
+        return done
 
 
 def _write(
@@ -350,49 +320,60 @@ def _write(
     for name in order:
         spec = catalog.capabilities[name]
         inputs = [
-            {need.type: key}
+            {need.label: key}
             for need in spec.requires
-            for key in _sources(need, makers, filtered, usable, catalog)
+            for key in _sources(need, spec, makers, filtered, usable, catalog)
         ]
         output = spec.provides[0] if spec.provides else None
         key = reused.get(name) or make_key(output or name, taken)
         taken.add(key)
-        steps.append(
-            PlannedStep(
-                context_key=key,
-                capability=name,
-                task_objective=task,
-                success_criteria=f"{output or name} is available as {key!r}.",
-                expected_output=output,
-                parameters=said.get(name) or None,
-                inputs=inputs,
-            )
-        )
-        for kind in spec.provides:
-            makers.setdefault(kind, []).append(key)
-            if any(need.type == kind for need in spec.requires):
-                filtered.add(kind)
-    view = PlanView(list(steps), catalog, stored, None)
+        steps.append(planned_step(key, name, output, task, inputs, said.get(name) or None))
+        for need in gives(spec):
+            makers.setdefault(need, []).append(key)
+            if any(wanted(read) == need for read in spec.requires):
+                filtered.add(need)
+    view = PlanView(list(steps), catalog, {}, None)
     steps.append(closing_step(view, taken, task))
     return ExecutionPlan(steps=steps)
 
 
 def _sources(
     need: Requirement,
+    spec: CapabilitySpec,
     makers: Mapping[str, list[str]],
     filtered: Collection[str],
     stored: Mapping[str, list[str]],
     catalog: Catalog,
 ) -> list[str]:
     """Name the contexts that one requirement reads."""
-    made = makers.get(need.type, [])
+    want = wanted(need)
+    made = makers.get(want, [])
+    if need.role is not None and need.cardinality != "many":
+        return _of_roles(need, spec, [*stored.get(want, ()), *made])
     if not made:
         if need.cardinality == "optional" and need.type not in catalog.given:
             return []  # a result of an earlier request is not wished for by this one
-        made = stored.get(need.type, [])
+        made = stored.get(want, [])
         # Of several stored ones, the newest is the one the request is about.
         return made if need.cardinality == "many" else made[-1:]
     if need.cardinality == "many":
         return made
     # A filter's result replaces what it read; of equal producers the first selected counts.
-    return made[-1:] if need.type in filtered else made[:1]
+    return made[-1:] if want in filtered else made[:1]
+
+
+def _of_roles(need: Requirement, spec: CapabilitySpec, there: list[str]) -> list[str]:
+    """Choose for one of several inputs of a type, in the order in which results come about."""
+    peers = [other for other in spec.requires if wanted(other) == need.type]
+    if len(there) < len(peers):
+        peers = [other for other in peers if other.cardinality == "one"]
+    if need not in peers:
+        return []
+    if len(there) < len(peers):
+        roles = ", ".join(other.label for other in peers)
+        raise PlanError(
+            f"{spec.name!r} needs {len(peers)} {need.type} ({roles}), and without a model there"
+            f" are {len(there)} to choose from.",
+            fix="Configure a chat model, or bring a plan that names each.",
+        )
+    return [there[-len(peers) :][peers.index(need)]]

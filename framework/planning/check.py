@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
-from framework.base import CapabilitySpec, PlannedStep
+from pydantic import BaseModel
+
 from framework.planning import problems as codes
-from framework.planning.catalog import CLOSING, Available, Catalog, is_active
-from framework.planning.graphs import circles
+from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
+from framework.planning.graphs import reachable_from
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
-from framework.planning.problems import Path, Problem, make_problem, preview
+from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.reference_check import reference_problems
-from framework.planning.references import reads_of
+from framework.planning.references import Read, references_of
+from framework.planning.schemas import Shape, result_shape
 from framework.planning.view import Contract, PlanView, listing
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
 
-_FIELDS = frozenset(PlannedStep.__annotations__)
-_MAX_SUGGESTIONS = 10  # comparing names is slow; a plan of inventions must not make it slower
+_REFERENCE = 'write {"$from": "context_key.field"} with an earlier step and a field that fits'
+_NEAR = 10  # comparing names is slow; a plan of inventions must not make it slower
 
 
 def check_plan(
@@ -60,12 +62,24 @@ def check_plan(
     >>> [(problem.code, problem.field) for problem in check_plan(plan, catalog)]
     [('CG-P13', 'inputs[0].DATA')]
     """
+    return read_plan(plan, catalog, available or {}, active, max_steps)[1]
+
+
+def read_plan(
+    plan: object,
+    catalog: Catalog,
+    available: Available,
+    active: Collection[str] | None,
+    max_steps: int,
+) -> tuple[PlanView, list[Problem]]:
+    """Return a plan as it was read, with its problems; as :func:`check_plan`."""
     steps, problems = _read_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
-    checker = _Checker(PlanView(steps, catalog, available or {}, chosen), problems)
+    checker = _Checker(PlanView(steps, catalog, available, chosen), problems)
     if steps:
         checker.run()
-    return sorted(problems, key=lambda problem: -1 if problem.step is None else problem.step)
+    problems.sort(key=lambda problem: -1 if problem.step is None else problem.step)
+    return checker.view, problems
 
 
 def _read_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Problem]]:
@@ -88,14 +102,14 @@ def _read_steps(plan: object, max_steps: int) -> tuple[list[Any], list[Problem]]
 
 
 class _Checker:
-    """Collects the problems of the steps, room by room."""
+    """Collects the problems of the steps, field by field."""
 
     def __init__(self, view: PlanView, problems: list[Problem]) -> None:
         self.view = view
         self.problems = problems
-        # Inputs that name a later step: position, number of the input, type, key, supplier.
-        self.forward: list[tuple[int, int, str, str, int]] = []
-        self.suggestions = 0
+        # What is read from a later step: the reader, where it says so, and the supplier.
+        self.forward: list[tuple[int, Read, int]] = []
+        self.names_compared = 0
 
     def add(
         self,
@@ -105,21 +119,30 @@ class _Checker:
         cause: str,
         remedy: str = "",
         path: Path | None = None,
+        mended: Any = UNSURE,
     ) -> None:
         key = None if step is None else self.view.keys[step]
-        self.problems.append(make_problem(code, step, key, value, cause, remedy, path))
+        self.problems.append(make_problem(code, step, key, value, cause, remedy, path, mended))
 
     def run(self) -> None:
         for index, step in enumerate(self.view.steps):
-            if isinstance(step, dict):
-                self._check_key(index, step.get("context_key"))
-                self._check_step(index, step)
-            else:
+            if not isinstance(step, dict):
                 self.add(codes.SHAPE, index, step, "is not an object", "write each step as one", ())
-        self._check_order()
-        self._check_closing()
+                continue
+            for name, check in _FIELDS.items():
+                check(self, index, step.get(name), name)
+            for name in sorted(step.keys() - _FIELDS.keys(), key=preview)[:_NEAR]:
+                self._stranger(index, step, name)
+        self._order()
+        self._closing()
 
-    def _check_key(self, index: int, key: object) -> None:
+    def _stranger(self, index: int, step: dict[str, Any], name: Any) -> None:
+        shown = name if isinstance(name, str) else preview(name)
+        near = closest_name(shown, _FIELDS)
+        remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(_FIELDS))}"
+        self.add(codes.SHAPE, index, step[name], "is no field of a step", remedy, (shown,))
+
+    def _key(self, index: int, key: object, _: str) -> None:
         if key is None or key == "":
             self.add(codes.MISSING_KEY, index, key, "the step has no context_key")
         elif not is_key(key):
@@ -129,193 +152,178 @@ class _Checker:
             cause = f"step {places[0] + 1} has the same context_key"
             self.add(codes.DUPLICATE_KEY, index, key, cause)
 
-    def _check_step(self, index: int, step: dict[str, Any]) -> None:
-        def text(name: str, cause: str, remedy: str) -> None:
-            value = step.get(name)
-            if value is not None and not isinstance(value, str):
-                self.add(codes.SHAPE, index, value, cause, remedy, (name,))
+    def _text(self, index: int, value: object, name: str) -> None:
+        if value is not None and not isinstance(value, str):
+            self.add(codes.SHAPE, index, value, "is not text", "write it as text", (name,))
 
-        text("task_objective", "is not text", "write it as text")
-        text("success_criteria", "is not text", "write it as text")
-        text(
-            "expected_output",
-            "is not the name of a context type",
-            "name one type, or leave it out",
-        )
-        if unknown := step.keys() - _FIELDS:
-            self._check_fields(index, step, unknown)
-        contract = self.view.contracts[index]
-        if contract is None:
-            self._check_name(index, step.get("capability"))
-        elif not is_active(name := contract.spec.name, contract.spec, self.view.active):
-            cause = "the capability was not selected for this request"
-            self.add(codes.INACTIVE_CAPABILITY, index, name, cause)
-        given = self._check_inputs(index, step.get("inputs"))
+    def _capability(self, index: int, name: object, _: str) -> None:
+        catalog, contract = self.view.catalog, self.view.contracts[index]
         if contract is not None:
-            self._check_cardinality(index, contract, given)
-            self._check_output(index, contract, step.get("expected_output"))
-        spec = contract.spec if contract is not None else None
-        self._check_parameters(index, spec, step.get("parameters"))
-
-    def _check_fields(self, index: int, step: dict[str, Any], unknown: Collection[Any]) -> None:
-        for field in sorted(unknown, key=preview)[:_MAX_SUGGESTIONS]:
-            name = field if isinstance(field, str) else preview(field)
-            near = closest_name(name, _FIELDS)
-            remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(_FIELDS))}"
-            self.add(codes.SHAPE, index, step[field], "is no field of a step", remedy, (name,))
-
-    def _check_name(self, index: int, name: object) -> None:
-        if not isinstance(name, str) or not name:
+            if not is_active(contract.spec.name, contract.spec, self.view.active):
+                cause = "the capability was not selected for this request"
+                self.add(codes.INACTIVE_CAPABILITY, index, name, cause)
+        elif not isinstance(name, str) or not name:
             remedy = "name a registered capability"
             cause = "the step names no capability"
             self.add(codes.SHAPE, index, name, cause, remedy, ("capability",))
-        elif name in CLOSING:
-            return
-        elif name in self.view.catalog.infrastructure:
+        elif name in catalog.infrastructure and name not in CLOSING:
             cause = "is a node of the framework, which runs on its own"
             self.add(codes.INFRASTRUCTURE_STEP, index, name, cause)
-        else:
-            near = None
-            if self.suggestions < _MAX_SUGGESTIONS:
-                self.suggestions += 1
-                near = closest_name(name, [*self.view.catalog.capabilities, *sorted(CLOSING)])
-            remedy = f"did you mean {near!r}?" if near else ""
+        elif name not in CLOSING:
+            self.names_compared += 1
+            known = [*catalog.capabilities, *sorted(CLOSING)]
+            near = closest_name(name, known) if self.names_compared <= _NEAR else None
             cause = "no capability of this name is registered"
-            self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy)
+            remedy = f"did you mean {near!r}?" if near else ""
+            mended = near or UNSURE
+            self.add(codes.UNKNOWN_CAPABILITY, index, name, cause, remedy, mended=mended)
 
-    def _check_inputs(self, index: int, inputs: object) -> dict[str, set[str]]:
+    def _inputs(self, index: int, inputs: object, _: str) -> None:
         given: dict[str, set[str]] = {}
-        if inputs is None:
-            return given
-        if not isinstance(inputs, list):
+        if inputs is not None and not isinstance(inputs, list):
             self.add(codes.MALFORMED_INPUT, index, inputs, "is not a list of objects")
-            return given
-        places, supplies = self.view.places, self.view.supplies
-        for number, entry in enumerate(inputs):
+        contract, places = self.view.contracts[index], self.view.places
+        wants = contract.wants if contract is not None else {}
+        for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
             if type(entry) is not dict or not entry:
                 cause = "is not an object {type: context_key}"
                 self.add(codes.MALFORMED_INPUT, index, entry, cause, path=("inputs", number))
                 continue
-            for context_type, key in entry.items():
-                if type(context_type) is not str or type(key) is not str:
-                    self._bad_input(
-                        (index, number, preview(context_type)),
-                        key,
-                        "does not pair a context type with one context_key",
-                    )
+            for label, key in entry.items():
+                if type(label) is not str or type(key) is not str:
+                    cause = "does not pair a context type with one context_key"
+                elif key in (keys := given.setdefault(label, set())):
+                    cause = "is given a second time"
+                else:
+                    keys.add(key)
+                    first = places.get(key, (index,))[0]
+                    if first >= index or not self.view.fits(first, wants.get(label, label)):
+                        self._resolve(index, Read(("inputs", number, label), label, key))
                     continue
-                keys = given.get(context_type)
-                if keys is None:
-                    keys = given[context_type] = set()
-                elif key in keys:
-                    self._bad_input((index, number, context_type), key, "is given a second time")
-                    continue
-                keys.add(key)
-                found = places.get(key)
-                if found is not None and found[0] < index:
-                    supplied = supplies[found[0]]
-                    if supplied is None or context_type in supplied:
-                        continue
-                self._resolve(index, number, context_type, key)
-        return given
+                path = ("inputs", number, label if type(label) is str else preview(label))
+                self.add(codes.MALFORMED_INPUT, index, key, cause, path=path)
+        if contract is not None:
+            self._cardinality(index, contract, given)
 
-    def _bad_input(
-        self,
-        place: tuple[int, int, str],
-        key: object,
-        cause: str,
-        code: str = codes.MALFORMED_INPUT,
-        remedy: str = "",
-    ) -> None:
-        index, number, context_type = place
-        self.add(code, index, key, cause, remedy, ("inputs", number, context_type))
-
-    def _resolve(self, index: int, number: int, context_type: str, key: str) -> None:
-        """Read one input that the fast path did not settle."""
-        view = self.view
-        found = view.places.get(key, [])
-        fitting = [place for place in found if view.fits(place, context_type)]
-        # In the plan's order, a key that is stored already is what an earlier step reads.
-        if any(place < index for place in fitting) or key in view.available.get(context_type, ()):
+    def _resolve(self, index: int, read: Read) -> None:
+        """Find what an input reads."""
+        view, need = self.view, self.view.wants(index, read.label)
+        found = view.places.get(read.key, ())
+        place = view.resolve(index, read) if found else None
+        if place is not None and place < index:
             return
-        if fitting:
-            self.forward.append((index, number, context_type, key, fitting[0]))
+        if place is not None:
+            self.forward.append((index, read, place))
             return
-        code = codes.TYPE_MISMATCH
+        if view.is_stored(need, read.key):
+            return  # in the plan's order, a key that is stored already is what is read
+        code, kind = codes.TYPE_MISMATCH, need.removesuffix(MANY)
         if found:
-            supplied = view.supplies[found[0]] or frozenset()
-            cause = f"step {found[0] + 1} supplies {listing(supplied)}, not {context_type}"
-        elif stored := view.stored_as(key):
-            kinds = listing(stored)
-            cause = f"the stored context of this name is of type {kinds}, not {context_type}"
+            supplied = view.contracts[found[0]]
+            types = supplied.spec.provides if supplied is not None else ()
+            cause = f"step {found[0] + 1} supplies {listing(types)}, not {kind}"
+        elif stored := view.stored_as(read.key):
+            cause = f"the stored context of this name is of type {listing(stored)}, not {kind}"
         else:
             code = codes.NO_SUPPLIER
             cause = "no step and no stored context has this context_key"
-        remedy = view.how_to_get(context_type)
-        self._bad_input((index, number, context_type), key, cause, code, remedy)
+        self.add(code, index, read.key, cause, view.how_to_get(need), read.path)
 
-    def _check_cardinality(
-        self, index: int, contract: Contract, given: dict[str, set[str]]
-    ) -> None:
-        name = contract.spec.name
-        for context_type, cardinality in contract.requires.items():
-            count = len(given.get(context_type, ()))
-            if count == 0 and cardinality != "optional":
-                cause = f"{name!r} requires {context_type} and the step has no such input"
-                remedy = self.view.how_to_get(context_type)
-                self.add(codes.MISSING_INPUT, index, context_type, cause, remedy)
-            elif count > 1 and cardinality != "many":
-                cause = f"{name!r} takes one {context_type} and the step names {count}"
-                self.add(codes.TOO_MANY_INPUTS, index, context_type, cause)
+    def _cardinality(self, index: int, contract: Contract, given: dict[str, set[str]]) -> None:
+        for label, need in contract.needs.items():
+            count = len(given.get(label, ()))
+            told = label if need.role is None else f"{label} ({need.type})"
+            if count == 0 and need.cardinality != "optional":
+                cause = f"{contract.spec.name!r} requires {told} and the step has no such input"
+                remedy = self.view.how_to_get(contract.wants[label])
+                self.add(codes.MISSING_INPUT, index, label, cause, remedy)
+            elif count > 1 and need.cardinality != "many":
+                cause = f"{contract.spec.name!r} takes one {told} and the step names {count}"
+                self.add(codes.TOO_MANY_INPUTS, index, label, cause)
 
-    def _check_output(self, index: int, contract: Contract, expected: object) -> None:
-        provides = listing(contract.provides)
-        if isinstance(expected, str) and expected not in contract.provides:
-            cause = f"{contract.spec.name!r} provides {provides}"
-        elif expected is None and len(contract.provides) > 1:
-            cause = f"{contract.spec.name!r} provides several: {provides}"
+    def _output(self, index: int, expected: object, name: str) -> None:
+        if expected is not None and not isinstance(expected, str):
+            cause = "is not the name of a context type"
+            self.add(codes.SHAPE, index, expected, cause, "name one type, or leave it out", (name,))
+        if (contract := self.view.contracts[index]) is None:
+            return
+        provides = contract.spec.provides
+        if isinstance(expected, str) and expected not in provides:
+            cause = f"{contract.spec.name!r} provides {listing(provides)}"
+        elif expected is None and len(provides) > 1:
+            cause = f"{contract.spec.name!r} provides several: {listing(provides)}"
         else:
             return
-        remedy = "name one of them" if contract.provides else "leave expected_output out"
-        self.add(codes.UNDECLARED_OUTPUT, index, expected, cause, remedy)
+        remedy = "name one of them" if provides else "leave expected_output out"
+        mended = UNSURE if len(provides) > 1 else provides[0] if provides else None
+        self.add(codes.UNDECLARED_OUTPUT, index, expected, cause, remedy, mended=mended)
 
-    def _check_parameters(
-        self, index: int, spec: CapabilitySpec | None, parameters: object
-    ) -> None:
-        model = spec.parameters if spec is not None else None
+    def _parameters(self, index: int, parameters: object, name: str) -> None:
+        contract = self.view.contracts[index]
+        model = contract.spec.parameters if contract is not None else None
         if not parameters and (parameters is None or parameters == {}) and model is None:
             return
-        name = spec.name if spec is not None else "the capability"
-        for fault in parameter_faults(model, parameters, name):
-            path = ("parameters", *fault.path)
-            self.add(fault.code, index, fault.value, fault.cause, fault.remedy, path)
-        for where, text, cause, remedy in reference_problems(self.view, index, model, parameters):
-            self.add(codes.PARAMETER, index, text, cause, remedy, where)
+        owner = contract.spec.name if contract is not None else "the capability"
+        key = self.view.keys[index]
+        for fault in parameter_faults(model, parameters, owner):
+            self.problems.append(replace(fault, step=index, context_key=shown_key(key)))
+        for path, text in references_of(parameters):
+            self._reference(index, (name, *path), text, model)
 
-    def _check_order(self) -> None:
+    def _reference(self, index: int, path: Path, text: str, model: type[BaseModel] | None) -> None:
+        """Check who supplies what a parameter refers to, and of which type it is."""
+        view = self.view
+        read = next(read for read in view.reads[index] if read.path == path)
+        place = view.resolve(index, read)
+        if place is not None and place >= index:
+            self.forward.append((index, read, place))
+            return
+        if place is not None:
+            contract = view.contracts[place]
+            kinds = None if contract is None else list(contract.spec.provides)
+        elif not (kinds := view.stored_as(read.key)):
+            cause = "no step and no stored context has this context_key"
+            self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
+            return
+        if kinds is None or any(kind not in view.context_types for kind in kinds):
+            return  # of unknown type: what stands there is read when the step runs
+        results = [result_shape(view.context_types[kind]) for kind in kinds]
+        parts = text[len(read.key) :].split(".")[1:]
+        fields = tuple(int(part) if part.isdecimal() else part for part in parts)
+        found = [shape for result in results if (shape := result.at(fields)) is not None]
+        target = None if model is None else Shape.of(model, "validation").at(path[1:])
+        if not found:
+            known = sorted({name for result in results for name in result.fields})
+            cause = f"the result has no {'.'.join(parts)!r}; its fields are {listing(known)}"
+        elif len(found) > 1:
+            cause = "several results of that step have it"
+        elif target is None or found[0].fits(target):
+            return
+        else:
+            cause = f"it is {found[0]} and the parameter is {target}"
+        self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
+
+    def _order(self) -> None:
         if not self.forward:
             return
-        places = self.view.places
-        edges: dict[int, set[int]] = {}
-        for index, step in enumerate(self.view.steps):
-            edges[index] = {places[key][0] for _, key in reads_of(step) if key in places}
-        for index, _, _, _, place in self.forward:
-            edges[index].add(place)
-        circle: dict[int, int] = {}
-        for group in circles(edges):
-            first = min(group)
-            circle.update(dict.fromkeys(group, first))
-            names = listing([str(self.view.keys[place]) for place in sorted(group)])
-            cause = "these steps wait for each other" if len(group) > 1 else "waits for itself"
-            self.add(codes.CYCLE, first, names, cause)
-        for index, number, context_type, key, place in self.forward:
-            if circle.get(index, -1) != circle.get(place, -2):
-                cause = f"step {place + 1} runs after step {index + 1}"
-                remedy = f"put step {place + 1} first"
-                spot = (index, number, context_type)
-                self._bad_input(spot, key, cause, codes.LATER_STEP, remedy)
+        waits, readers = dict(enumerate(self.view.waits)), self.view.readers
+        told: dict[int, set[int]] = {}
+        for index, read, place in self.forward:
+            if place in told.get(index, ()):
+                continue
+            ahead, behind = reachable_from([index], waits), reachable_from([index], readers)
+            circle = ahead & behind
+            if place in circle:
+                told |= dict.fromkeys(circle, circle)
+                names = listing([str(self.view.keys[one]) for one in sorted(circle)])
+                cause = "these steps wait for each other" if len(circle) > 1 else "waits for itself"
+                self.add(codes.CYCLE, min(circle), names, cause)
+                continue
+            cause = f"step {place + 1} runs after step {index + 1}"
+            remedy = f"put step {place + 1} first"
+            self.add(codes.LATER_STEP, index, read.key, cause, remedy, read.path)
 
-    def _check_closing(self) -> None:
+    def _closing(self) -> None:
         last = len(self.view.steps) - 1
         for index, step in enumerate(self.view.steps):
             name = step.get("capability") if isinstance(step, dict) else None
@@ -326,3 +334,15 @@ class _Checker:
             elif index == last and not closing:
                 cause = "the last step does not answer the request"
                 self.add(codes.NO_CLOSING, None, name, cause)
+
+
+_FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
+    "context_key": _Checker._key,
+    "capability": _Checker._capability,
+    "task_objective": _Checker._text,
+    "success_criteria": _Checker._text,
+    "inputs": _Checker._inputs,
+    "expected_output": _Checker._output,
+    "parameters": _Checker._parameters,
+}
+"""What checks each field of a step; there are no other fields."""

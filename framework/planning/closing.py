@@ -1,14 +1,34 @@
-"""The step that every plan ends with."""
+"""Steps that the framework writes itself, and the one that every plan ends with."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from framework.base import PlannedStep
 from framework.planning.catalog import RESPOND
 from framework.planning.reading import make_key
-from framework.planning.references import reads_of
 from framework.planning.view import PlanView
+
+
+def planned_step(
+    key: str,
+    capability: str,
+    output: str | None,
+    objective: str,
+    inputs: list[dict[str, str]],
+    parameters: dict[str, Any] | None = None,
+) -> PlannedStep:
+    """Write down a step with all of its fields."""
+    return PlannedStep(
+        context_key=key,
+        capability=capability,
+        task_objective=objective,
+        success_criteria=f"{output or capability} is available as {key!r}.",
+        expected_output=output,
+        parameters=parameters,
+        inputs=inputs,
+    )
 
 
 def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> PlannedStep:
@@ -19,23 +39,21 @@ def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> Plan
         taken: Context keys that it must not use.
         task: The request, when it is known.
     """
-    read = {key for step in view.steps for _, key in reads_of(step)}
+    read = {read.key for reads in view.reads for read in reads}
     inputs = []
     for index, key in enumerate(view.keys):
         contract = view.contracts[index]
         if contract is None or key is None or key in read:
             continue
+        provides = contract.spec.provides
         expected = view.steps[index].get("expected_output")
-        if expected is None and len(contract.provides) == 1:
-            expected = next(iter(contract.provides))
-        if isinstance(expected, str) and expected in contract.provides:
+        if expected is None and len(provides) == 1:
+            expected = provides[0]
+        if isinstance(expected, str) and expected in provides:
             inputs.append({expected: key})
-    return PlannedStep(
-        context_key=make_key("user_response", taken),
-        capability=RESPOND,
-        task_objective=task or "Answer the request from the results of the steps before.",
-        success_criteria="The request is answered from the results, or it is said what is missing.",
-        expected_output=None,
-        parameters=None,
-        inputs=inputs,
+    objective = task or "Answer the request from the results of the steps before."
+    step = planned_step(make_key("user_response", taken), RESPOND, None, objective, inputs)
+    step["success_criteria"] = (
+        "The request is answered from the results, or it is said what is missing."
     )
+    return step

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 from framework.base import ExecutionPlan
 from framework.planning.catalog import CLOSING
 from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import reads_of
-from framework.planning.replan import PlanVersion
+from framework.planning.references import Read, reads_of
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped"]
 
@@ -41,40 +40,33 @@ def plan_mermaid(plan: ExecutionPlan, status: Mapping[str, str] | None = None) -
         class s0 done
         classDef done fill:#dff2e1,stroke:#2e7d32,color:#222
     """
-    lines, used = _draw(plan, status or {}, "")
-    return "\n".join(["flowchart TD", *lines, *_styles(used)])
-
-
-def versions_mermaid(
-    history: Sequence[PlanVersion], status: Mapping[str, str] | None = None
-) -> str:
-    """Draw every version of a run's plan, each in its box with what its steps had come to.
-
-    Args:
-        history: The plan history, oldest version first.
-        status: What became of the last version's steps, by context key.
-    """
-    lines = ["flowchart TD"]
-    used: set[str] = set()
-    for place, entry in enumerate(history):
-        last = place == len(history) - 1
-        states = (status or {}) if last else history[place + 1]["outcome"]
-        body, drawn = _draw(entry["plan"], states, f"v{entry['version']}")
-        title = f"version {entry['version']}, {entry['author']}: {entry['reason']}"
-        lines.append(f'    subgraph v{entry["version"]}["{escape_label(title)}"]')
-        lines += [f"    {line}" for line in body]
-        lines.append("    end")
-        used |= drawn
-        if place:
-            names = {
-                key: f"v{history[place - 1]['version']}s{index}"
-                for index, key in enumerate(_keys(history[place - 1]["plan"]))
-            }
-            for index, key in enumerate(_keys(entry["plan"])):
-                source = names.get(entry["kept"].get(key, ""))
-                if source is not None:
-                    lines.append(f'    {source} -. "kept" .-> v{entry["version"]}s{index}')
-    return "\n".join([*lines, *_styles(used)])
+    steps = [step if isinstance(step, dict) else {} for step in steps_of(plan)]
+    keys = [step_key(step, index) for index, step in enumerate(steps)]
+    nodes: list[str] = []
+    arrows: list[str] = []
+    states: list[str] = []
+    stored: dict[Read, str] = {}
+    read: set[int] = set()
+    for index, step in enumerate(steps):
+        name, state = capability_of(step), (status or {}).get(keys[index], "pending")
+        states.append(state if state in _STYLES else "pending")
+        sign = _SIGNS.get(state, "")
+        label = f"{sign}{escape_label(keys[index])}<br/>{escape_label(name or '?')}"
+        left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
+        nodes += [f"    s{index}{left}{label}{right}", f"    class s{index} {states[-1]}"]
+        for one in reads_of(step, keys):
+            before = [place for place in range(index) if keys[place] == one.key]
+            read.update(before[-1:])
+            place = (
+                stored.setdefault(one._replace(path=()), f"c{len(stored)}") if not before else ""
+            )
+            source = f"s{before[-1]}" if before else place
+            arrows.append(f'    {source} -->|"{escape_label(one.label)}"| s{index}')
+        if name in CLOSING:
+            arrows += [f"    s{place} -.-> s{index}" for place in range(index) if place not in read]
+    cylinders = [f'    {node}[("{escape_label(one.key)}")]' for one, node in stored.items()]
+    styles = [f"    classDef {state} {_STYLES[state]}" for state in _STYLES if state in states]
+    return "\n".join(["flowchart TD", *cylinders, *nodes, *arrows, *styles])
 
 
 def escape_label(text: object, limit: int = _LONGEST) -> str:
@@ -90,50 +82,3 @@ def escape_label(text: object, limit: int = _LONGEST) -> str:
     return _PLAIN.sub(
         lambda match: "?" if 0xD800 <= ord(match[0]) < 0xE000 else f"#{ord(match[0])};", flat
     )
-
-
-def _keys(plan: ExecutionPlan) -> list[str]:
-    return [
-        step_key(step, index) if isinstance(step, dict) else str(index)
-        for index, step in enumerate(steps_of(plan))
-    ]
-
-
-def _draw(
-    plan: ExecutionPlan, status: Mapping[str, str], prefix: str
-) -> tuple[list[str], set[str]]:
-    steps = [step if isinstance(step, dict) else {} for step in steps_of(plan)]
-    keys = _keys(plan)
-    lines: list[str] = []
-    arrows: list[str] = []
-    used: set[str] = set()
-    stored: dict[tuple[str, str], str] = {}
-    read: set[int] = set()
-    for index, step in enumerate(steps):
-        node = f"{prefix}s{index}"
-        name, state = capability_of(step), status.get(keys[index], "pending")
-        state = state if state in _STYLES else "pending"
-        label = (
-            f"{_SIGNS.get(state, '')}{escape_label(keys[index])}<br/>{escape_label(name or '?')}"
-        )
-        left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
-        lines += [f"    {node}{left}{label}{right}", f"    class {node} {state}"]
-        used.add(state)
-        for kind, key in reads_of(step):
-            before = [place for place in range(index) if keys[place] == key]
-            if before:
-                read.add(before[-1])
-                source = f"{prefix}s{before[-1]}"
-            else:
-                source = stored.setdefault((kind, key), f"{prefix}c{len(stored)}")
-            arrows.append(f'    {source} -->|"{escape_label(kind)}"| {node}')
-        if name in CLOSING:
-            arrows += [
-                f"    {prefix}s{place} -.-> {node}" for place in range(index) if place not in read
-            ]
-    cylinders = [f'    {node}[("{escape_label(key)}")]' for (_, key), node in stored.items()]
-    return [*cylinders, *lines, *arrows], used
-
-
-def _styles(used: set[str]) -> list[str]:
-    return [f"    classDef {state} {style}" for state, style in _STYLES.items() if state in used]

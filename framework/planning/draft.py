@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from framework.base import ExecutionPlan
 from framework.planning.catalog import Available, Catalog
+from framework.planning.parameters import replace_at
 from framework.planning.problems import Path, Problem, preview, render_path
-from framework.planning.view import PlanView
+from framework.planning.references import FROM, Read, references_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,8 @@ class Draft:
     steps: list[dict[str, Any]]
     catalog: Catalog
     available: Available
-    active: Collection[str] | None
     max_steps: int
     repairs: list[Repair] = field(default_factory=list)
-
-    def view(self) -> PlanView:
-        """Read the steps as they stand now."""
-        return PlanView(self.steps, self.catalog, self.available, self.active)
 
     def keys(self) -> set[str]:
         """Return every context key that a new step must not take."""
@@ -101,27 +97,26 @@ class Draft:
             )
         )
 
-    def set_field(self, code: str, step: int, name: str, value: object, reason: str) -> bool:
-        """Replace one field of a step and record it; ``False`` when it has the value already."""
-        before = self.steps[step].get(name)
-        if before == value:
+    def put(self, code: str, step: int, path: Path, value: object, reason: str) -> bool:
+        """Replace one value of a step and record it; ``False`` when it is there already."""
+        before: Any = self.steps[step]
+        for part in path:
+            before = before.get(part) if isinstance(before, dict) else before[part]
+        if before == value and type(before) is type(value):
             return False
-        self.steps[step][name] = value
-        self.note(code, step, (name,), before, value, reason)
+        self.steps[step] = replace_at(self.steps[step], path, value)
+        self.note(code, step, path, before, value, reason)
         return True
 
-    def inputs_of(self, step: int) -> list[Any]:
-        """Return a step's inputs as a list that may be changed."""
-        inputs = self.steps[step].get("inputs")
-        copied = [dict(entry) if isinstance(entry, dict) else entry for entry in inputs or ()]
-        self.steps[step]["inputs"] = copied
-        return copied
-
-    def rename_inputs(self, renamed: dict[tuple[int, str, str], str]) -> None:
-        """Give inputs other keys; each is named by step, context type and present key."""
-        for index in sorted({step for step, _, _ in renamed}):
-            for entry in self.inputs_of(index):
-                if isinstance(entry, dict):
-                    for context_type, key in entry.items():
-                        if isinstance(key, str):
-                            entry[context_type] = renamed.get((index, context_type, key), key)
+    def rename(self, reads: Iterable[tuple[int, Read]], key: str) -> None:
+        """Have some inputs and references name another key."""
+        for index, read in reads:
+            old = self.steps[index]
+            if read.label == FROM:
+                text = next(
+                    t for path, t in references_of(old["parameters"]) if path == read.path[1:]
+                )
+                value: object = {FROM: key + text[len(read.key) :]}
+            else:
+                value = key
+            self.steps[index] = replace_at(old, read.path, value)

@@ -5,53 +5,50 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
-from pydantic import AliasChoices, AliasPath, BaseModel
+from pydantic import BaseModel
 from pydantic import ValidationError as PydanticError
 
 from framework.base import CapabilitySpec, ErrorSeverity, PlanError, ValidationError
 from framework.base.spec import parameter_names
 from framework.planning.names import closest_name
-from framework.planning.problems import NOT_PLAIN, PARAMETER, Path, preview, render_path
+from framework.planning.problems import (
+    NOT_PLAIN,
+    PARAMETER,
+    UNSURE,
+    Path,
+    Problem,
+    make_problem,
+    preview,
+    render_path,
+)
 from framework.planning.reading import is_too_deep
 from framework.planning.references import references_of
+from framework.planning.schemas import Shape
 
 _MAX_UNKNOWN = 20
+_PLAIN = "use finite numbers, text and flat lists"
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterFault:
-    """One parameter that does not fit.
-
-    Attributes:
-        code: Code of the problem it becomes.
-        path: Where the value sits below ``parameters``.
-        value: The value found.
-        cause: What is wrong.
-        remedy: What to do about it.
-        replacement: The one lossless form that fits, when :attr:`mendable`.
-        mendable: Whether there is exactly one such form.
-    """
-
-    code: str
-    path: Path
-    value: Any
-    cause: str
-    remedy: str
-    replacement: Any = None
-    mendable: bool = False
-
-    def __str__(self) -> str:
-        place = render_path(self.path) or "parameters"
-        return f"{place} {preview(self.value)}: {self.cause} ({self.remedy})"
+def _fault(
+    path: Path,
+    value: object,
+    cause: str,
+    remedy: str,
+    *,
+    code: str = PARAMETER,
+    mended: Any = UNSURE,
+) -> Problem:
+    return make_problem(code, None, None, value, cause, remedy, ("parameters", *path), mended)
 
 
 def parameter_faults(
     model: type[BaseModel] | None, parameters: object, capability: str
-) -> list[ParameterFault]:
+) -> list[Problem]:
     """Find everything that is wrong with a step's parameters.
 
     A capability without a declared model takes plain scalars only. With a model the
@@ -67,27 +64,31 @@ def parameter_faults(
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):
-        return [_not_an_object(parameters)]
+        decoded = _decode(parameters) if isinstance(parameters, str) else None
+        held = isinstance(decoded, dict)
+        cause = "is text that holds an object" if held else "is not an object"
+        remedy = "write parameters as an object of names and values"
+        return [_fault((), parameters, cause, remedy, mended=decoded if held else UNSURE)]
     if not parameters and model is None:
         return []
-    # What a reference stands for is checked where the plan is known, and when the step runs.
-    named = [path for path, _ in references_of(parameters)]
     if model is None:
         found = list(_scalar_faults(parameters, capability))
-        return [fault for fault in found if not _touches(fault.path, named)]
-    if is_too_deep(parameters):
-        return [_not_plain(parameters, "nests too deeply")]
-    try:
-        text = json.dumps(parameters, allow_nan=False)
-    except (TypeError, ValueError) as exc:
-        return [_not_plain(parameters, f"is not plain JSON ({exc})")]
-    found = _model_faults(model, parameters, text, capability)
-    return [fault for fault in found if not _touches(fault.path, named)] if named else found
+    elif is_too_deep(parameters):
+        return [_fault((), parameters, "nests too deeply", _PLAIN, code=NOT_PLAIN)]
+    else:
+        try:
+            text = json.dumps(parameters, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            return [_fault((), parameters, f"is not plain JSON ({exc})", _PLAIN, code=NOT_PLAIN)]
+        found = _model_faults(model, parameters, text, capability)
+    # What a reference stands for is checked where the plan is known, and when the step runs.
+    named = [path for path, _ in references_of(parameters)] if found else []
+    return [fault for fault in found if not any(_touch(fault.path[1:], one) for one in named)]
 
 
-def _touches(path: Path, named: list[Path]) -> bool:
-    """Tell whether a place lies in, or around, one of some others."""
-    return any(all(a == b for a, b in zip(path, other, strict=False)) for other in named)
+def _touch(path: Path, other: Path) -> bool:
+    """Tell whether a place lies in, or around, another one."""
+    return all(a == b for a, b in zip(path, other, strict=False))
 
 
 def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
@@ -117,12 +118,16 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
     (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
     """
     faults = parameter_faults(spec.parameters, given, spec.name)
-    for fault in (fault for fault in faults if fault.mendable):
-        given = replace_at(given, fault.path, fault.replacement)
+    for fault in (fault for fault in faults if fault.mended is not UNSURE):
+        given = replace_at(given, fault.path[1:], fault.mended)
     if faults:
         faults = parameter_faults(spec.parameters, given, spec.name)
     if faults:
-        listed = "; ".join(str(fault) for fault in faults)
+        listed = "; ".join(
+            f"{render_path(fault.path[1:]) or 'parameters'} {fault.value!r}: {fault.cause}"
+            f" ({fault.remedy})"
+            for fault in faults
+        )
         raise ValidationError(
             f"The parameters of {spec.name!r} do not fit: {listed}.",
             fix="Correct the step's parameters.",
@@ -209,127 +214,93 @@ def read_parameters(spec: CapabilitySpec, task: str) -> dict[str, Any]:
     return found
 
 
-def _not_an_object(value: object) -> ParameterFault:
-    remedy = "write parameters as an object of names and values"
-    if isinstance(value, str) and isinstance(decoded := _decode(value), dict):
-        return ParameterFault(
-            PARAMETER, (), value, "is text that holds an object", remedy, decoded, True
-        )
-    return ParameterFault(PARAMETER, (), value, "is not an object", remedy)
-
-
-def _not_plain(value: object, cause: str) -> ParameterFault:
-    return ParameterFault(NOT_PLAIN, (), value, cause, "use finite numbers, text and flat lists")
-
-
-def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[ParameterFault]:
+def _scalar_faults(parameters: dict[Any, Any], capability: str) -> Iterator[Problem]:
+    """Check what a capability without a model takes: numbers and text by name."""
     for name, value in parameters.items():
         path = (name if isinstance(name, str) else preview(name),)
         if not isinstance(name, str):
-            yield ParameterFault(
-                PARAMETER, path, name, "is not a parameter name", "use text for parameter names"
-            )
+            yield _fault(path, name, "is not a parameter name", "use text for parameter names")
         elif isinstance(value, float) and not math.isfinite(value):
-            yield ParameterFault(
-                NOT_PLAIN, path, value, "is not a finite number", "give a finite number"
-            )
+            cause, remedy = "is not a finite number", "give a finite number"
+            yield _fault(path, value, cause, remedy, code=NOT_PLAIN)
         elif value is not None and not isinstance(value, (str, int, float)):
-            yield ParameterFault(
-                PARAMETER,
-                path,
-                value,
+            cause = (
                 f"is not text, a number or a boolean, and {capability!r} declares no Parameters"
-                " model that would allow it",
-                "give a plain value, or declare a Parameters model on the capability",
+                " model that would allow it"
             )
+            remedy = "give a plain value, or declare a Parameters model on the capability"
+            yield _fault(path, value, cause, remedy)
 
 
 def _model_faults(
     model: type[BaseModel], parameters: dict[str, Any], text: str, capability: str
-) -> list[ParameterFault]:
-    held, strict = _validate(model, text, strict=True)
-    lenient: list[dict[str, Any]] = []
-    if strict:
-        held, lenient = _validate(model, text, strict=False)
-    unknown = (
-        _strangers(model, parameters, (), capability)
-        if held is None
-        else _dropped(held, parameters, (), capability)
-    )
-    faults = {fault.path: fault for fault in unknown}
-    lenient_paths = {error["loc"] for error in lenient}
-    for error in lenient:
-        if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-            continue  # found above, with the nearest name
-        fault = _fault(model, parameters, error, capability)
+) -> list[Problem]:
+    strict = _errors(model, parameters, text, strict=True)
+    lenient = _errors(model, parameters, text, strict=False) if strict else []
+    faults: dict[Path, Problem] = {}
+    for error in [error for error in lenient if error["type"] in _UNKNOWN]:
+        path = _deepest(parameters, error["loc"])[0]
+        faults[path] = _stranger(model, parameters, path, capability)
+    told = {error["loc"] for error in lenient}
+    for error in strict + lenient:
+        if error["type"] in _UNKNOWN:
+            continue
+        path, value = _deepest(parameters, error["loc"])
+        message = error["msg"][:1].lower() + error["msg"][1:]
+        if error["type"] == "missing":
+            remedy = f"give the parameter that {capability!r} declares"
+            fault = _fault(error["loc"], None, message, remedy)
+        else:
+            mended = _exact_form(model, parameters, path, value)
+            if mended is UNSURE and error["loc"] not in told:
+                continue  # only the strict reading minds
+            known = mended is not UNSURE
+            remedy = f"write {preview(mended)}" if known else "give the value in the declared form"
+            fault = _fault(path, value, message, remedy, mended=mended)
         # A union reports one error for each of its members: one value, one problem.
-        faults.setdefault(fault.path, fault)
-    for error in strict:
-        if error["loc"] not in lenient_paths and error["type"] != "json_invalid":
-            fault = _fault(model, parameters, error, capability)
-            if fault.mendable:
-                faults.setdefault(fault.path, fault)
+        faults.setdefault(fault.path[1:], fault)
     return list(faults.values())
 
 
-def _dropped(held: Any, given: Any, path: Path, capability: str) -> Iterator[ParameterFault]:
-    """Compare what a model holds with what it was given."""
-    if isinstance(held, BaseModel) and isinstance(given, dict):
-        yield from _strangers(type(held), given, path, capability)
-        for name, info in type(held).model_fields.items():
-            for spelled in _spellings(name, info) & given.keys():
-                value = getattr(held, name, None)
-                yield from _dropped(value, given[spelled], (*path, spelled), capability)
-    elif isinstance(held, dict) and isinstance(given, dict):
-        for key in held.keys() & given.keys():
-            yield from _dropped(held[key], given[key], (*path, str(key)), capability)
-    elif isinstance(held, (list, tuple)) and isinstance(given, list) and len(held) == len(given):
-        for number, (one, other) in enumerate(zip(held, given, strict=True)):
-            yield from _dropped(one, other, (*path, number), capability)
-
-
-def _strangers(
-    model: type[BaseModel], given: dict[str, Any], path: Path, capability: str
-) -> Iterator[ParameterFault]:
-    if model.model_config.get("extra") == "allow":
-        return
-    accepted: set[str] = set()
-    for name, info in model.model_fields.items():
-        accepted |= _spellings(name, info)
-    unknown = [name for name in given if name not in accepted]
-    for name in unknown[:_MAX_UNKNOWN]:  # what is refused anyhow need not be told whole
-        yield _stranger(model, name, given[name], path, capability)
-
-
 def _stranger(
-    model: type[BaseModel], name: Any, value: Any, path: Path, capability: str
-) -> ParameterFault:
-    known = parameter_names(model)
-    shown = name if isinstance(name, str) else preview(name)
-    near = closest_name(shown, known)
+    model: type[BaseModel], parameters: dict[str, Any], path: Path, capability: str
+) -> Problem:
+    owner = Shape.of(model, "validation").at(path[:-1])
+    known = owner.fields if owner is not None else []
+    near = closest_name(str(path[-1]), known)
     remedy = f"use only: {', '.join(sorted(known))}" if known else "leave it out"
     if near is not None:
         remedy = f"write {near!r}, or {remedy}"
     cause = f"{capability!r} does not declare this parameter"
-    return ParameterFault(PARAMETER, (*path, shown), value, cause, remedy)
+    return _fault(path, _deepest(parameters, path)[1], cause, remedy)
 
 
-def _spellings(name: str, info: Any) -> set[str]:
-    """Return the names under which a field is read."""
-    found = {name, info.alias}
-    choices = info.validation_alias
-    for choice in choices.choices if isinstance(choices, AliasChoices) else [choices]:
-        found.add(choice.path[0] if isinstance(choice, AliasPath) else choice)
-    return {spelled for spelled in found if isinstance(spelled, str)}
+def _errors(
+    model: type[BaseModel], parameters: dict[str, Any], text: str, *, strict: bool
+) -> list[dict[str, Any]]:
+    """Return what is wrong, unknown names included, which a model would drop in silence."""
+    found = _validate(model, text, strict=strict, extra="forbid")
+    unknown = [error for error in found if error["type"] in _UNKNOWN]
+    if not unknown:
+        return found
+    # Forbidding holds for every model inside, those that take anything included.
+    whole = Shape.of(model, "validation")
+    strangers = (e for e in unknown if whole.at(_deepest(parameters, e["loc"])[0]) is None)
+    others = _validate(model, text, strict=strict, extra=None)
+    # What is refused anyhow need not be told whole.
+    return [
+        *islice(strangers, _MAX_UNKNOWN),
+        *(error for error in others if error["type"] not in _UNKNOWN),
+    ]
 
 
 def _validate(
-    model: type[BaseModel], text: str, *, strict: bool
-) -> tuple[BaseModel | None, list[dict[str, Any]]]:
+    model: type[BaseModel], text: str, *, strict: bool, extra: Literal["forbid"] | None
+) -> list[dict[str, Any]]:
     try:
-        return model.model_validate_json(text, strict=strict, by_alias=True, by_name=True), []
+        model.model_validate_json(text, strict=strict, extra=extra, by_alias=True, by_name=True)
     except PydanticError as exc:
-        return None, [
+        return [
             {"loc": error["loc"], "type": error["type"], "msg": error["msg"]}
             for error in exc.errors(include_url=False, include_context=False, include_input=False)
         ]
@@ -337,29 +308,17 @@ def _validate(
         # A validator of the capability's author failed in its own way; that is a finding about
         # these parameters, not a reason to lose every other finding of the plan.
         cause = f"the validator failed: {preview(exc)}"
-        return None, [{"loc": (), "type": "validator", "msg": cause}]
+        return [{"loc": (), "type": "validator", "msg": cause}]
+    return []
 
 
-def _fault(
-    model: type[BaseModel], parameters: dict[str, Any], error: dict[str, Any], capability: str
-) -> ParameterFault:
-    path: Path = error["loc"]
-    message = error["msg"][:1].lower() + error["msg"][1:]
-    if error["type"] == "missing":
-        return ParameterFault(
-            PARAMETER, path, None, message, f"give the parameter that {capability!r} declares"
-        )
-    path, value = _deepest(parameters, path)
-    fitting = [
-        candidate
-        for candidate in _lossless_forms(value)
-        if path and not _breaks(model, parameters, path, candidate)
-    ]
-    if fitting and all(candidate == fitting[0] for candidate in fitting):
-        return ParameterFault(
-            PARAMETER, path, value, message, f"write {preview(fitting[0])}", fitting[0], True
-        )
-    return ParameterFault(PARAMETER, path, value, message, "give the value in the declared form")
+def _exact_form(
+    model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object
+) -> Any:
+    """Return the one other spelling of a value that fits and says exactly the same."""
+    forms = _lossless_forms(value) if path else ()
+    fitting = [form for form in forms if not _breaks(model, parameters, path, form)]
+    return fitting[0] if fitting and all(form == fitting[0] for form in fitting) else UNSURE
 
 
 def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, value: object) -> bool:
@@ -367,7 +326,7 @@ def _breaks(model: type[BaseModel], parameters: dict[str, Any], path: Path, valu
     changed = replace_at(parameters, path, value)
     return any(
         error["loc"][: len(path)] == path or not error["loc"]
-        for error in _validate(model, json.dumps(changed), strict=True)[1]
+        for error in _validate(model, json.dumps(changed), strict=True, extra=None)
     )
 
 
@@ -403,16 +362,16 @@ def _decode(text: str) -> Any:
     return None if is_too_deep(decoded) else decoded
 
 
-def _deepest(parameters: object, path: Path) -> tuple[Path, object]:
+def _deepest(parameters: object, path: Path) -> tuple[Path, Any]:
     """Follow a path as far as it exists; schema branches such as unions add parts of their own."""
-    value = parameters
-    for depth, part in enumerate(path):
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        if not isinstance(value, dict) or part not in value:
-            return path[:depth], value
-        value = value[part]
-    return path, value
+    found: list[str | int] = []
+    value: Any = parameters
+    for part in path:
+        inside = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inside, dict) and part in inside:
+            value = inside[part]
+            found.append(part)
+    return tuple(found), value
 
 
 def replace_at(parameters: Any, path: Path, value: object) -> Any:
@@ -425,7 +384,7 @@ def replace_at(parameters: Any, path: Path, value: object) -> Any:
         return value
     head, rest = path[0], path[1:]
     if isinstance(parameters, dict):
-        return {**parameters, head: replace_at(parameters[head], rest, value)}
+        return {**parameters, head: replace_at(parameters.get(head), rest, value)}
     return [
         replace_at(item, rest, value) if index == head else item
         for index, item in enumerate(parameters)

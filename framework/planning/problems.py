@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import reprlib
 from dataclasses import dataclass
@@ -70,6 +71,10 @@ def render_path(path: Path) -> str:
     return text
 
 
+UNSURE: Any = object()
+"""Stands for the right value where a problem does not have exactly one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a plan.
@@ -82,6 +87,7 @@ class Problem:
         value: The offending value; a short text when it is large or not plain.
         cause: What is wrong with it.
         remedy: What to do about it.
+        mended: The one value that is right there; ``UNSURE`` where there is not just one.
 
     >>> print(Problem("CG-P04", 0, "a", ("capability",), "fetsh", "is unknown", "use 'fetch'"))
     [CG-P04] step 1 'a', capability 'fetsh': is unknown. Fix: use 'fetch'.
@@ -94,6 +100,7 @@ class Problem:
     value: Any
     cause: str
     remedy: str
+    mended: Any = dataclasses.field(default=UNSURE, repr=False, compare=False)
 
     @property
     def field(self) -> str:
@@ -138,11 +145,13 @@ class Kind(NamedTuple):
         title: The fault in a few words.
         field: The field of the step (or plan) in which it sits.
         remedy: What to do about it, where that is always the same.
+        reason: Why the one right value is right, where there is one.
     """
 
     title: str
     field: str
     remedy: str = ""
+    reason: str = ""
 
 
 _INPUT = "write inputs as a list of objects such as {'TYPE': 'context_key'}, each once"
@@ -152,7 +161,12 @@ PROBLEM_KINDS = {
     SHAPE: Kind("Wrong shape", ""),
     EMPTY: Kind("Empty plan", "steps", "plan at least the closing step 'respond'"),
     TOO_LONG: Kind("Plan too long", "steps", "merge or drop steps, or raise the limit"),
-    UNKNOWN_CAPABILITY: Kind("Unknown capability", "capability", "use a registered capability"),
+    UNKNOWN_CAPABILITY: Kind(
+        "Unknown capability",
+        "capability",
+        "use a registered capability",
+        "the only registered name that is near",
+    ),
     INACTIVE_CAPABILITY: Kind("Inactive capability", "capability", _SELECT),
     INFRASTRUCTURE_STEP: Kind("Infrastructure node as a step", "capability", "remove the step"),
     CLOSING_NOT_LAST: Kind(
@@ -173,8 +187,12 @@ PROBLEM_KINDS = {
     MISSING_INPUT: Kind("Required input missing", "inputs"),
     TOO_MANY_INPUTS: Kind("Too many inputs", "inputs", "keep one of them"),
     CYCLE: Kind("Cycle", "inputs", "remove one of the inputs that close the circle"),
-    PARAMETER: Kind("Wrong parameter", "parameters"),
-    UNDECLARED_OUTPUT: Kind("Undeclared output", "expected_output"),
+    PARAMETER: Kind("Wrong parameter", "parameters", reason="the same value in the declared form"),
+    UNDECLARED_OUTPUT: Kind(
+        "Undeclared output",
+        "expected_output",
+        reason="the only type that it provides and that is asked for",
+    ),
     NOT_PLAIN: Kind("Not plain data", "parameters"),
 }
 """Code of each kind of problem to what its problems have in common."""
@@ -188,6 +206,7 @@ def make_problem(
     cause: str,
     remedy: str = "",
     path: Path | None = None,
+    mended: Any = UNSURE,
 ) -> Problem:
     """Build a problem whose value is safe to print and to store.
 
@@ -199,8 +218,14 @@ def make_problem(
         cause: What is wrong with it.
         remedy: What to do about it, where the kind does not say it.
         path: Where it sits, where the kind's field is not all.
+        mended: The one value that is right there.
     """
     kind = PROBLEM_KINDS[code]
-    key = context_key if context_key is None or len(context_key) <= 200 else preview(context_key)
     place = (kind.field,) if path is None else path
-    return Problem(code, step, key, place, _plain(value), cause, remedy or kind.remedy)
+    told = remedy or kind.remedy
+    return Problem(code, step, shown_key(context_key), place, _plain(value), cause, told, mended)
+
+
+def shown_key(key: str | None) -> str | None:
+    """Return a context key as a problem shows it."""
+    return key if key is None or len(key) <= 200 else preview(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 MAX_KEY_LENGTH = 128
@@ -68,17 +68,6 @@ def capability_of(step: Mapping[str, Any]) -> str | None:
     """Return the capability a step names, if it is text at all."""
     name = step.get("capability")
     return name if isinstance(name, str) else None
-
-
-def links_of(step: object) -> Iterator[tuple[str, str]]:
-    """Yield the ``(context_type, context_key)`` pairs of a step's inputs that can be read."""
-    inputs = step.get("inputs") if isinstance(step, dict) else None
-    if isinstance(inputs, list):
-        for entry in inputs:
-            if isinstance(entry, dict):
-                for context_type, key in entry.items():
-                    if isinstance(context_type, str) and isinstance(key, str):
-                        yield context_type, key
 
 
 def is_too_deep(value: object, limit: int = MAX_DEPTH) -> bool:

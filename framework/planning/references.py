@@ -1,22 +1,37 @@
-"""Parameters that name a result of an earlier step: ``{"$from": "stats.maximum"}``.
+"""What a step reads: its inputs, and parameters that name a result, ``{"$from": "stats.maximum"}``.
 
-The text is a context key and, after it, names of fields or places in lists. What stands there in
-the stored result takes the place of the reference before the parameters are validated.
+The text of a reference is a context key and, after it, names of fields or places in lists. What
+stands there in the stored result takes the place of the reference before the parameters are
+validated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from framework.base import CapabilityContext, ErrorSeverity, ValidationError
 from framework.base.value_context import ValueContext
 from framework.planning.problems import Path
-from framework.planning.reading import is_too_deep, links_of
+from framework.planning.reading import is_too_deep
 
 FROM = "$from"
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
+
+
+class Read(NamedTuple):
+    """One result that a step reads.
+
+    Attributes:
+        path: Where the step names it.
+        label: The input's type or role; ``$from`` for a reference.
+        key: The context key.
+    """
+
+    path: Path
+    label: str
+    key: str
 
 
 def is_reference(value: object) -> bool:
@@ -40,12 +55,37 @@ def _references(value: object, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _references(item, (*path, part if isinstance(part, int) else str(part)))
 
 
-def reads_of(step: object) -> Iterator[tuple[str, str]]:
-    """Yield the context keys that a step reads: of inputs with their type, else with ``$from``."""
-    yield from links_of(step)
-    if isinstance(step, dict) and step.get("parameters"):
-        for _, text in references_of(step["parameters"]):
-            yield FROM, text.partition(".")[0]
+def key_in(text: str, known: Container[str]) -> str:
+    """Return the context key that a reference begins with; keys may hold dots themselves.
+
+    >>> key_in("seattle.daily.maximum", {"seattle.daily"})
+    'seattle.daily'
+    >>> key_in("stats.maximum", {})
+    'stats'
+    """
+    key = text
+    while key not in known and "." in key:
+        key = key.rpartition(".")[0]
+    return key
+
+
+def reads_of(step: object, known: Container[str] = ()) -> Iterator[Read]:
+    """Yield what a step reads, in its order.
+
+    Args:
+        step: The step.
+        known: The context keys of the plan.
+    """
+    if not isinstance(step, dict):
+        return
+    inputs = step.get("inputs")
+    for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
+        for label, key in entry.items() if isinstance(entry, dict) else ():
+            if isinstance(label, str) and isinstance(key, str):
+                yield Read(("inputs", number, label), label, key)
+    if step.get("parameters"):
+        for path, text in references_of(step["parameters"]):
+            yield Read(("parameters", *path), FROM, key_in(text, known))
 
 
 def resolve_references(
@@ -69,7 +109,8 @@ def resolve_references(
 
 
 def _value(text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes) -> Any:
-    key, *parts = text.split(".")
+    key = key_in(text, {key for stored in contexts.values() for key in stored})
+    parts = text[len(key) :].split(".")[1:]
     found = []
     for kind, stored in contexts.items():
         if key in stored:

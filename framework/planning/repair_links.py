@@ -4,314 +4,210 @@ from __future__ import annotations
 
 from typing import Any
 
+from framework.base.value_context import item_types
 from framework.planning import problems as codes
-from framework.planning.catalog import CLOSING, may_pull_in
+from framework.planning.catalog import CLOSING, MANY, may_pull_in, supplied, wanted
+from framework.planning.closing import planned_step
 from framework.planning.draft import Draft
-from framework.planning.graphs import reachable_from, stable_order
+from framework.planning.graphs import stable_order
 from framework.planning.names import closest_name
-from framework.planning.problems import Problem
-from framework.planning.reading import capability_of, is_key, links_of, make_key
+from framework.planning.problems import Path, Problem
+from framework.planning.reading import capability_of, is_key, make_key
+from framework.planning.references import Read
 from framework.planning.view import PlanView
 
 _MAX_DEPTH = 20  # of producers that need producers
+_OPEN = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
 
 
-class _Flow:
-    """Who can still supply whom, kept up to date while links are added."""
-
-    def __init__(self, view: PlanView) -> None:
-        self.view = view
-        self.readers: dict[int, list[int]] = {}
-        for index, step in enumerate(view.steps):
-            for context_type, key in links_of(step):
-                place = view.resolve(index, context_type, key)
-                if place is not None:
-                    self.connect(place, index)
-
-    def connect(self, supplier: int, reader: int) -> None:
-        self.readers.setdefault(supplier, []).append(reader)
-
-    def suppliers(self, index: int, context_type: str) -> list[int]:
-        """Steps that could supply a type to a step without making a circle."""
-        behind = reachable_from([index], self.readers)
-        return [place for place in self.view.by_type.get(context_type, ()) if place not in behind]
-
-    def only_supplier(self, index: int, context_type: str) -> str | None:
-        """Return the key that can only be meant: a step before, else stored, else a later step."""
-        steps = self.suppliers(index, context_type)
-        before = [place for place in steps if place < index]
-        stored = list(self.view.available.get(context_type, ()))
-        if before or (steps and not stored):
-            chosen = before or steps
-            key = self.view.keys[chosen[0]] if len(chosen) == 1 else None
-            return key if key is not None and len(self.view.places[key]) == 1 else None
-        return stored[0] if len(stored) == 1 and not steps else None
-
-    def link(self, index: int, context_type: str, key: str) -> None:
-        place = self.view.resolve(index, context_type, key)
-        if place is not None:
-            self.connect(place, index)
+def _open_inputs(problems: list[Problem]) -> list[tuple[Problem, int, str]]:
+    """Return the problems of inputs without a supplier, with step and label."""
+    return [
+        (problem, problem.step, str(problem.path[2] if len(problem.path) > 2 else problem.value))
+        for problem in problems
+        if problem.code in _OPEN and problem.step is not None
+    ]
 
 
-def mend_links(draft: Draft, problems: list[Problem]) -> bool:
+def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Correct or add inputs that can only mean one supplier."""
-    wanted = (codes.NO_SUPPLIER, codes.TYPE_MISMATCH, codes.MISSING_INPUT)
-    faults = [problem for problem in problems if problem.code in wanted]
-    if not faults:
-        return False
-    flow = _Flow(draft.view())
-    changed = False
-    emptied: set[int] = set()
-    for problem in faults:
-        assert problem.step is not None
-        if problem.code == codes.MISSING_INPUT:
-            changed |= _add_link(draft, flow, problem)
+    changed = set()
+    for problem, index, label in _open_inputs(problems):
+        inputs = draft.steps[index].get("inputs") or []
+        key = None if problem.code == codes.MISSING_INPUT else str(problem.value)
+        present = [one for entry in inputs if isinstance(entry, dict) for one in entry.items()]
+        if key is not None:
+            new_label, new_key, reason = _meant(view, index, label, key)
+        elif label in dict(present):
+            continue  # a repair of this round supplied it already
         else:
-            changed |= _correct_link(draft, flow, problem, emptied)
-    for index in emptied:
-        draft.steps[index]["inputs"] = [entry for entry in draft.inputs_of(index) if entry != {}]
-    return changed
+            new_label, new_key = label, view.only_input(index, label)
+            reason = "the only supplier of the type"
+        if (new_label, new_key) == (label, key) or (new_label, new_key) in present:
+            continue
+        if new_key is not None:
+            read = Read((), new_label, new_key)
+            place = view.resolve(index, read)
+            if place is not None:
+                view.readers.setdefault(place, []).append(index)
+            view.reads[index].append(read)
+        path = _put_input(draft, problem, index, label, {new_label: new_key} if new_key else {})
+        draft.note(problem.code, index, path, _told(label, key), _told(new_label, new_key), reason)
+        changed.add(index)
+    for index in changed:
+        kept = [entry for entry in draft.steps[index]["inputs"] if entry != {}]
+        draft.steps[index] = {**draft.steps[index], "inputs": kept}
+    return bool(changed)
 
 
-def _add_link(draft: Draft, flow: _Flow, problem: Problem) -> bool:
-    index, context_type = _step_of(problem), str(problem.value)
-    if any(named == context_type for named, _ in links_of(draft.steps[index])):
-        return False  # a repair of this round supplied it already
-    key = flow.only_supplier(index, context_type)
-    if key is None:
-        return False
-    inputs = draft.inputs_of(index)
-    inputs.append({context_type: key})
-    flow.link(index, context_type, key)
-    draft.note(
-        problem.code,
-        index,
-        ("inputs", len(inputs) - 1, context_type),
-        None,
-        key,
-        "the only supplier of the type",
-    )
-    return True
+def _put_input(draft: Draft, problem: Problem, index: int, label: str, new: dict[str, str]) -> Path:
+    """Replace the input that a problem is about, or add one; return its place."""
+    inputs = list(draft.steps[index].get("inputs") or ())
+    number = int(problem.path[1]) if len(problem.path) > 1 else len(inputs)
+    entry = inputs[number] if number < len(inputs) else {}
+    inputs[number : number + 1] = [{k: v for k, v in entry.items() if k != label} | new]
+    draft.steps[index] = {**draft.steps[index], "inputs": inputs}
+    return ("inputs", number, label)
 
 
-def _correct_link(draft: Draft, flow: _Flow, problem: Problem, emptied: set[int]) -> bool:
-    index = _step_of(problem)
-    number, context_type = int(problem.path[1]), str(problem.path[2])
-    inputs = draft.inputs_of(index)
-    key = inputs[number].get(context_type)
-    if not isinstance(key, str):
-        return False
-    new_type, new_key, reason = _meant(flow, index, context_type, key)
-    if (new_type, new_key) == (context_type, key):
-        return False
-    entry = {name: value for name, value in inputs[number].items() if name != context_type}
-    if new_type is not None and new_key is not None:
-        if new_type in entry or (new_type, new_key) in links_of(draft.steps[index]):
-            return False
-        entry[new_type] = new_key
-        flow.link(index, new_type, new_key)
-    inputs[number] = entry
-    if not entry:
-        emptied.add(index)
-    after = f"{new_type}: {new_key}" if new_key is not None else "nothing"
-    draft.note(
-        problem.code,
-        index,
-        ("inputs", number, context_type),
-        f"{context_type}: {key}",
-        after,
-        reason,
-    )
-    return True
+def _told(label: str, key: object) -> str:
+    return "nothing" if key is None else f"{label}: {key}"
 
 
-def _meant(
-    flow: _Flow, index: int, context_type: str, key: str
-) -> tuple[str | None, str | None, str]:
+def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str | None, str]:
     """Decide what a wrong input can only mean; unchanged when that is not certain."""
-    view = flow.view
-    contract, step = view.contracts[index], view.steps[index]
-    if contract is None and capability_of(step) not in CLOSING:
-        return context_type, key, ""  # nobody knows what an unknown capability takes
-    needed = contract is not None and context_type in contract.requires
+    contract = view.contracts[index]
+    if contract is None and capability_of(view.steps[index]) not in CLOSING:
+        return label, key, ""  # nobody knows what an unknown capability takes
+    needed = contract is not None and label in contract.needs
     if not needed:
-        types = _types_of(view, index, key)
-        if contract is not None:
-            present = {named for named, _ in links_of(step)}
-            types = {name for name in types if name in contract.requires and name not in present}
-        if len(types) == 1:
-            return types.pop(), key, "the only type of this context that fits"
+        labels = _labels_of(view, index, key)
+        if len(labels) == 1:
+            return labels.pop(), key, "the only type of this context that fits"
+    need = view.wants(index, label)
     if needed or contract is None:
-        names = [view.keys[place] for place in flow.suppliers(index, context_type)]
-        names += list(view.available.get(context_type, ()))
+        places = view.suppliers(index, need)
+        names = [k for p in places if (k := view.keys[p])] + view.stored.get(need, [])
         exists = key in view.places or view.stored_as(key)
-        near = None if exists else closest_name(key, [name for name in names if name is not None])
-        if near is not None:
-            return context_type, near, "the only supplier of the type with a near name"
-        only = flow.only_supplier(index, context_type)
-        if only is not None:
-            return context_type, only, "the only supplier of the type"
-    if not needed and not _can_exist(view, context_type):
-        return None, None, "the capability does not need it and nothing here supplies it"
-    return context_type, key, ""
+        if not exists and (near := closest_name(key, names)) is not None:
+            return label, near, "the only supplier of the type with a near name"
+        if (only := view.only_input(index, label)) is not None:
+            return label, only, "the only supplier of the type"
+    there = (view.makers, view.by_need, view.stored, dict.fromkeys(view.catalog.given))
+    if not needed and not any(need in place for place in there):
+        return label, None, "the capability does not need it and nothing here supplies it"
+    return label, key, ""
 
 
-def _types_of(view: PlanView, index: int, key: str) -> set[str]:
-    places = [place for place in view.places.get(key, ()) if place != index]
-    found: set[str] = set(view.stored_as(key)) if not places else set()
-    for place in places:
-        supplied = view.supplies[place] or frozenset()
-        expected = view.steps[place].get("expected_output")
-        found |= {expected} if expected in supplied and view.contracts[index] is None else supplied
-    return found
+def _labels_of(view: PlanView, index: int, key: str) -> set[str]:
+    """Name the labels under which a step could read a key."""
+    contract, places = view.contracts[index], [p for p in view.places.get(key, ()) if p != index]
+    if contract is None:
+        kinds = set(view.stored_as(key)) if not places else set()
+        for place in places:
+            expected = view.steps[place].get("expected_output")
+            given = {need for need in view.supplies[place] or () if not need.endswith(MANY)}
+            kinds |= {expected} if expected in given else given
+        return kinds
+    present = {read.label for read in view.reads[index]}
+    return {
+        label
+        for label, need in contract.wants.items()
+        if label not in present
+        if any(view.supplies[place] is not None and view.fits(place, need) for place in places)
+        or (not places and view.is_stored(need, key))
+    }
 
 
-def _can_exist(view: PlanView, context_type: str) -> bool:
-    return bool(
-        context_type in view.makers
-        or context_type in view.by_type
-        or view.available.get(context_type)
-        or context_type in view.catalog.given
-    )
-
-
-def insert_producer(draft: Draft, problems: list[Problem]) -> bool:
+def insert_producer(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Plan the one capability that can supply what an input needs; one at a time.
 
     The plan is read again after each, for others may need the same.
     """
-    wanted = (codes.MISSING_INPUT, codes.NO_SUPPLIER, codes.TYPE_MISMATCH)
-    faults = [problem for problem in problems if problem.code in wanted]
-    if not faults:
-        return False
-    flow = _Flow(draft.view())
-    for problem in faults:
-        index = _step_of(problem)
-        context_type = str(
-            problem.value if problem.code == codes.MISSING_INPUT else problem.path[2]
-        )
-        contract = flow.view.contracts[index]
-        if contract is not None and context_type not in contract.requires:
-            continue
+    found = _open_inputs(problems)
+    for problem, index, label in found:
+        contract, need = view.contracts[index], view.wants(index, label)
         if contract is None and capability_of(draft.steps[index]) not in CLOSING:
             continue
-        if flow.view.by_type.get(context_type) or flow.view.available.get(context_type):
+        if contract is not None and (label not in contract.needs or view.roles(index, label)):
             continue
-        chain = _Producers(draft, flow, index)
-        key = _key_for(draft, problem, context_type)
-        if chain.supply(context_type, key) and len(draft.steps) + len(chain.new) <= draft.max_steps:
-            _insert(draft, problem, context_type, key, chain.new)
-            return True
+        if view.by_need.get(need) or view.stored.get(need):
+            continue
+        taken = draft.keys()
+        named = problem.code == codes.NO_SUPPLIER and is_key(problem.value)
+        key = str(problem.value) if named and problem.value not in taken else None
+        new: dict[str, dict[str, Any]] = {}
+        if not _supply(view, index, need, key, taken, new, ()):
+            continue
+        if len(draft.steps) + len(new) > draft.max_steps:
+            continue
+        key = new[need]["context_key"]
+        _put_input(draft, problem, index, label, {label: key})
+        names = ", ".join(step["capability"] for step in new.values())
+        after, reason = f"{label}: {key}, from {names}", "the only capability that supplies it"
+        draft.note(problem.code, index, ("inputs",), f"no {label}", after, reason)
+        draft.steps[index:index] = new.values()
+        return True
     return False
 
 
-def _key_for(draft: Draft, problem: Problem, context_type: str) -> str:
-    """Keep the name that the input uses already, if nothing else has it."""
-    taken = draft.keys()
-    if problem.code == codes.NO_SUPPLIER and is_key(problem.value) and problem.value not in taken:
-        return str(problem.value)
-    return make_key(context_type, taken)
-
-
-def _insert(
-    draft: Draft, problem: Problem, context_type: str, key: str, new: list[dict[str, Any]]
-) -> None:
-    index = _step_of(problem)
-    inputs = draft.inputs_of(index)
-    if problem.code == codes.MISSING_INPUT:
-        inputs.append({context_type: key})
-    else:
-        inputs[int(problem.path[1])][context_type] = key
-    names = ", ".join(step["capability"] for step in new)
-    draft.note(
-        problem.code,
-        index,
-        ("inputs",),
-        f"no {context_type}",
-        f"{context_type}: {key}, from {names}",
-        "the only capability that supplies it",
-    )
-    draft.steps[index:index] = new
-
-
-class _Producers:
-    """The steps to add so that one input is supplied."""
-
-    def __init__(self, draft: Draft, flow: _Flow, index: int) -> None:
-        self.draft = draft
-        self.flow = flow
-        self.index = index
-        self.new: list[dict[str, Any]] = []
-        self.taken = draft.keys()
-        self.made: dict[str, str] = {}
-        self.open = [str(capability_of(draft.steps[index]))]
-
-    def supply(self, context_type: str, key: str | None = None) -> bool:
-        """Add the steps that supply a type; ``False`` when that is not certain or possible."""
-        makers = [
-            name for name in self.flow.view.makers.get(context_type, ()) if name != self.open[0]
-        ]
-        if len(makers) != 1 or makers[0] in self.open or len(self.open) > _MAX_DEPTH:
-            return False
-        spec = self.draft.catalog.capabilities[makers[0]]
-        if not may_pull_in(spec):
-            return False
-        key = key or make_key(context_type, self.taken)
-        self.taken.add(key)
-        self.open.append(spec.name)
-        inputs = []
-        for need in spec.requires:
-            source = self._source(need.type, need.cardinality == "optional")
-            if source is not None:
-                inputs.append({need.type: source})
-            elif need.cardinality != "optional":
+def _supply(
+    view: PlanView,
+    index: int,
+    need: str,
+    key: str | None,
+    taken: set[str],
+    new: dict[str, dict[str, Any]],
+    above: tuple[str, ...],
+) -> bool:
+    """Add the steps that meet a need, by need; ``False`` when that is not certain or possible."""
+    asker = capability_of(view.steps[index])
+    makers = [name for name in view.makers.get(need, ()) if name != asker]
+    if len(makers) != 1 or makers[0] in above or len(above) > _MAX_DEPTH:
+        return False
+    spec = view.catalog.capabilities[makers[0]]
+    if not may_pull_in(spec) or len({n.type for n in spec.requires}) < len(spec.requires):
+        return False
+    items = item_types(spec.context_types)
+    output = next(kind for kind in spec.provides if need in supplied([kind], items))
+    key = key or make_key(output, taken)
+    taken.add(key)
+    inputs = []
+    for other in spec.requires:
+        wants = wanted(other)
+        optional = other.cardinality == "optional"
+        source = new[wants]["context_key"] if wants in new else None
+        if source is None and (
+            view.by_need.get(wants) or (view.stored.get(wants) and not optional)
+        ):
+            source = view.only_supplier(index, wants)
+        elif source is None and not optional:
+            if not _supply(view, index, wants, None, taken, new, (*above, spec.name)):
                 return False
-        self.open.pop()
-        self.made[context_type] = key
-        objective = self.draft.steps[self.index].get("task_objective")
-        self.new.append(
-            {
-                "context_key": key,
-                "capability": spec.name,
-                "task_objective": objective
-                if isinstance(objective, str) and objective
-                else f"Provide {context_type}.",
-                "success_criteria": f"{context_type} is available as {key!r}.",
-                "expected_output": context_type,
-                "parameters": None,
-                "inputs": inputs,
-            }
-        )
-        return True
-
-    def _source(self, context_type: str, optional: bool) -> str | None:
-        if context_type in self.made:
-            return self.made[context_type]
-        view = self.flow.view
-        exists = view.by_type.get(context_type)
-        if exists or (view.available.get(context_type) and not optional):
-            return self.flow.only_supplier(self.index, context_type)
-        if optional or not self.supply(context_type):
-            return None
-        return self.made[context_type]
+            source = new[wants]["context_key"]
+        if source is not None:
+            inputs.append({other.label: source})
+        elif not optional:
+            return False
+    objective = view.steps[index].get("task_objective")
+    told = objective if isinstance(objective, str) and objective else f"Provide {output}."
+    new[need] = dict(planned_step(key, spec.name, output, told, inputs))
+    return True
 
 
-def mend_order(draft: Draft, problems: list[Problem]) -> bool:
+def mend_order(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
     """Put suppliers before their readers, leaving everything else where it is."""
     found = {problem.code for problem in problems}
     if codes.LATER_STEP not in found or codes.CYCLE in found:
         return False
-    view = draft.view()
-    before: dict[int, set[int]] = {index: set() for index in range(len(draft.steps))}
+    before = {index: set(places) for index, places in enumerate(view.waits)}
     for index, step in enumerate(draft.steps):
-        for context_type, key in links_of(step):
-            place = view.resolve(index, context_type, key)
-            if place is not None:
-                before[index].add(place)
+        for read in view.reads[index]:
             # What reads the stored context must do so before a step of that name replaces it.
-            for later in view.places.get(key, ()) if place is None else ():
-                if later > index:
-                    before[later].add(index)
+            if view.resolve(index, read) is None:
+                for later in view.places.get(read.key, ()):
+                    if later > index:
+                        before[later].add(index)
         if capability_of(step) in CLOSING:
             before[index].update(set(before) - {index})
     order = stable_order(before)
@@ -319,17 +215,6 @@ def mend_order(draft: Draft, problems: list[Problem]) -> bool:
         return False
     names = [str(key) for key in view.keys]
     draft.steps[:] = [draft.steps[place] for place in order]
-    draft.note(
-        codes.LATER_STEP,
-        None,
-        ("steps",),
-        " > ".join(names),
-        " > ".join(names[place] for place in order),
-        "suppliers come first",
-    )
+    old, new = " > ".join(names), " > ".join(names[place] for place in order)
+    draft.note(codes.LATER_STEP, None, ("steps",), old, new, "suppliers come first")
     return True
-
-
-def _step_of(problem: Problem) -> int:
-    assert problem.step is not None
-    return problem.step

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,22 +45,21 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
     >>> fingerprints(one)["a"] == fingerprints(two)["b"]
     True
     """
-    steps = {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
+    steps = _by_key(plan)
+    found = _prints(steps, ())
+    counts = Counter(found.values())
+    twins = {key for key, value in found.items() if counts[value] > 1}
+    return _prints(steps, twins) if twins else found
+
+
+def _prints(steps: Mapping[str, Any], twins: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    contents: dict[str, list[str]] = {}
     for key, step in steps.items():
-        inputs = sorted([kind, found.get(name, f"stored {name}")] for kind, name in reads_of(step))
-        found[key] = _digest([*_content(step), inputs], step)
-        contents.setdefault(found[key], []).append(key)
-    twins = {key for keys in contents.values() if len(keys) > 1 for key in keys}
-    if not twins:
-        return found
-    final: dict[str, str] = {}
-    for key, step in steps.items():
-        inputs = sorted([kind, final.get(name, f"stored {name}")] for kind, name in reads_of(step))
+        reads = reads_of(step, steps)
+        inputs = sorted([read.label, found.get(read.key, f"stored {read.key}")] for read in reads)
         own_name = [key] if key in twins else []
-        final[key] = _digest([*_content(step), inputs, *own_name], step)
-    return final
+        found[key] = _digest([*_content(step), inputs, *own_name], step)
+    return found
 
 
 def _content(step: Mapping[str, Any]) -> list[Any]:
@@ -91,15 +91,12 @@ class CarryOver:
         kept: For each step of the new plan that need not run, the step of the old plan whose
             result it takes; the two keys are mostly the same.
         rerun: Keys of the new plan's steps that have to run, in plan order.
-        unused: Keys of finished steps of the old plan that no step of the new one repeats;
-            their results stay stored.
         results: The records that count as finished under the new plan, by its keys. Any other
             old record of the same key belongs to a step that has to run again.
     """
 
     kept: dict[str, str] = field(default_factory=dict)
     rerun: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
 
     def context_updates(
@@ -148,34 +145,34 @@ def carry_over(
     planned = _by_key(new_plan)
     doers: dict[str, list[str]] = {}
     for key, step in finished.items():
-        work = _digest([*_content(step), _read(step, {})], step)
+        work = _digest([*_content(step), _read(step, finished, {})], step)
         doers.setdefault(work, []).append(key)
     own = {key: _digest(_content(step), step) for key, step in planned.items()}
     old_own = {key: _digest(_content(step), step) for key, step in finished.items()}
     kept: dict[str, str] = {}
     for key, step in planned.items():
-        fed = all(name in kept or name not in planned for _, name in reads_of(step))
+        fed = all(r.key in kept or r.key not in planned for r in reads_of(step, planned))
         if not fed or capability_of(step) in CLOSING:
             continue
-        work = _digest([*_content(step), _read(step, kept)], step)
+        work = _digest([*_content(step), _read(step, planned, kept)], step)
         candidates = doers.get(work, [])
         free = [old for old in candidates if own.get(old) != old_own[old]]
         source = key if key in candidates else next(iter(free), None)
         if source is not None:
             kept[key] = source
             candidates.remove(source)
-    used = set(kept.values())
     return CarryOver(
         kept=kept,
         rerun=tuple(key for key in planned if key not in kept),
-        unused=tuple(key for key in finished if key not in used),
         results={new: step_results[old] for new, old in kept.items()},
     )
 
 
-def _read(step: Mapping[str, Any], kept: Mapping[str, str]) -> list[list[str]]:
+def _read(
+    step: Mapping[str, Any], steps: Collection[str], kept: Mapping[str, str]
+) -> list[list[str]]:
     """Return what a step reads, by the names that the old plan used."""
-    return sorted([kind, kept.get(name, name)] for kind, name in reads_of(step))
+    return sorted([read.label, kept.get(read.key, read.key)] for read in reads_of(step, steps))
 
 
 def _finished(record: object) -> bool:
@@ -202,55 +199,6 @@ class PlanVersion(TypedDict):
     plan: ExecutionPlan
     kept: dict[str, str]
     outcome: dict[str, str]
-
-
-def next_version(
-    history: Sequence[PlanVersion],
-    plan: ExecutionPlan,
-    *,
-    previous: ExecutionPlan | None = None,
-    author: str = "orchestrator",
-    reason: str | None = None,
-    failed: str | None = None,
-    carried: CarryOver | None = None,
-    outcome: Mapping[str, str] | None = None,
-    at: str | None = None,
-) -> PlanVersion:
-    """Describe a new plan as the next entry of the history.
-
-    Args:
-        history: The versions so far, oldest first; it is not changed.
-        plan: The new plan.
-        previous: The plan it replaces; by default the last one of the history.
-        author: Who wrote it.
-        reason: Why, e.g. the failure that made it necessary.
-        failed: Key of the step whose failure made it necessary.
-        carried: What :func:`carry_over` found.
-        outcome: Status of the old plan's steps (``done``, ``failed``, ``skipped`` …).
-        at: The time, as ISO text.
-
-    >>> first = next_version([], {"steps": []})
-    >>> second = next_version([first], {"steps": []}, reason="no data")
-    >>> second["version"], second["reason"]
-    (2, 'no data')
-    """
-    before = previous if previous is not None else history[-1]["plan"] if history else None
-    kept = dict(carried.kept) if carried is not None else {}
-    states = dict.fromkeys(kept.values(), "done")
-    if carried is not None:
-        states |= dict.fromkeys(carried.unused, "done")
-    if failed is not None:
-        states[failed] = "failed"
-    states |= outcome or {}
-    return PlanVersion(
-        version=history[-1]["version"] + 1 if history else 1,
-        author=author,
-        reason=reason or ("the request" if before is None else "a new plan was asked for"),
-        at=at,
-        plan=plan,
-        kept=kept,
-        outcome=states,
-    )
 
 
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:

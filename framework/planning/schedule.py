@@ -15,8 +15,8 @@ Dependencies = Mapping[str, Collection[str]]
 def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     """Tell which steps each step waits for.
 
-    A plan is read in its order: an input, or a reference in a parameter, means the nearest step before that has the key, else
-    a stored context. A step that replaces a stored context waits for the steps before it that
+    A plan is read in its order: an input, or a reference in a parameter, means the nearest step
+    before that has the key, else a stored context. A step that replaces a stored context waits for the steps before it that
     read the stored one, and the closing step waits for all others.
 
     Args:
@@ -37,6 +37,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     readers: dict[str, set[str]] = {}
+    steps = {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
     for index, step in enumerate(steps_of(plan)):
         key = step_key(step, index)
         if key in found:
@@ -45,11 +46,11 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 fix="Run check_plan before the plan is scheduled.",
             )
         waits: set[str] = set(readers.pop(key, ()))
-        for _, named in reads_of(step):
-            if named in found:
-                waits.add(named)
-            elif named != key:
-                readers.setdefault(named, set()).add(key)
+        for read in reads_of(step, steps):
+            if read.key in found:
+                waits.add(read.key)
+            elif read.key != key:
+                readers.setdefault(read.key, set()).add(key)
         found[key] = set(found) if capability_of(step) in CLOSING else waits
     return found
 

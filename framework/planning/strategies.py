@@ -6,26 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from pydantic import BaseModel, ConfigDict, Field
 
 from framework.base.errors import ValidationError
 from framework.base.plan import ExecutionPlan
 from framework.planning import Catalog, Problem
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractedTask:
-    """The one task that a conversation comes down to.
+class ExtractedTask(BaseModel):
+    """The one task that a conversation comes down to; also the form in which a model gives it."""
 
-    Attributes:
-        task: The task, complete in itself.
-        depends_on_chat_history: Whether earlier messages were needed to understand it.
-        depends_on_user_memory: Whether stored facts about the person matter for it.
-    """
+    # Providers that hold a model to the form want every field required.
+    model_config = ConfigDict(
+        title="Task",
+        extra="forbid",
+        frozen=True,
+        json_schema_extra=lambda form: form.update(required=list(form["properties"])),
+    )
 
-    task: str
-    depends_on_chat_history: bool = False
-    depends_on_user_memory: bool = False
+    task: str = Field(description="The task, complete in itself.")
+    depends_on_chat_history: bool = Field(
+        False, description="Whether earlier messages were needed."
+    )
+    depends_on_user_memory: bool = Field(
+        False, description="Whether stored facts about the person matter."
+    )
 
 
 class TaskExtractor(Protocol):
@@ -56,6 +62,8 @@ class PlanRequest:
         chosen: Whether the active capabilities were chosen for the task; otherwise they are all
             that may be used, and the planner chooses.
         excluded: Capabilities that were tried for the task in vain, with the reason.
+        instructions: What the application, and system messages of the input, say besides.
+        refers_back: Whether the task refers to earlier messages.
     """
 
     task: str
@@ -73,6 +81,8 @@ class PlanRequest:
     messages: Sequence[AnyMessage] = ()
     chosen: bool = True
     excluded: Mapping[str, str] = field(default_factory=dict)
+    instructions: str = ""
+    refers_back: bool = False
 
 
 class Planner(Protocol):
@@ -120,6 +130,8 @@ class AnswerRequest:
         abilities: What the agent can do, in words.
         messages: The conversation.
         question: What is unclear, when ``purpose`` is ``clarify``.
+        instructions: What the application, and system messages of the input, say besides.
+        form: The form that the answer has to have; ``None`` for text.
     """
 
     task: str
@@ -129,16 +141,41 @@ class AnswerRequest:
     abilities: str = ""
     messages: Sequence[AnyMessage] = ()
     question: str = ""
+    instructions: str = ""
+    form: type[BaseModel] | None = None
 
 
 class Answerer(Protocol):
     """Writes the message that ends a turn."""
 
-    async def answer(self, request: AnswerRequest) -> str | AIMessage:
-        """Return the whole text; pieces may be streamed on the way.
+    async def answer(self, request: AnswerRequest) -> str | AIMessage | BaseModel:
+        """Return the whole text, or an instance of the request's form.
 
-        A message whose id is that of the streamed pieces is not streamed a second time.
+        Pieces may be streamed on the way. A message whose id is that of the streamed pieces is
+        not streamed a second time.
         """
+
+
+def attached(messages: Sequence[AnyMessage]) -> list[Any]:
+    """Return the images, files and other blocks of the person's last message that has some.
+
+    >>> image = {"type": "image", "url": "https://example.org/tank.png"}
+    >>> attached([HumanMessage([{"type": "text", "text": "How full?"}, image])]) == [image]
+    True
+    """
+    for message in reversed(messages):
+        if isinstance(message, HumanMessage) and isinstance(message.content, list):
+            blocks = [b for b in message.content if isinstance(b, dict) and b.get("type") != "text"]
+            if blocks:
+                return blocks
+    return []
+
+
+def system_text(messages: Sequence[AnyMessage]) -> str:
+    """Return what system messages of the input say."""
+    return "\n\n".join(
+        text for m in messages if isinstance(m, SystemMessage) and (text := str(m.text).strip())
+    )
 
 
 def last_request(messages: Sequence[AnyMessage]) -> str:

@@ -21,7 +21,14 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     data = state.get("capability_context_data") or {}
-    used = {read for step in steps if step["capability"] not in CLOSING for read in reads_of(step)}
+    keys = {step.get("context_key", "") for step in steps}
+    used = {
+        # A role does not say of which type the result is that it takes.
+        (read.label if read.label in data else FROM, read.key)
+        for step in steps
+        if step["capability"] not in CLOSING
+        for read in reads_of(step, keys)
+    }
     found = []
     for step in steps:
         key = step.get("context_key", "")

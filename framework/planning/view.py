@@ -1,4 +1,4 @@
-"""A plan read against a catalog: who supplies what, and under which name."""
+"""A plan read against a catalog: who supplies what, and who reads it under which name."""
 
 from __future__ import annotations
 
@@ -7,28 +7,47 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from framework.base import CapabilityContext, CapabilitySpec
-from framework.planning.catalog import CLOSING, Available, Catalog, is_active
+from framework.base import CapabilityContext, CapabilitySpec, Requirement
+from framework.planning.catalog import (
+    CLOSING,
+    MANY,
+    Available,
+    Catalog,
+    at_hand,
+    gives,
+    is_active,
+    wanted,
+)
+from framework.planning.graphs import reachable_from
+from framework.planning.references import FROM, Read, reads_of
 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """A capability's declaration in the form that inner loops read fastest."""
+    """A capability's declaration in the form that inner loops read fastest.
+
+    Attributes:
+        spec: The declaration.
+        gives: The needs that its results meet.
+        needs: What it needs, by the label that a plan writes.
+        wants: The same as :attr:`gives` names it.
+    """
 
     spec: CapabilitySpec
-    provides: frozenset[str]
-    requires: dict[str, str]
+    gives: frozenset[str]
+    needs: dict[str, Requirement]
+    wants: dict[str, str]
 
 
 class PlanView:
-    """What the steps of one plan supply and are called.
+    """What the steps of one plan supply, read and are called.
 
     Attributes:
         steps: The steps as they stand in the plan; not all need be objects.
         keys: Each step's context key, or ``None`` when it has none that is text.
         places: The positions of the steps of each key.
         contracts: Each step's capability, or ``None`` when it has no known one.
-        supplies: The context types of each step's result; ``None`` when the capability is not
+        supplies: The needs that each step's result meets; ``None`` when the capability is not
             known, which fits every type: one fault is not reported again as another.
     """
 
@@ -55,44 +74,120 @@ class PlanView:
             self.keys.append(usable)
             if usable is not None:
                 self.places.setdefault(usable, []).append(index)
-            self._read_capability(fields, known)
+            self._read_capability(fields.get("capability"), known)
 
-    def _read_capability(self, step: dict[str, Any], known: dict[str, Contract]) -> None:
-        name = step.get("capability")
-        contract = None
-        supplied: frozenset[str] | None = None
-        if isinstance(name, str):
-            contract = known.get(name)
-            if contract is None and (spec := self.catalog.capabilities.get(name)) is not None:
-                contract = known[name] = Contract(
-                    spec,
-                    frozenset(spec.provides),
-                    {need.type: need.cardinality for need in spec.requires},
-                )
-            if contract is not None:
-                supplied = contract.provides
-            elif name in CLOSING or name in self.catalog.infrastructure:
-                supplied = frozenset()
+    def _read_capability(self, name: object, known: dict[str, Contract]) -> None:
+        contract = known.get(name) if isinstance(name, str) else None
+        spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
+        if contract is None and spec is not None:
+            needs = {need.label: need for need in spec.requires}
+            wants = {label: wanted(need) for label, need in needs.items()}
+            contract = known[spec.name] = Contract(spec, frozenset(gives(spec)), needs, wants)
+        supplies = contract.gives if contract is not None else None
+        if isinstance(name, str) and (name in CLOSING or name in self.catalog.infrastructure):
+            supplies = frozenset()
         self.contracts.append(contract)
-        self.supplies.append(supplied)
+        self.supplies.append(supplies)
 
-    def fits(self, place: int, context_type: str) -> bool:
-        """Tell whether a step's result can be of a type."""
-        supplied = self.supplies[place]
-        return supplied is None or context_type in supplied
+    @cached_property
+    def stored(self) -> dict[str, list[str]]:
+        """Keys of the stored contexts by the needs that they meet."""
+        return at_hand(self.available, self.catalog)
 
-    def resolve(self, index: int, context_type: str, key: str) -> int | None:
-        """Find the step that an input reads; ``None`` for a stored context or for nothing.
+    @cached_property
+    def reads(self) -> list[list[Read]]:
+        """What each step reads."""
+        known = self.places.keys() | {key for keys in self.available.values() for key in keys}
+        return [list(reads_of(step, known)) for step in self.steps]
+
+    def wants(self, index: int, label: str) -> str:
+        """Name the need behind the label of a step's input: its role's, else the type itself."""
+        contract = self.contracts[index]
+        return label if contract is None else contract.wants.get(label, label)
+
+    def fits(self, place: int, need: str) -> bool:
+        """Tell whether a step's result can meet a need; a reference takes any result."""
+        supplies = self.supplies[place]
+        return supplies is None or need in supplies or (need == FROM and bool(supplies))
+
+    def is_stored(self, need: str, key: str) -> bool:
+        """Tell whether a stored context of some key meets a need."""
+        return key in (self.stored.get(need, ()) if need != FROM else self.stored_as(key) and [key])
+
+    def resolve(self, index: int, read: Read) -> int | None:
+        """Find the step that is read; ``None`` for a stored context or for nothing.
 
         A plan is read in its order: the nearest step before, else what is stored already, and
         only then a step that comes too late.
         """
-        fitting = [place for place in self.places.get(key, ()) if self.fits(place, context_type)]
+        need = self.wants(index, read.label)
+        fitting = [place for place in self.places.get(read.key, ()) if self.fits(place, need)]
         if before := [place for place in fitting if place < index]:
             return before[-1]
-        if not fitting or key in self.available.get(context_type, ()):
+        return None if not fitting or self.is_stored(need, read.key) else fitting[0]
+
+    @cached_property
+    def waits(self) -> list[set[int]]:
+        """The steps that each step reads from."""
+        found = []
+        for index, reads in enumerate(self.reads):
+            places = (self.resolve(index, read) for read in reads)
+            found.append({place for place in places if place is not None})
+        return found
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """The steps that read from each step; whoever adds an input adds its reader."""
+        found: dict[int, list[int]] = {}
+        for reader, places in enumerate(self.waits):
+            for place in places:
+                found.setdefault(place, []).append(reader)
+        return found
+
+    def suppliers(self, index: int, need: str) -> list[int]:
+        """Name the steps that could meet a need of a step without making a circle."""
+        behind = reachable_from([index], self.readers)
+        return [place for place in self.by_need.get(need, ()) if place not in behind]
+
+    def only_supplier(
+        self, index: int, need: str, taken: Collection[str | None] = ()
+    ) -> str | None:
+        """Return the key that can only be meant: a step before, else stored, else a later step.
+
+        Args:
+            index: The reader.
+            need: What it needs.
+            taken: Keys that are not meant.
+        """
+        steps = [place for place in self.suppliers(index, need) if self.keys[place] not in taken]
+        stored = [key for key in self.stored.get(need, ()) if key not in taken]
+        before = [place for place in steps if place < index]
+        if before or (steps and not stored):
+            chosen = before or steps
+            key = self.keys[chosen[0]] if len(chosen) == 1 else None
+            return key if key is not None and len(self.places[key]) == 1 else None
+        return stored[0] if len(stored) == 1 and not steps else None
+
+    def only_input(self, index: int, label: str) -> str | None:
+        """Return the key that an input can only mean.
+
+        Of inputs of one type, which differ by their roles, only the last open one is certain.
+        """
+        named = {read.label: read.key for read in self.reads[index]}
+        others = self.roles(index, label)
+        if not named.keys() >= set(others):
             return None
-        return fitting[0]
+        return self.only_supplier(
+            index, self.wants(index, label), [named[other] for other in others]
+        )
+
+    def roles(self, index: int, label: str) -> list[str]:
+        """Name the other inputs of a step that are of the same type."""
+        contract = self.contracts[index]
+        if contract is None or label not in contract.needs:
+            return []
+        kind = contract.needs[label].type
+        return [other for other, n in contract.needs.items() if n.type == kind and other != label]
 
     @cached_property
     def context_types(self) -> dict[str, type[CapabilityContext]]:
@@ -101,40 +196,41 @@ class PlanView:
         return {kind.CONTEXT_TYPE: kind for spec in specs for kind in spec.context_types}
 
     @cached_property
-    def by_type(self) -> dict[str, list[int]]:
-        """Positions of the steps that supply each type."""
+    def by_need(self) -> dict[str, list[int]]:
+        """Positions of the steps that meet each need."""
         found: dict[str, list[int]] = {}
-        for place, supplied in enumerate(self.supplies):
-            for context_type in supplied or ():
-                found.setdefault(context_type, []).append(place)
+        for place, supplies in enumerate(self.supplies):
+            for need in supplies or ():
+                found.setdefault(need, []).append(place)
         return found
 
     @cached_property
     def makers(self) -> dict[str, list[str]]:
-        """Names of the usable capabilities that provide each type."""
+        """Names of the usable capabilities that can meet each need."""
         found: dict[str, list[str]] = {}
         for name, spec in self.catalog.capabilities.items():
             if is_active(name, spec, self.active):
-                for context_type in dict.fromkeys(spec.provides):
-                    found.setdefault(context_type, []).append(name)
+                for need in dict.fromkeys(gives(spec)):
+                    found.setdefault(need, []).append(name)
         return found
 
     def stored_as(self, key: str) -> list[str]:
         """Name the context types under which a key is stored."""
         return [name for name, keys in self.available.items() if key in keys]
 
-    def how_to_get(self, context_type: str) -> str:
-        """Say where a context of a type could come from."""
-        places = self.by_type.get(context_type, [])[:6]
+    def how_to_get(self, need: str) -> str:
+        """Say where what is needed could come from."""
+        kind = need.removesuffix(MANY)
+        places = self.by_need.get(need, [])[:6]
         keys = [key for place in places if (key := self.keys[place]) is not None]
-        keys += [key for key in self.available.get(context_type, ()) if key not in keys]
+        keys += [key for key in self.stored.get(need, ()) if key not in keys]
         if keys:
-            return f"name one that supplies {context_type}: {listing(keys)}"
-        if context_type in self.catalog.given:
-            return f"{context_type} comes from the caller, who supplied none: ask for it"
-        if makers := self.makers.get(context_type):
-            return f"plan a step before it that supplies {context_type}: {listing(makers)}"
-        return f"nothing here supplies {listing([context_type])}: plan without it"
+            return f"name one that supplies {kind}: {listing(keys)}"
+        if kind in self.catalog.given:
+            return f"{kind} comes from the caller, who supplied none: ask for it"
+        if makers := self.makers.get(need):
+            return f"plan a step before it that supplies {kind}: {listing(makers)}"
+        return f"nothing here supplies {listing([kind])}: plan without it"
 
 
 def listing(names: Collection[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,9 +13,6 @@ class PromptBuilder:
 
     The order is role, task, instructions, examples, reference, dynamic context; empty sections
     are left out. All but the last are the same from call to call.
-
-    Args:
-        rng: Shuffles the examples; without it their order is fixed.
 
     Attributes:
         role: Who the model is.
@@ -37,9 +33,6 @@ class PromptBuilder:
     task: ClassVar[str | None] = None
     instructions: ClassVar[str] = ""
     examples: ClassVar[Sequence[BaseExample]] = ()
-
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng
 
     def get_role(self) -> str:
         """Say who the model is."""
@@ -67,9 +60,7 @@ class PromptBuilder:
 
     def get_prefix(self, **context: Any) -> str:
         """Join every section but the dynamic context."""
-        shown = BaseExample.join(
-            self.get_examples(), randomize=self._rng is not None, rng=self._rng
-        )
+        shown = BaseExample.join(self.get_examples())
         examples = f"EXAMPLES:\n{shown}" if shown else ""
         sections = (
             self.get_role(),

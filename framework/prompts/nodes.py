@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from framework.base import BaseExample, ErrorClassification
+from framework.base import ErrorClassification
 from framework.prompts.builder import PromptBuilder
 from framework.prompts.data import DATA_RULE, as_data, as_request, plain_text
 
@@ -15,21 +14,6 @@ _MAX_ABILITIES = 8_000
 _MAX_KEYS = 20
 _MAX_PROBLEMS = 30
 _MAX_REFUSED = 20_000
-
-
-@dataclass(frozen=True)
-class TextExample(BaseExample):
-    """An example that is written down as it is shown.
-
-    Attributes:
-        text: The example.
-    """
-
-    text: str
-
-    def format_for_prompt(self) -> str:
-        """Return the text as a list entry."""
-        return f"- {self.text}"
 
 
 class TaskExtractionPrompt(PromptBuilder):
@@ -45,17 +29,9 @@ class TaskExtractionPrompt(PromptBuilder):
         "- depends_on_chat_history is true when earlier messages were needed.\n"
         "- depends_on_user_memory is true when stored facts about the person matter, such as"
         " 'my usual station'.\n"
+        "- For example: after 'How warm was Oslo in May?' the message 'And in June?' means 'How warm"
+        " was Oslo in June?', which depends on the history; 'Plot the sales of 2020' means just that.\n"
         f"- {DATA_RULE}"
-    )
-    examples: ClassVar[Sequence[BaseExample]] = (
-        TextExample(
-            "After 'How warm was Oslo in May?' the message 'And in June?' means"
-            " 'How warm was Oslo in June?'; it depends on the history."
-        ),
-        TextExample(
-            "After 'How warm was Oslo in May?' the message 'Plot the sales of 2020' means just"
-            " that; it does not depend on the history."
-        ),
     )
 
     def get_dynamic_context(self, *, history: str = "", message: str = "", **_: Any) -> str:
@@ -231,18 +207,23 @@ class ResponseGenerationPrompt(PromptBuilder):
         **_: Any,
     ) -> str:
         """Show the request and the results, or what the agent can do."""
-        parts = [as_request(task)]
         if purpose == "conversation":
-            parts.append("No capability fits this request.")
-        else:
-            parts += [as_data(title, text) for title, text in results]
-            if not results:
-                parts.append("There are no results.")
-        if missing:
-            parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
-        if purpose == "conversation":
-            parts.append(f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}")
-        return "\n\n".join(parts)
+            able = f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}"
+            told = _report(task, "No capability fits this request.", missing=missing)
+            return f"{told}\n\n{able}"
+        return _report(task, "" if results else "There are no results.", results, missing)
+
+
+def _report(
+    task: str,
+    first: str = "",
+    results: Sequence[tuple[str, str]] = (),
+    missing: Sequence[str] = (),
+) -> str:
+    parts = [as_request(task), first, *(as_data(title, text) for title, text in results)]
+    if missing:
+        parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
+    return "\n\n".join(part for part in parts if part)
 
 
 class ClarificationPrompt(PromptBuilder):
@@ -270,13 +251,8 @@ class ClarificationPrompt(PromptBuilder):
         **_: Any,
     ) -> str:
         """Show the request and what is unclear about it."""
-        parts = [as_request(task)]
-        if question:
-            parts.append(f"What is unclear:\n{as_data('unclear', question)}")
-        parts += [as_data(title, text) for title, text in results]
-        if missing:
-            parts.append("Not done:\n" + as_data("not done", "\n".join(missing)))
-        return "\n\n".join(parts)
+        unclear = f"What is unclear:\n{as_data('unclear', question)}" if question else ""
+        return _report(task, unclear, results, missing)
 
 
 class ErrorAnalysisPrompt(PromptBuilder):
@@ -299,9 +275,5 @@ class ErrorAnalysisPrompt(PromptBuilder):
         **_: Any,
     ) -> str:
         """Show the request, the failure and what was done."""
-        parts = [as_request(task)]
-        if failure:
-            told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
-            parts.append(as_data("failure", told))
-        parts += [as_data(title, text) for title, text in finished]
-        return "\n\n".join(parts)
+        told = ErrorClassification.from_dict(dict(failure)).format_for_llm() if failure else ""
+        return _report(task, as_data("failure", told) if told else "", finished)

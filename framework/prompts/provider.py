@@ -7,29 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
+from configs.scoped import scoped
 from framework.base import ConfigurationError
 from framework.base.errors import RegistryError
 from framework.prompts.builder import PromptBuilder
-from framework.prompts.nodes import (
-    ClarificationPrompt,
-    ClassificationPrompt,
-    ErrorAnalysisPrompt,
-    OrchestratorPrompt,
-    ResponseGenerationPrompt,
-    TaskExtractionPrompt,
-)
 from framework.registry.discovery import import_object, load_entry_points
 
 ENTRY_POINT_GROUP = "capgraph.prompts"
-
-_DEFAULTS: dict[str, type[PromptBuilder]] = {
-    "orchestrator": OrchestratorPrompt,
-    "task_extraction": TaskExtractionPrompt,
-    "response_generation": ResponseGenerationPrompt,
-    "classification": ClassificationPrompt,
-    "error_analysis": ErrorAnalysisPrompt,
-    "clarification": ClarificationPrompt,
-}
 
 
 class PromptProvider:
@@ -37,9 +21,12 @@ class PromptProvider:
 
     Args:
         **builders: Name to builder, for those that replace a default or come on top. Each is
-            returned by ``get_<name>_prompt_builder()``. Overriding that method in a subclass
-            does the same.
+            returned by ``get_<name>_prompt_builder()``; the framework's are ``orchestrator``,
+            ``task_extraction``, ``classification``, ``response_generation``,
+            ``clarification`` and ``error_analysis``. Defining that method in a subclass does
+            the same.
 
+    >>> from framework.prompts import ResponseGenerationPrompt
     >>> class Terse(ResponseGenerationPrompt):
     ...     role = "You answer in five words."
     >>> prompts = PromptProvider(response_generation=Terse())
@@ -54,33 +41,10 @@ class PromptProvider:
                     f"The prompt builder {name!r} is {type(builder).__name__}.",
                     fix="Give an instance of a PromptBuilder subclass.",
                 )
-        self._builders = {name: cls() for name, cls in _DEFAULTS.items()} | builders
-
-    def get_orchestrator_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of planning prompts."""
-        return self._builders["orchestrator"]
-
-    def get_task_extraction_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that reduce a conversation to one task."""
-        return self._builders["task_extraction"]
-
-    def get_response_generation_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of answering prompts."""
-        return self._builders["response_generation"]
-
-    def get_classification_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that choose capabilities."""
-        return self._builders["classification"]
-
-    def get_error_analysis_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that explain a failure."""
-        return self._builders["error_analysis"]
-
-    def get_clarification_prompt_builder(self) -> PromptBuilder:
-        """Return the builder of prompts that ask the person back."""
-        return self._builders["clarification"]
+        self._builders = dict(builders)
 
     def __getattr__(self, attribute: str) -> Callable[[], PromptBuilder]:
+        """Return ``get_<name>_prompt_builder``; those of the framework come by configuration."""
         if attribute in dir(type(self)):
             # It is there and failed in its own way: let it say so.
             return cast("Callable[[], PromptBuilder]", object.__getattribute__(self, attribute))
@@ -111,11 +75,8 @@ def use_prompts(provider: PromptProvider) -> Iterator[PromptProvider]:
     ...     get_framework_prompts() is mine
     True
     """
-    token = _in_use.set(provider)
-    try:
+    with scoped(_in_use, provider):
         yield provider
-    finally:
-        _in_use.reset(token)
 
 
 def get_framework_prompts(application: str | None = None) -> PromptProvider:

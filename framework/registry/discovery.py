@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -15,28 +14,19 @@ from framework.base.errors import RegistryError
 ENTRY_POINT_GROUP = "capgraph.capabilities"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportFailure:
-    """A module that could not be imported, and why."""
-
-    module: str
-    cause: BaseException
-
-    def __str__(self) -> str:
-        return f"{self.module} ({type(self.cause).__name__}: {self.cause})"
-
-
-def walk(package: str, failures: list[ImportFailure]) -> Iterator[ModuleType]:
+def walk(package: str, failures: list[str]) -> Iterator[ModuleType]:
     """Import a module and, for a package, all that it holds, in alphabetical order.
 
     Modules whose name begins with an underscore are left to those that import them.
 
     Args:
         package: Dotted name.
-        failures: Takes up what could not be imported.
+        failures: Takes up what could not be imported, each with its cause.
     """
-    root = _import(package, failures)
-    if root is None:
+    try:
+        root = importlib.import_module(package)
+    except Exception as exc:  # any error of foreign code is the report's content
+        failures.append(f"{package} cannot be imported ({type(exc).__name__}: {exc})")
         return
     yield root
     for info in sorted(
@@ -46,14 +36,6 @@ def walk(package: str, failures: list[ImportFailure]) -> Iterator[ModuleType]:
         if info.name.rsplit(".", 1)[-1].startswith("_"):
             continue
         yield from walk(info.name, failures)
-
-
-def _import(name: str, failures: list[ImportFailure]) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except Exception as exc:  # any error of foreign code is the report's content
-        failures.append(ImportFailure(name, exc))
-        return None
 
 
 def import_object(reference: str) -> Any:

@@ -12,11 +12,13 @@ from framework.base.infrastructure import BaseInfrastructureNode
 from framework.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec
 
 
-def belongs(value: type) -> bool:
-    """Tell whether a class is registered by discovery: decorated itself, or a context type."""
-    if issubclass(value, CapabilityContext):
-        return True
-    return any(name in value.__dict__ for name in ("capability_spec", "infrastructure_spec"))
+def registered_name(value: type) -> str | None:
+    """Return the name of what discovery registers: a class decorated itself, or a context type."""
+    own = value.__dict__
+    spec = own.get("capability_spec") or own.get("infrastructure_spec")
+    if spec is not None:
+        return str(spec.name)
+    return value.CONTEXT_TYPE if issubclass(value, CapabilityContext) else None
 
 
 def lacks_decorator(value: type) -> bool:
@@ -89,12 +91,6 @@ def check_place(node: InfrastructureSpec) -> None:
         fix='Name it like the role that it takes, or say where it stands: before = "classifier"'
         ' or after = "respond".',
     )
-
-
-def name_of(item: Any) -> str:
-    """Name a registered class as the registry does."""
-    spec = item.__dict__.get("capability_spec") or item.__dict__.get("infrastructure_spec")
-    return str(spec.name if spec is not None else item.CONTEXT_TYPE)
 
 
 def origin_of(value: Any) -> str:

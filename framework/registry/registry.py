@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,17 @@ from framework.neighbours import PACKAGES, check_neighbour
 from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
-    ImportFailure,
     import_object,
     load_entry_points,
     walk,
 )
 from framework.registry.membership import (
-    belongs,
     check_place,
     decorator_of,
     lacks_decorator,
-    name_of,
     origin_of,
     refusal_of,
+    registered_name,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +64,7 @@ class Registry:
         self._instances: dict[str, Any] = {}
         self._given: set[str] = set(given)
         self._frozen = False
+        self._candidates: Sequence[Candidate] | None = None
         for place, name in enumerate(infrastructure):
             if name in PACKAGES:
                 check_neighbour(name)
@@ -100,42 +99,32 @@ class Registry:
             RegistryError: No capability has that name.
         """
         if name not in self._capabilities:
-            raise RegistryError(f"No capability is called {name!r}.", fix=self._known())
+            raise self._unknown(name)
         if name not in self._instances:
             self._instances[name] = self._capabilities[name].cls()
         return self._instances[name]
 
-    def describe(self, *, for_prompt: bool = False, names: Iterable[str] | None = None) -> str:
-        """Describe the capabilities: a list for people, or a stable section of a prompt.
+    def describe(self) -> str:
+        """Describe the capabilities: a list for people."""
+        return "\n".join(f"- {s.name}: {s.description}" for s in self._capabilities.values())
 
-        Args:
-            for_prompt: Name inputs and outputs, in alphabetical order.
-            names: Which capabilities; ``None`` for all.
-        """
-        chosen = set(names) if names is not None else None
-        specs = [s for s in self._capabilities.values() if chosen is None or s.name in chosen]
-        if not for_prompt:
-            return "\n".join(f"- {spec.name}: {spec.description}" for spec in specs)
-        lines = []
-        for spec in sorted(specs, key=lambda item: item.name):
-            needs = ", ".join(
-                need.type + ("" if need.cardinality == "one" else f" ({need.cardinality})")
-                for need in spec.requires
-            )
-            lines.append(f"- {spec.name}: {spec.description}")
-            lines.append(
-                f"  needs: {needs or 'nothing'}; gives: {', '.join(spec.provides) or 'nothing'}"
-            )
-        return "\n".join(lines)
-
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> Sequence[Candidate]:
         """Return what a selector chooses from: every capability that is not always active."""
+        if not self._frozen:
+            return self._all_candidates()
+        # Schemas of a thousand capabilities take half a second, and these do not change any more.
+        if self._candidates is None:
+            self._candidates = self._all_candidates()
+        return self._candidates
+
+    def _all_candidates(self) -> Sequence[Candidate]:
         found = []
         for name, spec in self._capabilities.items():
             if spec.always_active:
                 continue
             guide = self._guide(name, "classifier_guide")
             examples = guide.examples if guide else []
+            schema = spec.parameters.model_json_schema() if spec.parameters is not None else {}
             found.append(
                 Candidate(
                     name=name,
@@ -144,12 +133,10 @@ class Registry:
                     positives=tuple(e.query for e in examples if e.result),
                     negatives=tuple(e.query for e in examples if not e.result),
                     recognises=getattr(spec.cls, "recognises", None),
-                    parameters=tuple(parameter_texts(spec.parameters.model_json_schema()))
-                    if spec.parameters is not None
-                    else (),
+                    parameters=tuple(parameter_texts(schema)),
                 )
             )
-        return found
+        return tuple(found)
 
     def planning_guides(self, names: Iterable[str]) -> str:
         """Return the planning advice of capabilities as one prompt section, in stable order."""
@@ -212,10 +199,8 @@ class Registry:
         (['hello'], [])
         """
         other = Registry(infrastructure=(), given=self._given)
-        other._capabilities = dict(self._capabilities)
-        other._infrastructure = dict(self._infrastructure)
-        other._context_types = dict(self._context_types)
-        other._instances = dict(self._instances)
+        for table in ("_capabilities", "_infrastructure", "_context_types", "_instances"):
+            getattr(other, table).update(getattr(self, table))
         for name in without:
             other.unregister(name)
         for item in items:
@@ -230,8 +215,9 @@ class Registry:
                 " saver continues the threads.",
             )
 
-    def _known(self) -> str:
-        return f"Use one of: {', '.join(self._capabilities) or 'none is registered'}."
+    def _unknown(self, name: str) -> RegistryError:
+        known = ", ".join(self._capabilities) or "none is registered"
+        return RegistryError(f"No capability is called {name!r}.", fix=f"Use one of: {known}.")
 
     # --- writing --------------------------------------------------------------------------
 
@@ -275,9 +261,7 @@ class Registry:
         """
         self._open()
         if self._capabilities.pop(name, None) is None:
-            raise RegistryError(
-                f"No capability is called {name!r}, so it cannot be left out.", fix=self._known()
-            )
+            raise self._unknown(name)
         self._instances.pop(name, None)
 
     def give(self, *types: str | type[CapabilityContext]) -> None:
@@ -301,35 +285,23 @@ class Registry:
                 decorated (each by name; one that only others derive from may begin with an
                 underscore), or names clash. What could be imported stays registered.
         """
-        failures: list[ImportFailure] = []
+        problems: list[str] = []
         found: list[str] = []
-        bare: list[str] = []
-        for module in walk(package, failures):
+        for module in walk(package, problems):
             for value in vars(module).values():
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
-                if belongs(value):
+                if (name := registered_name(value)) is not None:
                     self.register(value, override=override)
-                    found.append(name_of(value))
+                    found.append(name)
                 elif lacks_decorator(value):
-                    bare.append(f"{origin_of(value)} ({decorator_of(value)})")
-        told, fixes = [], []
-        if failures:
-            listed = "; ".join(str(failure) for failure in failures)
-            told.append(
-                f"{len(failures)} module(s) of {package!r} could not be imported: {listed}."
+                    problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
+        if problems:
+            raise RegistryError(
+                f"{package!r} is not registered whole: {'; '.join(problems)}.",
+                fix="Correct what cannot be imported, or install what it imports. Decorate the"
+                " classes, or begin the name of one that only others derive from with an underscore.",
             )
-            fixes.append("Correct the modules, or install what they import.")
-        if bare:
-            told.append(
-                f"{len(bare)} class(es) of {package!r} are not decorated: {', '.join(bare)}."
-            )
-            fixes.append(
-                "Put the decorator above each, or begin the name of one that only others derive"
-                " from with an underscore."
-            )
-        if told:
-            raise RegistryError(" ".join(told), fix=" ".join(fixes))
         return found
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
@@ -374,13 +346,11 @@ class Registry:
                     fix=f"Name a decorated capability class whose name is {name!r}.",
                 )
             self.register(item, override=True)
+        left_out = list(exclude)
         if include is not None:
-            wanted = set(include)
-            for missing in sorted(wanted - set(self._capabilities)):
-                self.unregister(missing)
-            for name in [name for name in self._capabilities if name not in wanted]:
-                self.unregister(name)
-        for name in exclude:
+            # Names that are not registered are refused there.
+            left_out += sorted(set(include) ^ set(self._capabilities))
+        for name in dict.fromkeys(left_out):
             self.unregister(name)
 
     @classmethod

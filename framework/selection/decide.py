@@ -18,7 +18,6 @@ from framework.selection.tfidf import Array
 
 _NEARLY = 0.8
 _BY_WORDS = (0.25, 0.10)  # evidence of the unexplained words; and more for each e-fold candidates
-_WORDS_SHARE = 0.1  # of all the evidence, at least
 _BY_PART = (0.30, 0.15)  # evidence of a part, the same way
 _FIRST_IN_PART = 0.65  # at most this share of the part's evidence may be the first's
 
@@ -61,7 +60,7 @@ def needed(
     first = int(values.argmax())
     chance = np.log(rows.shape[1])
     chosen = [first, *_by_part(rows, first, least * (_BY_PART[0] + _BY_PART[1] * chance))]
-    least_words = np.maximum(least * (_BY_WORDS[0] + _BY_WORDS[1] * chance), _WORDS_SHARE * values)
+    least_words = least * (_BY_WORDS[0] + _BY_WORDS[1] * chance)
     while True:
         further = close & (unexplained(chosen) >= least_words)
         further[chosen] = False

@@ -49,7 +49,6 @@ class Selector(Protocol):
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
         """Choose the capabilities that the task needs.
@@ -57,7 +56,6 @@ class Selector(Protocol):
         Args:
             task: What the person wants, in their words.
             candidates: The capabilities to choose from.
-            limit: The most names to return; ``None`` for no limit.
             excluded: Capabilities that failed this task, with the reason; never chosen.
         """
         ...

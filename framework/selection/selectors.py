@@ -81,19 +81,36 @@ class LexicalSelector:
         _, _, rows = await self._evidence(task, tuple(candidates))
         return _scores(rows, candidates)
 
+    async def nearest(
+        self,
+        task: str,
+        candidates: Sequence[Candidate],
+        limit: int,
+        excluded: Mapping[str, str] = NOTHING_EXCLUDED,
+    ) -> tuple[Candidate, ...]:
+        """Return the candidates that come nearest to a task, so that prompts stay short.
+
+        They keep the order of ``candidates``: a prompt made of them has a stable beginning when
+        the same ones are kept.
+        """
+        allowed = [candidate for candidate in candidates if candidate.name not in excluded]
+        if len(allowed) > limit:
+            # All are scored, not only the allowed ones: the classifier is that of the whole
+            # registry and is not fitted anew for each combination.
+            scores = await self.score(task, candidates)
+            ranked = sorted(allowed, key=lambda candidate: -scores.get(candidate.name, 0.0))
+            kept = {candidate.name for candidate in ranked[:limit]}
+            allowed = [candidate for candidate in allowed if candidate.name in kept]
+        return tuple(allowed)
+
     async def select(
         self,
         task: str,
         candidates: Sequence[Candidate],
         *,
-        limit: int | None = None,
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
         """Choose the capabilities that the task needs; see :class:`Selector`."""
-        if limit is not None and limit < 1:
-            raise ValidationError(
-                f"The limit of a selection is {limit!r}.", fix="Give at least 1, or None."
-            )
         if not task.strip():
             return Selection((), reason="The task is empty.")
         if not candidates:
@@ -121,7 +138,7 @@ class LexicalSelector:
             return {c.name for c, by_text, known in pairs if known or (known is None and by_text)}
 
         chosen = await asyncio.to_thread(decide)
-        names = tuple(name for name in open_ if name in chosen)[:limit]
+        names = tuple(name for name in open_ if name in chosen)
         return Selection(names, scores, best, _reason(names, scores))
 
     async def _evidence(

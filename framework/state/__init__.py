@@ -1,10 +1,9 @@
 """The graph's state, its reducers and typed access to context data."""
 
 from framework.state.agent_state import (
-    REDUCED_KEYS,
     STATE_KEYS,
-    SURVIVES_A_TURN,
     AgentState,
+    fitting,
     reset_of_turn,
 )
 from framework.state.context_access import (
@@ -23,14 +22,11 @@ from framework.state.reducers import (
     grow_by_key,
     latest,
     merge_by_key,
-    merge_context,
 )
 from framework.state.turn_view import TurnView
 
 __all__ = [
-    "REDUCED_KEYS",
     "STATE_KEYS",
-    "SURVIVES_A_TURN",
     "AgentState",
     "ContextTypes",
     "FromCaller",
@@ -41,6 +37,7 @@ __all__ = [
     "TurnView",
     "append",
     "dump_context",
+    "fitting",
     "fold_context",
     "fold_lists",
     "fold_messages",
@@ -49,7 +46,6 @@ __all__ = [
     "latest",
     "load_context",
     "merge_by_key",
-    "merge_context",
     "reset_of_turn",
     "summarize",
 ]

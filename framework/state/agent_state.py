@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 from langchain_core.messages import AnyMessage
 from langgraph.channels import DeltaChannel
+from pydantic import TypeAdapter
+from pydantic import ValidationError as PydanticError
 from typing_extensions import TypedDict
 
+from framework.base.errors import ValidationError
 from framework.base.plan import ExecutionPlan
 from framework.state.keys import FromCaller, Key, StateSchema
 from framework.state.reducers import (
@@ -43,7 +46,7 @@ class AgentState(TypedDict, total=False):
         DeltaChannel(fold_messages, snapshot_frequency=SNAPSHOT_EVERY),
     ]
     capability_context_data: Annotated[
-        dict[str, dict[str, dict[str, Any]]],
+        dict[str, dict[str, Any]],
         Key("results by context type and key"),
         FromCaller,
         DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
@@ -104,6 +107,9 @@ class AgentState(TypedDict, total=False):
     execution_outcome: Annotated[
         dict[str, Any] | None, _Turn("how the turn ended", "the node that ends it")
     ]
+    execution_answer: Annotated[
+        dict[str, Any] | None, _Turn("the answer in the form of answer_type", "respond")
+    ]
 
     approval_approved: Annotated[bool | None, _Turn("the last decision", "approval")]
     approved_payload: Annotated[dict[str, Any] | None, _Turn("what was agreed to", "approval")]
@@ -156,8 +162,6 @@ class AgentState(TypedDict, total=False):
 
 _SCHEMA = StateSchema.of(AgentState)
 STATE_KEYS = _SCHEMA.names
-REDUCED_KEYS = _SCHEMA.reduced
-SURVIVES_A_TURN = _SCHEMA.survives
 
 
 def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -167,3 +171,41 @@ def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) 
     {'task_current_task': None}
     """
     return _SCHEMA.reset(state, keep)
+
+
+_READ_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})
+
+
+def fitting(name: str, value: Any, writer: str) -> Any:
+    """Return what a node writes under a key of ``AgentState`` in the form that the key has.
+
+    A reducer that met something else would end the run with an error that names nobody.
+
+    Args:
+        name: The key; keys of one's own come back as they are.
+        value: Plain data.
+        writer: Name of the node.
+
+    Raises:
+        ValidationError: It has another form.
+
+    >>> fitting("status_updates", ["half done"], "monitoring")
+    ['half done']
+    """
+    if value is None or name not in STATE_KEYS or name in _READ_ELSEWHERE:
+        return value
+    try:
+        return _form(name).validate_python(value)
+    except PydanticError as exc:
+        told = exc.errors(include_url=False, include_input=False)[0]
+        place = ".".join([name, *(str(part) for part in told["loc"])])
+        raise ValidationError(
+            f"{writer!r} wrote {name}={value!r:.80}, which has another form: {place}:"
+            f" {told['msg']}.",
+            fix="See the table of state keys in the documentation (reference/state).",
+        ) from None
+
+
+@cache
+def _form(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_SCHEMA.keys[name].type)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ormsgpack
-from pydantic import SecretBytes, SecretStr
+from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
@@ -14,6 +14,7 @@ from framework.base.errors import ValidationError
 from framework.base.values import copied, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
+_MASKED = str(SecretStr("x")).encode()
 
 
 def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
@@ -53,8 +54,8 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
         return _fits_the_saver(to_plain(value, where), where)
     try:
         checked = value if cls is None or type(value) is cls else _validated(cls, value)
+        _refuse_lost_keys(checked, where)
         data = _dumped(checked, where)
-        _refuse_masked(checked, data, where)
         # What cannot be read back must not be stored; the next step would find out too late.
         _validated(type(checked), data)
     except PydanticValidationError as exc:
@@ -64,7 +65,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
             fix=f"Return a {name}, or a dictionary with its fields; a field whose serializer"
             " writes another form needs a validator that reads it.",
         ) from exc
-    return _fits_the_saver(data, where)
+    return _fits_the_saver(data, where, checked)
 
 
 def _validated(cls: type[CapabilityContext], value: Any) -> CapabilityContext:
@@ -103,27 +104,69 @@ def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, An
         ) from exc
 
 
-def _refuse_masked(context: CapabilityContext, data: Mapping[str, Any], where: str) -> None:
-    """Refuse a secret that would come back as asterisks."""
-    for name in data:
-        value = getattr(context, name, None)
-        if isinstance(value, (SecretStr, SecretBytes)) and data[name] == str(value):
+def _refuse_lost_keys(context: CapabilityContext, where: str) -> None:
+    """Refuse keys that would come back as text, unless the field says how it is written."""
+    cls = type(context)
+    own = {f for d in cls.__pydantic_decorators__.field_serializers.values() for f in d.info.fields}
+    for name, info in cls.model_fields.items():
+        written = any(isinstance(m, (PlainSerializer, WrapSerializer)) for m in info.metadata)
+        if written or name in own:
+            continue
+        if (key := _lost_key(getattr(context, name, None))) is not None:
             raise ValidationError(
-                f"{where}: field {name!r} is a secret and would be kept as {data[name]!r}.",
-                fix="Keep a name by which the next step finds the secret, or declare a serializer"
-                " (pydantic: @field_serializer) if it may be stored.",
+                f"{where}: field {name!r}: the key {repr(key)[:80]} of a dictionary is of type"
+                f" {type(key).__name__} and would come back as text.",
+                fix="Use text for keys, or say how the field is written and read:"
+                " Annotated[T, PlainValidator(...), PlainSerializer(...)].",
             )
 
 
-def _fits_the_saver(data: Any, where: str) -> Any:
+def _lost_key(value: Any) -> Any:
+    level = [value]
+    for _ in range(8):
+        for item in level:
+            if isinstance(item, Mapping):
+                for key in item:
+                    if isinstance(key, (tuple, frozenset)):
+                        return key
+        level = [
+            child
+            for item in level
+            if isinstance(item, (Mapping, list, tuple))
+            for child in (item.values() if isinstance(item, Mapping) else item)
+        ]
+    return None
+
+
+def _refuse_masked(value: Any, data: Any, where: str) -> None:
+    """Refuse a secret that would come back as asterisks, wherever it stands."""
+    if isinstance(value, (SecretStr, SecretBytes)) and data == str(value):
+        raise ValidationError(
+            f"{where} is a secret and would be kept as {data!r}.",
+            fix="Keep a name by which the next step finds the secret, or declare a serializer"
+            " (pydantic: @field_serializer) if it may be stored.",
+        )
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, Mapping) and isinstance(data, Mapping):
+        for name in value.keys() & data.keys():
+            _refuse_masked(value[name], data[name], f"{where}: field {name!r}")
+    elif isinstance(value, (list, tuple)) and isinstance(data, list):
+        for item, kept in zip(value, data, strict=False):
+            _refuse_masked(item, kept, where)
+
+
+def _fits_the_saver(data: Any, where: str, value: Any = None) -> Any:
     try:
-        ormsgpack.packb(data)
+        packed = ormsgpack.packb(data)
     except (TypeError, ValueError) as exc:
         # Rare: walk the data for the place, then say what the saver said.
         to_plain(data, where)
         raise ValidationError(
             f"{where} cannot be kept as plain data: {exc}.", fix="Give plain data."
         ) from exc
+    if _MASKED in packed:
+        _refuse_masked(value, data, where)
     return data
 
 

@@ -22,23 +22,11 @@ _MESSAGES = uuid.UUID("7d0f7f0e-5d1c-5b6e-9f55-6a1f3c7b2e10")
 ContextData = dict[str, dict[str, dict[str, Any]]]
 
 
-def merge_context(current: ContextData | None, update: ContextData | None) -> ContextData:
-    """Merge context data by type and key; a key that comes again replaces the whole entry.
+def fold_context(current: ContextData | None, updates: Sequence[ContextData | None]) -> ContextData:
+    """Merge updates of context data by type and key; a key that comes again replaces its entry.
 
     Only the two levels that change are copied, so a merge costs the number of entries of the
     touched types and never the size of the data.
-
-    >>> merge_context({"A": {"x": {"v": 1}}}, {"A": {"y": {"v": 2}}})
-    {'A': {'x': {'v': 1}, 'y': {'v': 2}}}
-    """
-    merged: ContextData = dict(current or {})
-    for kind, entries in (update or {}).items():
-        merged[kind] = {**merged.get(kind, {}), **entries}
-    return merged
-
-
-def fold_context(current: ContextData | None, updates: Sequence[ContextData | None]) -> ContextData:
-    """Merge many updates of context data at once, as :func:`merge_context` does one by one.
 
     >>> fold_context({"A": {"x": 1}}, [{"A": {"y": 2}}, None, {"B": {"z": 3}}])
     {'A': {'x': 1, 'y': 2}, 'B': {'z': 3}}

@@ -21,6 +21,7 @@ class TurnView:
         state: The graph's state.
         thread_id: The thread.
         caller: Who asks.
+        opened_by: What opened the turn, where the state does not say so.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -34,8 +35,10 @@ class TurnView:
         *,
         thread_id: str | None = None,
         caller: Caller = _NOBODY,
+        opened_by: str | None = None,
     ) -> None:
         self.state = state
+        self._opened_by = opened_by
         self._thread_id = thread_id
         self._caller = caller
 
@@ -52,15 +55,15 @@ class TurnView:
     @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
-        if self.begun:
-            return str(self._turn.get("id") or "")
+        if self.begun or self._opened_by:
+            return str(self.turn.get("id") or self._opened_by or "")
         said = (m for m in reversed(self.messages) if getattr(m, "type", "") == "human")
         return str(getattr(next(said, None), "id", None) or "")
 
     @property
     def begun(self) -> bool:
         """Whether the graph keeps turns; one of one's own does not."""
-        return bool(self._turn)
+        return bool(self.turn)
 
     @property
     def ids(self) -> dict[str, str | None]:
@@ -70,10 +73,12 @@ class TurnView:
     @property
     def turn_number(self) -> int:
         """Which turn of its thread it is, from 1."""
-        return int(self._turn.get("number") or 0)
+        number = self.turn.get("number")
+        return number if isinstance(number, int) else 0
 
     @property
-    def _turn(self) -> Mapping[str, Any]:
+    def turn(self) -> Mapping[str, Any]:
+        """What is kept of the turn: ``id``, ``number``, and ``plan`` when one opened it."""
         return _mapping(self.state.get("control_turn"))
 
     @property
@@ -85,6 +90,10 @@ class TurnView:
     def task(self) -> str:
         """What is to be done."""
         return self.state.get("task_current_task") or ""
+
+    def objective_of(self, step: Mapping[str, Any]) -> str:
+        """Return what a step is for."""
+        return step.get("task_objective") or self.task or f"Execute {step['capability']}"
 
     @property
     def active(self) -> tuple[str, ...] | None:
@@ -135,8 +144,9 @@ class TurnView:
 
     @property
     def contexts(self) -> Mapping[str, Mapping[str, Any]]:
-        """Context type to context key to plain data."""
-        return _mapping(self.state.get("capability_context_data"))
+        """Context type to context key to plain data; a type that holds none has no contexts."""
+        found = _mapping(self.state.get("capability_context_data"))
+        return {kind: _mapping(stored) for kind, stored in found.items()}
 
     @property
     def pending(self) -> Mapping[str, Mapping[str, Any]]:

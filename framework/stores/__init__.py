@@ -1,10 +1,11 @@
 """Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
 
 from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
+from framework.base.ports import Rows
 from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
-from framework.stores.rows import Rows, rows_of
+from framework.stores.rows import rows_of
 from framework.stores.threads import (
     ThreadSummary,
     fork_thread,

@@ -8,26 +8,39 @@ from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
+    BaseCheckpointSaver,
     CheckpointTuple,
     DeltaChannelHistory,
 )
 
-from framework.stores.history import KeepsHistory
+from framework.stores.history import History, since_saved
 from framework.stores.reading import checked, readable
+from framework.stores.rows import SaverRows, rows_of
 
 T = TypeVar("T")
 PAGE = 100
 """So many checkpoints are read at once."""
 
 
-class GuardedSaver(KeepsHistory):
+def _guarded(name: str) -> Any:
+    """Return a method that writes as the base class does, and says what went wrong as ours do."""
+
+    async def write(self: GuardedSaver, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(super(GuardedSaver, self), name)
+        return await self.guarded("written", lambda: call(*args, **kwargs))
+
+    return write
+
+
+class GuardedSaver(BaseCheckpointSaver[Any]):
     """Hands every operation to :meth:`guarded`, and checks what is read.
 
     It stands before LangGraph's own saver in the bases of a class.
     """
+
+    aput = _guarded("aput")
+    aput_writes = _guarded("aput_writes")
+    adelete_thread = _guarded("adelete_thread")
 
     @abstractmethod
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -84,42 +97,86 @@ class GuardedSaver(KeepsHistory):
                 return
             before, left = page[-1].config, None if left is None else left - size
 
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Write a checkpoint."""
-        write = super().aput
-        return await self.guarded(
-            "written", lambda: write(config, checkpoint, metadata, new_versions)
-        )
-
-    async def aput_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Write what a task gave."""
-        write = super().aput_writes
-        await self.guarded("written", lambda: write(config, writes, task_id, task_path))
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        delete = super().adelete_thread
-        await self.guarded("written", lambda: delete(thread_id))
-
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Read what was written to channels since they were last saved as a whole."""
         read = super().aget_delta_channel_history
+        at = config["configurable"]
+        place = (str(at["thread_id"]), at.get("checkpoint_ns", ""), at.get("checkpoint_id") or "")
         with readable(_thread(config)):
+            found = await since_saved(self, self._rows, place, channels)
+            if found is not None:
+                return found
             return await self.guarded("read", lambda: read(config=config, channels=channels))
+
+    async def thread_ids(
+        self,
+        *,
+        limit: int | None = None,
+        before: tuple[str, str] | None = None,
+        older_than: str | None = None,
+    ) -> list[tuple[str, str]]:
+        """Name threads with their latest checkpoint, the one that was saved last first.
+
+        Args:
+            limit: At most so many.
+            before: What the last page ended with.
+            older_than: Only those whose latest checkpoint comes before this one.
+        """
+        # Checkpoint ids begin with the time.
+        having, values = ["1 = 1"], list[Any]()
+        if before is not None:
+            having.append("(MAX(checkpoint_id), thread_id) < (?, ?)")
+            values += before[::-1]
+        if older_than is not None:
+            having.append("MAX(checkpoint_id) < ?")
+            values.append(older_than)
+        _, found = await self._rows.run(
+            "SELECT thread_id, MAX(checkpoint_id) AS latest FROM checkpoints WHERE checkpoint_ns = ''"
+            f" GROUP BY thread_id HAVING {' AND '.join(having)}"
+            " ORDER BY latest DESC, thread_id DESC LIMIT ?",
+            (*values, 2**62 if limit is None else limit),
+        )
+        return [(str(thread), str(latest)) for thread, latest in found]
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep only the latest checkpoint of each namespace of threads, or nothing.
+
+        Args:
+            thread_ids: The threads.
+            strategy: ``keep_latest`` or ``delete``.
+        """
+        for thread in thread_ids:
+            if strategy == "delete":
+                await self.adelete_thread(thread)
+            else:
+                await History(self, thread).cut(checkpoints=1)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread with its history and its records."""
+        await History(self, source_thread_id).copy(target_thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Drop what runs have saved; what followed them keeps what it holds.
+
+        Args:
+            run_ids: Ids that were given to the runs (``run_id`` in their metadata).
+        """
+        for run in run_ids:
+            _, threads = await self._rows.run(
+                "SELECT DISTINCT thread_id FROM checkpoints"
+                f" WHERE {self._rows.metadata('run_id')} = ?",
+                (run,),
+            )
+            for (thread,) in threads:
+                await History(self, str(thread)).drop_run(run)
+
+    @property
+    def _rows(self) -> SaverRows:
+        rows = rows_of(self)
+        assert rows is not None
+        return rows
 
 
 def _thread(config: RunnableConfig | None) -> Any:

@@ -1,130 +1,163 @@
 """Checkpoints as a whole, and histories cut short.
 
 What a thread keeps is saved write by write (``DeltaChannel``), so a checkpoint alone does not say
-what it holds: its value follows from those before it. Whoever copies a checkpoint, or drops those
-before it, has to make it whole first.
+what it holds: its value follows from those before it. Whoever drops those has to make it whole
+first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    writes_sort_key,
+)
 
 from framework.base.errors import PersistenceError
-from framework.langgraph_compat import as_whole, counts_deltas
+from framework.langgraph_compat import COUNTERS, as_whole, counts_deltas
 from framework.state import AgentState, StateSchema
 from framework.stores.records import END, PREFIX
-from framework.stores.rows import Rows, rows_of
+from framework.stores.rows import SaverRows, rows_of
 
 # Sorts after every checkpoint id, in whatever language a database sorts.
 _LAST = "g"
 _IS_RECORD = f"substr(checkpoint_ns, 1, {len(PREFIX)}) = '{PREFIX}'"
+_KEPT = "_capgraph_channels"
+_CHAIN = (
+    "WITH RECURSIVE chain(id, parent, depth) AS ("
+    " SELECT checkpoint_id, parent_checkpoint_id, 0 FROM checkpoints"
+    " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?"
+    " UNION ALL SELECT c.checkpoint_id, c.parent_checkpoint_id, depth + 1"
+    " FROM chain {join} checkpoints c ON c.checkpoint_id = chain.parent"
+    " WHERE c.thread_id = ? AND c.checkpoint_ns = ? AND depth < ?)"
+)
+# One walk over a range takes half as long as a look-up for each checkpoint.
+_WRITTEN = (
+    "SELECT checkpoint_id, channel, type, {value}, task_id, idx, task_path FROM {writes}"
+    " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id"
+    " BETWEEN (SELECT MIN(id) FROM chain) AND (SELECT MAX(id) FROM chain) AND channel IN"
+)
+_DEPTHS = "SELECT id, '', '', NULL, '', depth, '' FROM chain"
+
+
+def know_channels(saver: BaseCheckpointSaver[Any], channels: Mapping[str, Any]) -> None:
+    """Tell a saver how the keys of a graph that grow are put together.
+
+    Args:
+        saver: Where the graph keeps its threads.
+        channels: The graph's channels.
+    """
+    # Kept with the saver, so that LangGraph's copies of it have the same.
+    known = vars(saver).setdefault(_KEPT, {})
+    for name, channel in channels.items():
+        if isinstance(channel, DeltaChannel):
+            same = known.setdefault(name, channel) == channel
+            # Two graphs that disagree: nobody can say whose a thread is.
+            known[name] = channel if same else None
 
 
 async def whole(
-    saver: BaseCheckpointSaver[Any],
-    found: CheckpointTuple,
-    *,
-    state_schema: type[Any] = AgentState,
-    only: Sequence[str] | None = None,
+    saver: BaseCheckpointSaver[Any], found: CheckpointTuple, *, only: Sequence[str] | None = None
 ) -> CheckpointTuple:
     """Return a checkpoint with everything that it holds.
 
     Args:
         saver: Where it is from.
         found: The checkpoint.
-        state_schema: The state class that it was written with.
         only: The keys that matter; all when not given.
 
     Raises:
-        PersistenceError: It has keys that grow and that the state class does not know.
+        PersistenceError: It has keys that grow and that no graph of this saver knows.
     """
+    ours = {name: key.reducer for name, key in StateSchema.of(AgentState).keys.items()}
+    known = {**ours, **vars(saver).get(_KEPT, {})}
     channels = {
-        name: key.reducer
-        for name, key in StateSchema.of(state_schema).keys.items()
-        if isinstance(key.reducer, DeltaChannel) and (only is None or name in only)
+        name: channel
+        for name, channel in known.items()
+        if isinstance(channel, DeltaChannel) and (only is None or name in only)
     }
     unknown = sorted(counts_deltas(found) - set(channels)) if only is None else []
     if unknown:
         raise PersistenceError(
-            f"The state class {state_schema.__name__} does not say how {', '.join(unknown)} of"
-            f" thread {found.config['configurable'].get('thread_id')!r} is put together.",
-            fix="Give the state class that the graph was built with (state_schema=…).",
+            f"Nothing says how {', '.join(unknown)} of thread"
+            f" {found.config['configurable'].get('thread_id')!r} is put together.",
+            fix="Build the graph that wrote it with this saver first.",
         )
     return await as_whole(saver, found, channels)
 
 
-class KeepsHistory(BaseCheckpointSaver[Any]):
-    """What a saver of ours does with whole threads: names, copies, cuts and drops them."""
+async def since_saved(
+    saver: BaseCheckpointSaver[Any],
+    rows: SaverRows,
+    place: tuple[str, str, str],
+    channels: Sequence[str],
+) -> Mapping[str, DeltaChannelHistory] | None:
+    """Read what was written to channels since they were last saved as a whole.
 
-    async def thread_ids(
-        self, *, limit: int | None = None, before: tuple[str, str] | None = None
-    ) -> list[tuple[str, str]]:
-        """Name threads with their latest checkpoint, the one that was saved last first.
+    LangGraph's savers look through every checkpoint on the way back to find where that was. The
+    newest one says how far back it is.
 
-        Args:
-            limit: At most so many.
-            before: What the last page ended with.
-        """
-        rows = _rows(self)
-        # Checkpoint ids begin with the time.
-        after = "HAVING (MAX(checkpoint_id), thread_id) < (?, ?)" if before else ""
-        page = "LIMIT ?" if limit is not None else ""
-        _, found = await rows.run(
-            "SELECT thread_id, MAX(checkpoint_id) AS latest FROM checkpoints"
-            f" WHERE checkpoint_ns = '' GROUP BY thread_id {after}"
-            f" ORDER BY latest DESC, thread_id DESC {page}",
-            (*((before[1], before[0]) if before else ()), *((limit,) if page else ())),
-        )
-        return [(str(thread), str(latest)) for thread, latest in found]
+    Args:
+        saver: Where the thread is kept.
+        rows: Its rows.
+        place: Thread, namespace and checkpoint.
+        channels: Names of the channels.
 
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the latest checkpoint of each namespace of threads, or nothing.
-
-        Args:
-            thread_ids: The threads.
-            strategy: ``keep_latest`` or ``delete``.
-        """
-        for thread in thread_ids:
-            if strategy == "delete":
-                await self.adelete_thread(thread)
-            else:
-                await History(self, thread).cut(None)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread with its history and its records."""
-        rows = _rows(self)
-        for table, columns in rows.tables.items():
-            await rows.run(
-                f"INSERT INTO {table} (thread_id, {columns}) SELECT ?, {columns} FROM {table}"
-                " WHERE thread_id = ?",
-                (target_thread_id, source_thread_id),
-            )
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Drop what runs have saved; what followed them keeps what it holds.
-
-        Args:
-            run_ids: Ids that were given to the runs (``run_id`` in their metadata).
-        """
-        rows = _rows(self)
-        for run in run_ids:
-            _, threads = await rows.run(
-                f"SELECT DISTINCT thread_id FROM checkpoints WHERE {rows.metadata('run_id')} = ?",
-                (run,),
-            )
-            for (thread,) in threads:
-                await History(self, str(thread)).drop_run(run)
-
-
-def _rows(saver: BaseCheckpointSaver[Any]) -> Rows:
-    rows = rows_of(saver)
-    if rows is None:
-        raise NotImplementedError(f"The database of {type(saver).__name__} is not known.")
-    return rows
+    Returns:
+        ``None`` when the newest one does not say it.
+    """
+    thread, namespace, _ = place
+    _, told = await rows.run(
+        f"SELECT {rows.metadata(COUNTERS)} FROM checkpoints"
+        " WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+        place,
+    )
+    counters = json.loads((told and told[0][0]) or "{}")
+    if not channels or any(name not in counters for name in channels):
+        return None
+    reach = {name: counters[name][1] for name in channels}
+    walk = (*place, thread, namespace, max(reach.values()))
+    marks = f"({','.join('?' * len(channels))})"
+    _, found = await rows.run(
+        f"{_CHAIN} {_WRITTEN} {marks} UNION ALL {_DEPTHS}"
+        f" UNION ALL SELECT saved.*, '', -1, '' FROM ({rows.saved}"
+        " WHERE c.thread_id = ? AND c.checkpoint_ns = ?"
+        f" AND (depth IN {marks} OR parent IS NULL)) saved",
+        (*walk, thread, namespace, *channels, thread, namespace, *reach.values()),
+    )
+    read = saver.serde.loads_typed
+    depths = {row[0]: row[5] for row in found if not row[4] and row[5] >= 0}
+    written = [(depths.get(row[0], 0), *row[1:]) for row in found if row[4]]
+    seeds: dict[int, dict[str, Any]] = {}
+    for checkpoint, name, kind, data, task, number, _ in found:
+        if not task and number < 0:
+            seed = seeds.setdefault(depths[checkpoint], {})
+            if name == "":
+                seed |= read((kind, data))["channel_values"]
+            elif name in reach:
+                seed[name] = read((kind, bytes(data)))
+    result: dict[str, DeltaChannelHistory] = {}
+    for name in channels:
+        far = min(reach[name], max(seeds))
+        mine = [row for row in written if row[1] == name and 0 < row[0] <= far]
+        # What update_state or another durability leaves is counted in another way.
+        if far == reach[name] and len({row[0] for row in mine}) != counters[name][0]:
+            return None
+        mine.sort(key=lambda row: (-row[0], writes_sort_key(row[6], row[4], row[5])))
+        result[name] = {
+            "writes": [
+                (task, name, read((kind, bytes(data)))) for _, _, kind, data, task, *_ in mine
+            ]
+        }
+        if name in seeds[far]:
+            result[name]["seed"] = seeds[far][name]
+    return result
 
 
 class History:
@@ -133,70 +166,102 @@ class History:
     Args:
         saver: A saver of ``open_saver``, or a plain SQLite or PostgreSQL one.
         thread_id: The thread.
-        state_schema: The state class that it was written with.
 
     Raises:
-        NotImplementedError: The saver's database is not known.
+        PersistenceError: The saver's database is not known.
     """
 
-    def __init__(
-        self,
-        saver: BaseCheckpointSaver[Any],
-        thread_id: str,
-        *,
-        state_schema: type[Any] = AgentState,
-    ) -> None:
-        self._rows = _rows(saver)
+    def __init__(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> None:
+        rows = rows_of(saver)
+        if rows is None:
+            raise PersistenceError(
+                f"{type(saver).__name__} can neither copy nor drop the history of a thread.",
+                fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
+            )
+        self._rows = rows
         self._saver = saver
         self._thread = thread_id
-        self._schema = state_schema
 
-    async def oldest_to_keep(
-        self, *, turns: int | None = None, checkpoints: int | None = None
-    ) -> str | None:
-        """Return the oldest checkpoint that is kept; ``None`` when all are."""
-        cuts = [
-            await self._newest("", checkpoints) if checkpoints is not None else None,
-            await self._turn_begin(turns) if turns is not None else None,
-        ]
-        return max((cut for cut in cuts if cut is not None), default=None)
+    async def copy(self, target: str, *, up_to: str | None = None) -> None:
+        """Copy the thread with its records.
 
-    async def cut(self, oldest: str | None) -> None:
-        """Drop what was saved before a checkpoint, and the records of the turns that go with it.
+        Args:
+            target: Name of the copy.
+            up_to: The last checkpoint to copy; all when not given. Records of its turn are copied,
+                so that the copy does not repeat what that turn did afterwards.
+        """
+        was, until = "checkpoint_id <= ?", up_to or _LAST
+        # A record stands under an id of its own; what it belongs to is the one that it builds on.
+        wanted: dict[str, tuple[str, tuple[str, ...]]] = {
+            "checkpoints": (
+                f" AND CASE WHEN {_IS_RECORD} THEN parent_checkpoint_id < ? ELSE {was} END",
+                (await self._turn_end(until), until),
+            ),
+            self._rows.words["writes"]: (f" AND {was}", (until,)),
+        }
+        for table, columns in self._rows.tables.items():
+            where, values = wanted.get(table, ("", ()))
+            await self._rows.run(
+                f"INSERT INTO {table} (thread_id, {columns}) SELECT ?, {columns} FROM {table}"
+                f" WHERE thread_id = ?{where}",
+                (target, self._thread, *values),
+            )
+        await History(self._saver, target)._sweep()
+
+    async def oldest(self, *, turns: int | None = None, checkpoints: int | None = None) -> str:
+        """Name the checkpoint with which the last turns, or checkpoints, begin.
+
+        Args:
+            turns: So many turns.
+            checkpoints: So many checkpoints.
+
+        Returns:
+            The later one of the two; empty when there are fewer.
+        """
+        return max(
+            await self._newest("", checkpoints) if checkpoints is not None else "",
+            await self._turn_begin(turns) if turns is not None else "",
+        )
+
+    async def cut(self, *, turns: int | None = None, checkpoints: int | None = None) -> bool:
+        """Drop what was saved before the last turns or checkpoints, with the records of the turns.
 
         The latest checkpoint of a graph inside another one stays when its next run needs it.
 
         Args:
-            oldest: The oldest checkpoint that is kept; ``None`` for the latest.
+            turns: So many turns can still be gone back to.
+            checkpoints: So many checkpoints can still be gone back to.
+
+        Returns:
+            Whether there was as much.
         """
-        only_latest = oldest is None
-        oldest = oldest or await self._newest("", 1)
-        last_turn = await self._turn_begin(1)
-        first_kept = "MIN(CASE WHEN checkpoint_id >= ? THEN checkpoint_id END)"
+        oldest = await self.oldest(turns=turns, checkpoints=checkpoints)
+        if not oldest:
+            return False
+        # The last turn may go on, and then it must not repeat an effect: its records stay.
+        bound = min(oldest, await self._turn_begin(1) or oldest)
         _, namespaces = await self._rows.run(
-            f"SELECT checkpoint_ns, {first_kept}, MAX(checkpoint_id) FROM checkpoints"
-            f" WHERE thread_id = ? AND NOT {_IS_RECORD} GROUP BY checkpoint_ns",
-            (oldest or "", self._thread),
+            "SELECT checkpoint_ns, MIN(CASE WHEN checkpoint_id >= ? THEN checkpoint_id END),"
+            f" MAX(checkpoint_id) FROM checkpoints WHERE thread_id = ? AND NOT {_IS_RECORD}"
+            " GROUP BY checkpoint_ns",
+            (oldest, self._thread),
         )
         for namespace, first, latest in namespaces:
-            if (
-                first is None
-                and ":" in namespace.rpartition("|")[2]
-                and await self._began(namespace, latest)
-            ):
+            in_step = ":" in namespace.rpartition("|")[2]
+            if first is None and in_step and await self._began(namespace, latest):
                 # One call of a graph inside a step: over, and nothing comes back to it.
                 await self._drop("checkpoint_ns = ?", namespace)
                 continue
-            keep = latest if only_latest or first is None else first
+            keep = latest if first is None or checkpoints == 1 else first
             await self._make_whole(namespace, keep)
             await self._drop("checkpoint_ns = ? AND checkpoint_id < ?", namespace, keep)
-        if oldest is not None:
-            # The last turn may go on, and then it must not repeat an effect: its records stay.
-            bound = min(oldest, last_turn or oldest)
-            ended = f"{PREFIX}{END}"
-            await self._drop(
-                f"{_IS_RECORD} AND checkpoint_ns <> ? AND parent_checkpoint_id < ?", ended, bound
-            )
+        await self._drop(
+            f"{_IS_RECORD} AND checkpoint_ns <> ? AND parent_checkpoint_id < ?",
+            f"{PREFIX}{END}",
+            bound,
+        )
+        await self._sweep()
+        return True
 
     async def drop_run(self, run: str) -> None:
         """Drop the checkpoints of a run."""
@@ -210,21 +275,7 @@ class History:
         for namespace, checkpoint_id in following:
             await self._make_whole(namespace, checkpoint_id)
         await self._drop(is_run, run)
-
-    async def record_namespaces(self, checkpoint_id: str) -> list[str]:
-        """Name the namespaces of the records of the turn to which a checkpoint belongs."""
-        begin = await self._turn_begin(1, up_to=checkpoint_id)
-        _, ends = await self._rows.run(
-            "SELECT MIN(checkpoint_id) FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
-            f" AND {self._rows.metadata('source')} = 'input' AND checkpoint_id > ?",
-            (self._thread, checkpoint_id),
-        )
-        _, found = await self._rows.run(
-            "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
-            f" AND {_IS_RECORD} AND parent_checkpoint_id >= ? AND parent_checkpoint_id < ?",
-            (self._thread, begin or "", ends[0][0] or _LAST),
-        )
-        return [str(row[0]) for row in found]
+        await self._sweep()
 
     async def _read(self, namespace: str, checkpoint_id: str) -> CheckpointTuple | None:
         place = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
@@ -235,7 +286,7 @@ class History:
         if found is None:
             return
         if counts_deltas(found):
-            found = await whole(self._saver, found, state_schema=self._schema)
+            found = await whole(self._saver, found)
         checkpoint = found.checkpoint
         # Without a checkpoint's id: nothing stands before it any more.
         place: Any = {"thread_id": self._thread, "checkpoint_ns": namespace}
@@ -255,33 +306,36 @@ class History:
     async def _drop(self, where: str, *values: Any) -> None:
         # Writes go by the checkpoints that go: those of a run under way may be there before
         # their checkpoint is.
-        _, writes, *blobs = self._rows.tables
         place = "checkpoint_ns, checkpoint_id"
         gone = f"SELECT {place} FROM checkpoints WHERE thread_id = ? AND {where}"
         await self._rows.run(
-            f"DELETE FROM {writes} WHERE thread_id = ? AND ({place}) IN ({gone})",
+            f"DELETE FROM {{writes}} WHERE thread_id = ? AND ({place}) IN ({gone})",
             (self._thread, self._thread, *values),
         )
         await self._rows.run(
             f"DELETE FROM checkpoints WHERE thread_id = ? AND {where}", (self._thread, *values)
         )
-        for table in blobs:
-            await self._rows.run(
-                f"DELETE FROM {table} b WHERE thread_id = ? AND NOT EXISTS (SELECT 1"
-                " FROM checkpoints c WHERE c.thread_id = b.thread_id"
-                " AND c.checkpoint_ns = b.checkpoint_ns"
-                " AND c.checkpoint -> 'channel_versions' ->> b.channel = b.version)",
-                (self._thread,),
-            )
 
-    async def _turn_begin(self, number: int, up_to: str = _LAST) -> str | None:
+    async def _sweep(self) -> None:
+        if self._rows.sweep:
+            await self._rows.run(self._rows.sweep, (self._thread, self._thread))
+
+    async def _turn_begin(self, number: int) -> str:
         # A turn begins where an input is taken.
-        return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number, up_to)
+        return await self._newest(f" AND {self._rows.metadata('source')} = 'input'", number)
 
-    async def _newest(self, condition: str, number: int, up_to: str = _LAST) -> str | None:
+    async def _turn_end(self, checkpoint_id: str) -> str:
+        _, found = await self._rows.run(
+            "SELECT MIN(checkpoint_id) FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
+            f" AND {self._rows.metadata('source')} = 'input' AND checkpoint_id > ?",
+            (self._thread, checkpoint_id),
+        )
+        return str(found[0][0] or _LAST)
+
+    async def _newest(self, condition: str, number: int) -> str:
         _, found = await self._rows.run(
             "SELECT checkpoint_id FROM checkpoints WHERE thread_id = ? AND checkpoint_ns = ''"
-            f" AND checkpoint_id <= ?{condition} ORDER BY checkpoint_id DESC LIMIT 1 OFFSET ?",
-            (self._thread, up_to, number - 1),
+            f"{condition} ORDER BY checkpoint_id DESC LIMIT 1 OFFSET ?",
+            (self._thread, number - 1),
         )
-        return str(found[0][0]) if found else None
+        return str(found[0][0]) if found else ""

@@ -23,14 +23,10 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
-from framework.stores.rows import Rows, rows_of
+from framework.base.ports import Rows
+from framework.stores.rows import rows_of
 
 T = TypeVar("T")
-
-TTL_SECONDS = 30.0
-"""After so long without a heartbeat a holder on another machine counts as gone."""
-BEAT_SECONDS = 10.0
-"""Time between heartbeats."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_leases (
     thread_id TEXT PRIMARY KEY,
@@ -101,12 +97,7 @@ class Lease:
     lost: bool = False
 
 
-def leases_of(
-    saver: BaseCheckpointSaver[Any],
-    *,
-    ttl_seconds: float = TTL_SECONDS,
-    beat_seconds: float = BEAT_SECONDS,
-) -> Leases:
+def leases_of(saver: BaseCheckpointSaver[Any]) -> Leases:
     """Return the leases that belong to a saver: one object for every graph of this process.
 
     They are rows of the same database for SQLite and PostgreSQL. Any other saver gets leases in
@@ -114,14 +105,11 @@ def leases_of(
 
     Args:
         saver: An open saver.
-        ttl_seconds: After so long without a heartbeat a holder on another machine counts as gone;
-            what the first caller gives holds, and it must be the same on every machine.
-        beat_seconds: Time between heartbeats; as above.
     """
     # Kept with the saver, so that LangGraph's copies of it have the same.
     found = vars(saver).get(_KEPT)
     if found is None:
-        found = vars(saver)[_KEPT] = Leases(rows_of(saver), ttl_seconds, beat_seconds)
+        found = vars(saver)[_KEPT] = Leases(rows_of(saver))
     return cast("Leases", found)
 
 
@@ -131,21 +119,19 @@ class Leases:
     Heartbeats are given in a thread of their own, on a connection of their own: code that blocks
     the event loop does not cost a run its lease.
 
+    Attributes:
+        ttl_seconds: After so long without a heartbeat a holder on another machine counts as gone.
+        beat_seconds: Time between heartbeats.
+
     Args:
         rows: The saver's rows; ``None`` keeps leases in memory.
-        ttl_seconds: After so long without a heartbeat a holder elsewhere counts as gone.
-        beat_seconds: Time between heartbeats.
     """
 
-    def __init__(
-        self,
-        rows: Rows | None,
-        ttl_seconds: float = TTL_SECONDS,
-        beat_seconds: float = BEAT_SECONDS,
-    ) -> None:
+    ttl_seconds = 30.0
+    beat_seconds = 10.0
+
+    def __init__(self, rows: Rows | None) -> None:
         self._rows = rows
-        self._ttl_seconds = ttl_seconds
-        self._beat_seconds = beat_seconds
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -255,7 +241,7 @@ class Leases:
 
     def _is_free(self, holder: Holder, claim: Holder) -> bool:
         if holder.machine != claim.machine:
-            return holder.age > self._ttl_seconds
+            return holder.age > self.ttl_seconds
         if holder.process == claim.process:
             return holder.owner not in _under_way
         return not _alive(holder.process)
@@ -272,7 +258,7 @@ class Leases:
 
     def _beat(self) -> None:
         while True:
-            self._wake.wait(self._beat_seconds)
+            self._wake.wait(self.beat_seconds)
             with self._lock:
                 held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
                 if not self._held:
@@ -280,19 +266,15 @@ class Leases:
                     return
                 self._wake.clear()
             for lease in held:
+                values = (lease.thread_id, lease.holder.owner)
                 try:
-                    found = self._touch(lease)
+                    found = self._rows.run_blocking(_TOUCH, values) if self._rows else None
                 except CapgraphError as exc:
                     # While the database is away nobody else can take over either.
                     _logger().warning("No heartbeat: %s", exc)
                 else:
                     # A lease that was given back meanwhile is not a lost one.
-                    lease.lost = not found and lease.taken
-
-    def _touch(self, lease: Lease) -> bool:
-        assert self._rows is not None
-        found = self._rows.run_blocking(_TOUCH, (lease.thread_id, lease.holder.owner))
-        return found is None or found[0] > 0
+                    lease.lost = found is not None and not found[0] and lease.taken
 
 
 def busy(thread_id: str, holder: Holder) -> ThreadBusyError:

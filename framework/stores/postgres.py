@@ -70,7 +70,9 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
     ) -> RunnableConfig:
         """Write a checkpoint."""
         # The base class keeps text channels beside the encrypted blobs, as they are.
-        return await super().aput(config, self._sealed(checkpoint), metadata, new_versions)
+        sealed = self._sealed(checkpoint)
+        written: RunnableConfig = await super().aput(config, sealed, metadata, new_versions)
+        return written
 
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation, again and again while the database is away.

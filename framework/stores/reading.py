@@ -13,7 +13,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
-from framework.langgraph_compat import keep_ids_ahead_of
+from framework.langgraph_compat import keep_ids_ahead_of, unpacked
 
 _CHECKED = "/crc32"
 _FIELDS = {
@@ -60,12 +60,13 @@ class StrictSerializer(JsonPlusSerializer):
             ValueError: The bytes are not those that were written.
         """
         kind, content = data
-        if not kind.endswith(_CHECKED):
-            return super().loads_typed(data)
-        body = bytes(content[4:])
-        if zlib.crc32(body).to_bytes(4) != bytes(content[:4]):
-            raise ValueError("the checksum does not fit")
-        return super().loads_typed((kind.removesuffix(_CHECKED), body))
+        if kind.endswith(_CHECKED):
+            kind, sum_, content = kind.removesuffix(_CHECKED), content[:4], bytes(content[4:])
+            if zlib.crc32(content).to_bytes(4) != bytes(sum_):
+                raise ValueError("the checksum does not fit")
+        if kind == "msgpack":
+            return unpacked(content, self._unpack_ext_hook)
+        return super().loads_typed((kind, content))
 
 
 def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:

@@ -13,16 +13,16 @@ from weakref import ref
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from framework.base.errors import PersistenceError
+from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
 
 _KEPT = "_capgraph_rows"
-_CHECKPOINT = "checkpoint_ns, checkpoint_id"
 
 
-def rows_of(saver: BaseCheckpointSaver[Any]) -> Rows | None:
+def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
     """Return the rows beside a saver's checkpoints; ``None`` for a saver whose database is unknown.
 
     One saver has one of these, whoever asks.
@@ -35,22 +35,31 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> Rows | None:
             base = getattr(sys.modules.get(module), name, None)
             if base is not None and isinstance(saver, base):
                 found = vars(saver)[_KEPT] = cls(saver)
-    return cast("Rows | None", found)
+    return cast("SaverRows | None", found)
 
 
-class Rows(ABC):
+class SaverRows(Rows, ABC):
     """Runs statements in the database of a saver.
 
-    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
-    ``{bytes}`` for its type of bytes. Tables are created when they are first used.
+    Beside ``?``, ``{now}`` and ``{bytes}``, a statement may name the saver's own tables: ``{writes}``
+    with ``{value}`` for what was written; and ``{join}``, which joins in the order of the text.
 
     Args:
         saver: An open saver.
     """
 
+    tables: ClassVar[dict[str, str]]
+    """The saver's tables and their columns beside ``thread_id``: checkpoints, writes, values."""
+    words: ClassVar[dict[str, str]]
+    """What stands for the words of a statement."""
+    saved: ClassVar[str]
+    """Reads checkpoint, channel (empty: all of them), type and bytes of what is saved along a chain."""
+    sweep: ClassVar[str] = ""
+    """Drops the values of a thread that no checkpoint of it has."""
+
     def __init__(self, saver: Any) -> None:
         self._ref = ref(saver)
-        self._tables: set[str] = set()
+        self._made: set[str] = set()
 
     @property
     def _saver(self) -> Any:
@@ -63,53 +72,65 @@ class Rows(ABC):
 
     async def table(self, definition: str) -> None:
         """Create a table (``CREATE TABLE IF NOT EXISTS name (…)``) unless it is there."""
-        if definition not in self._tables:
+        if definition not in self._made:
             await self._create(definition)
-            self._tables.add(definition)
+            self._made.add(definition)
 
-    tables: ClassVar[dict[str, str]]
-    """The saver's tables and their columns beside ``thread_id``: checkpoints, writes, values."""
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
+        """Run one statement on a connection of its own."""
+        try:
+            conn = self._connect()
+            if conn is None:
+                return None
+            with closing(conn), conn:
+                cursor = conn.execute(self._text(statement), values)
+                return cursor.rowcount, cursor.fetchall() if cursor.description else []
+        except self._errors() as exc:
+            raise _refused(exc) from exc
 
     @abstractmethod
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a text of a checkpoint's metadata."""
+        """Return the expression that reads a checkpoint's metadata as text."""
 
     @abstractmethod
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own.
-
-        Raises:
-            PersistenceError: The database refused, or is away.
-        """
+    def _text(self, statement: str) -> Any:
+        """Put the database's own words into a statement."""
 
     @abstractmethod
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
-        """Run one statement on a connection of its own, in a thread without an event loop.
+    def _connect(self) -> Any:
+        """Open a connection; ``None`` for a database in memory."""
 
-        Returns:
-            ``None`` when the database is this connection's alone (in memory).
-
-        Raises:
-            PersistenceError: The database refused, or is away.
-        """
+    @abstractmethod
+    def _errors(self) -> type[Exception]:
+        """Return what the database raises."""
 
     @abstractmethod
     async def _create(self, definition: str) -> None:
         """Create a table."""
 
 
-class SqliteRows(Rows):
+class SqliteRows(SaverRows):
     """Rows beside the checkpoints of a SQLite saver, through its connection."""
 
     tables: ClassVar[dict[str, str]] = {
-        "checkpoints": f"{_CHECKPOINT}, parent_checkpoint_id, type, checkpoint, metadata",
-        "writes": f"{_CHECKPOINT}, task_id, idx, channel, type, value, task_path",
+        "checkpoints": "checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,"
+        " metadata",
+        "writes": "checkpoint_ns, checkpoint_id, task_id, idx, channel, type, value, task_path",
     }
-    _words: ClassVar[dict[str, str]] = {"bytes": "BLOB"}
+    words: ClassVar[dict[str, str]] = {
+        "bytes": "BLOB",
+        "writes": "writes",
+        "value": "value",
+        "join": "CROSS JOIN",
+    }
+    saved: ClassVar[str] = (
+        "SELECT id, '', type, checkpoint FROM chain CROSS JOIN checkpoints c"
+        " ON c.checkpoint_id = id"
+    )
     _path: str | None = None
 
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a text of a checkpoint's metadata."""
+        """Return the expression that reads a checkpoint's metadata as text."""
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def _create(self, definition: str) -> None:
@@ -123,42 +144,57 @@ class SqliteRows(Rows):
         conn = self._saver.conn
         # The lock keeps this apart from the saver's own transactions.
         async with self._saver.lock:
+            before = conn.total_changes
             try:
-                async with conn.execute(self._text(statement), values) as cursor:
-                    rows = list(await cursor.fetchall()) if cursor.description else []
+                rows = await conn.execute_fetchall(self._text(statement), values)
+                if conn.in_transaction:
                     await conn.commit()
-                    return cursor.rowcount, rows
             except sqlite3.Error as exc:
                 with suppress(sqlite3.Error):
                     await conn.rollback()
                 raise _refused(exc) from exc
+            return conn.total_changes - before, list(rows)
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
-        """Run one statement on a connection of its own."""
-        if not self._path:
-            return None
-        try:
-            with closing(sqlite3.connect(self._path, timeout=5.0)) as conn, conn:
-                cursor = conn.execute(self._text(statement), values)
-                return cursor.rowcount, cursor.fetchall()
-        except sqlite3.Error as exc:
-            raise _refused(exc) from exc
+    def _connect(self) -> Any:
+        return sqlite3.connect(self._path, timeout=5.0) if self._path else None
+
+    def _errors(self) -> type[Exception]:
+        return sqlite3.Error
 
     def _text(self, statement: str) -> str:
-        return statement.format(now=repr(time.time()), **self._words)
+        return statement.format(now=repr(time.time()), **self.words)
 
 
-class PostgresRows(Rows):
+class PostgresRows(SaverRows):
     """Rows beside the checkpoints of a PostgreSQL saver, through its connection or pool."""
 
     tables: ClassVar[dict[str, str]] = {
-        "checkpoints": f"{_CHECKPOINT}, parent_checkpoint_id, type, checkpoint, metadata",
-        "checkpoint_writes": f"{_CHECKPOINT}, task_id, task_path, idx, channel, type, blob",
+        "checkpoints": SqliteRows.tables["checkpoints"],
+        "checkpoint_writes": "checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel,"
+        " type, blob",
         "checkpoint_blobs": "checkpoint_ns, channel, version, type, blob",
     }
+    words: ClassVar[dict[str, str]] = {
+        "now": "extract(epoch from clock_timestamp())::float8",
+        "bytes": "BYTEA",
+        "writes": "checkpoint_writes",
+        "value": "blob",
+        "join": "JOIN",
+    }
+    saved: ClassVar[str] = (
+        "SELECT id, b.channel, b.type, b.blob FROM chain"
+        " JOIN checkpoints c ON c.checkpoint_id = id LEFT JOIN checkpoint_blobs b"
+        " ON b.thread_id = c.thread_id AND b.checkpoint_ns = c.checkpoint_ns"
+        " AND b.version = c.checkpoint -> 'channel_versions' ->> b.channel"
+    )
+    sweep: ClassVar[str] = (
+        "DELETE FROM checkpoint_blobs WHERE thread_id = ? AND (checkpoint_ns, channel, version)"
+        " NOT IN (SELECT checkpoint_ns, held.key, held.value FROM checkpoints,"
+        " jsonb_each_text(checkpoint -> 'channel_versions') held WHERE thread_id = ?)"
+    )
 
     def metadata(self, name: str) -> str:
-        """Return the expression that reads a text of a checkpoint's metadata."""
+        """Return the expression that reads a checkpoint's metadata as text."""
         return f"metadata ->> '{name}'"
 
     def __init__(self, saver: Any) -> None:
@@ -176,36 +212,36 @@ class PostgresRows(Rows):
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
-        import psycopg
-
         guarded = getattr(self._saver, "guarded", None)
         if guarded is not None:
             found: Found = await guarded("used", lambda: self._once(statement, values))
             return found
         try:
             return await self._once(statement, values)
-        except psycopg.Error as exc:
+        except self._errors() as exc:
             raise _refused(exc) from exc
 
     async def _once(self, statement: str, values: tuple[Any, ...]) -> Found:
         async with postgres_cursor(self._saver) as cursor:
-            await cursor.execute(_postgres(statement), values or None)
+            await cursor.execute(self._text(statement), values or None)
             rows = await cursor.fetchall() if cursor.description else []
             return cursor.rowcount, [tuple(row.values()) for row in rows]
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
-        """Run one statement on a connection of its own."""
+    def _connect(self) -> Any:
         import psycopg
 
-        try:
-            with psycopg.connect(self._address, connect_timeout=5, autocommit=True) as conn:
-                cursor = conn.execute(_postgres(statement), values or None)
-                return cursor.rowcount, cursor.fetchall() if cursor.description else []
-        except psycopg.Error as exc:
-            raise _refused(exc) from exc
+        return psycopg.connect(self._address, connect_timeout=5)
+
+    def _errors(self) -> type[Exception]:
+        import psycopg
+
+        return psycopg.Error
+
+    def _text(self, statement: str) -> Any:
+        return statement.format(**self.words).replace("?", "%s")
 
 
-_KNOWN: tuple[tuple[str, str, type[Rows]], ...] = (
+_KNOWN: tuple[tuple[str, str, type[SaverRows]], ...] = (
     ("langgraph.checkpoint.sqlite.aio", "AsyncSqliteSaver", SqliteRows),
     ("langgraph.checkpoint.postgres.aio", "AsyncPostgresSaver", PostgresRows),
 )
@@ -217,11 +253,6 @@ def _address(conn: Any) -> str:
     from psycopg.conninfo import make_conninfo
 
     return make_conninfo(conn.info.dsn, password=conn.info.password or None)
-
-
-def _postgres(statement: str) -> Any:
-    now = "extract(epoch from clock_timestamp())::float8"
-    return statement.format(now=now, bytes="BYTEA").replace("?", "%s")
 
 
 def _refused(exc: Exception) -> PersistenceError:

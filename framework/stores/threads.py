@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -13,12 +13,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError, ThreadBusyError
-from framework.langgraph_compat import is_between_nodes, open_interrupts, plain_values
-from framework.state import AgentState
-from framework.stores.history import History, KeepsHistory, whole
+from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
+from framework.stores.guarded import GuardedSaver
+from framework.stores.history import History, whole
 from framework.stores.leases import leases_of
-from framework.stores.records import END, PREFIX, read_record
-from framework.stores.rows import rows_of
+from framework.stores.records import END, read_record
 
 _PAGE = 200
 
@@ -77,7 +76,11 @@ async def list_threads(
 
 
 async def each_thread_id(
-    saver: BaseCheckpointSaver[Any], *, limit: int | None = None, after: str | None = None
+    saver: BaseCheckpointSaver[Any],
+    *,
+    limit: int | None = None,
+    after: str | None = None,
+    older_than: timedelta | None = None,
 ) -> AsyncIterator[str]:
     """Name the threads of a saver, the one that was saved last first.
 
@@ -85,6 +88,7 @@ async def each_thread_id(
         saver: An open saver.
         limit: At most so many.
         after: The thread that the last page ended with.
+        older_than: Leave out, where the database can, those that were saved later than so long ago.
 
     Raises:
         PersistenceError: There is no thread ``after``.
@@ -98,7 +102,7 @@ async def each_thread_id(
             )
         before = (after, last.checkpoint["id"])
     count = 0
-    while page := await _page(saver, before):
+    while page := await _page(saver, before, older_than):
         for thread, _ in page:
             if count == limit:
                 return
@@ -164,7 +168,7 @@ async def prune_threads(
     older_than: timedelta | None = None,
     keep_turns: int | None = None,
     keep_checkpoints: int | None = None,
-    state_schema: type[Any] = AgentState,
+    limit: int | None = None,
 ) -> list[str]:
     """Make a saver smaller.
 
@@ -179,7 +183,7 @@ async def prune_threads(
         older_than: The age, for ``older_than``.
         keep_turns: How many turns can still be gone back to, for ``keep``.
         keep_checkpoints: How many checkpoints can still be gone back to, for ``keep``.
-        state_schema: The state class that the threads were written with.
+        limit: Look at so many threads at most; when not given, at all.
 
     Returns:
         The threads that were pruned.
@@ -195,50 +199,36 @@ async def prune_threads(
         raise ValueError(
             "Give keep_turns or keep_checkpoints with the policy 'keep', and only then."
         )
+    if policy == "keep_latest":
+        keep_checkpoints = 1
 
     async def prune(thread: str) -> bool:
+        if policy in {"keep", "keep_latest"}:
+            return await History(saver, thread).cut(turns=keep_turns, checkpoints=keep_checkpoints)
         if older_than is not None and not await _is_old(saver, thread, older_than):
             return False
-        if policy in {"delete", "older_than"}:
-            await saver.adelete_thread(thread)
-            return True
-        history = History(saver, thread, state_schema=state_schema)
-        oldest = await history.oldest_to_keep(turns=keep_turns, checkpoints=keep_checkpoints)
-        if policy == "keep_latest" or oldest is not None:
-            await history.cut(oldest)
-            return True
-        return False
+        await saver.adelete_thread(thread)
+        return True
 
     # Named before anything is dropped: pages are found by what the last one ended with.
     chosen = thread_ids
     if chosen is None:
-        chosen = [one async for one in each_thread_id(saver)]
-    return [name for name in chosen if await _alone(saver, name, prune, thread_ids is not None)]
-
-
-async def _alone(
-    saver: BaseCheckpointSaver[Any],
-    thread: str,
-    work: Callable[[str], Awaitable[bool]],
-    named: bool,
-) -> bool:
-    """Do something to a thread while it has its lease; one that is in use is passed over."""
-    leases = leases_of(saver)
-    try:
-        lease = await leases.take(thread)
-    except ThreadBusyError:
-        if named:
-            raise
-        return False
-    try:
-        return await work(thread)
-    except NotImplementedError as exc:
-        raise PersistenceError(
-            f"{type(saver).__name__} cannot drop the history of a thread.",
-            fix="Use SQLite or PostgreSQL through open_saver, or delete threads.",
-        ) from exc
-    finally:
-        await leases.release(lease)
+        named = each_thread_id(saver, limit=limit, older_than=older_than)
+        chosen = [one async for one in named]
+    pruned = []
+    for thread in chosen:
+        try:
+            lease = await leases_of(saver).take(thread)
+        except ThreadBusyError:
+            if thread_ids is not None:
+                raise
+            continue
+        try:
+            if await prune(thread):
+                pruned.append(thread)
+        finally:
+            await leases_of(saver).release(lease)
+    return pruned
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
@@ -255,20 +245,18 @@ async def fork_thread(
     new_thread_id: str,
     *,
     checkpoint_id: str | None = None,
-    state_schema: type[Any] = AgentState,
 ) -> RunnableConfig:
-    """Begin a new thread with the state of another one.
+    """Begin a new thread with the past of another one.
 
     The copy goes on where the old thread stood: finished steps are not run again, a ``once`` step
     that had started is asked about, and open questions are open there too. Idempotency keys hold
     the thread's name, so those of the copy differ.
 
     Args:
-        saver: An open saver.
+        saver: An open saver of SQLite or PostgreSQL.
         thread_id: The thread to copy.
         new_thread_id: Name of the copy; it must be free.
         checkpoint_id: The moment of its history to copy; the latest when not given.
-        state_schema: The state class that the thread was written with.
 
     Returns:
         The configuration that runs the copy.
@@ -279,8 +267,7 @@ async def fork_thread(
     source = _config(thread_id)
     if checkpoint_id is not None:
         source["configurable"]["checkpoint_id"] = checkpoint_id
-    found = await saver.aget_tuple(source)
-    if found is None:
+    if await saver.aget_tuple(source) is None:
         raise PersistenceError(
             f"There is no thread {thread_id!r}"
             + (f" with a checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
@@ -290,50 +277,18 @@ async def fork_thread(
         raise PersistenceError(
             f"The thread {new_thread_id!r} exists already.", fix="Choose another name."
         )
-    found = await whole(saver, found, state_schema=state_schema)
-    metadata: Any = {**found.metadata, "source": "fork", "forked_from": thread_id}
-    checkpoint = found.checkpoint
-    written = await saver.aput(
-        _config(new_thread_id), checkpoint, metadata, checkpoint["channel_versions"]
-    )
-    for task, writes in _by_task(found).items():
-        await saver.aput_writes(written, writes, task)
-    for namespace in await _record_namespaces(saver, thread_id, checkpoint["id"]):
-        item = await saver.aget_tuple(_config(thread_id, namespace))
-        if item is not None:
-            place = _config(new_thread_id, namespace)
-            if item.parent_config is not None:
-                place["configurable"]["checkpoint_id"] = item.parent_config["configurable"][
-                    "checkpoint_id"
-                ]
-            versions = item.checkpoint["channel_versions"]
-            await saver.aput(place, item.checkpoint, item.metadata, versions)
+    await History(saver, thread_id).copy(new_thread_id, up_to=checkpoint_id)
     return {"configurable": {"thread_id": new_thread_id}}
 
 
-async def _record_namespaces(
-    saver: BaseCheckpointSaver[Any], thread_id: str, checkpoint_id: str
-) -> list[str]:
-    if rows_of(saver) is not None:
-        return await History(saver, thread_id).record_namespaces(checkpoint_id)
-    # Read to the end before anything is written: a saver may list and write under one lock.
-    every = [x async for x in saver.alist({"configurable": {"thread_id": thread_id}})]
-    names = {str(item.config["configurable"].get("checkpoint_ns", "")) for item in every}
-    return sorted(name for name in names if name.startswith(PREFIX))
-
-
-def _by_task(found: CheckpointTuple) -> dict[str, list[tuple[str, Any]]]:
-    grouped: dict[str, list[tuple[str, Any]]] = {}
-    for task, channel, value in found.pending_writes or []:
-        grouped.setdefault(task, []).append((channel, value))
-    return grouped
-
-
 async def _page(
-    saver: BaseCheckpointSaver[Any], before: tuple[str, str] | None
+    saver: BaseCheckpointSaver[Any],
+    before: tuple[str, str] | None,
+    older_than: timedelta | None,
 ) -> list[tuple[str, str]]:
-    if isinstance(saver, KeepsHistory):
-        return await saver.thread_ids(limit=_PAGE, before=before)
+    if isinstance(saver, GuardedSaver):
+        bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
+        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound)
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
         place = item.config["configurable"]

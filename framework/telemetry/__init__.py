@@ -1,6 +1,7 @@
 """Typed events of a run, and the sinks that take them up."""
 
 from framework.telemetry.events import (
+    AnswerPart,
     AnswerToken,
     ApprovalAsked,
     CapabilitiesSelected,
@@ -20,9 +21,10 @@ from framework.telemetry.events import (
     emit,
     parse_event,
 )
-from framework.telemetry.sinks import EventDispatcher, SinkCounts, about
+from framework.telemetry.sinks import EventDispatcher, about
 
 __all__ = [
+    "AnswerPart",
     "AnswerToken",
     "ApprovalAsked",
     "CapabilitiesSelected",
@@ -33,7 +35,6 @@ __all__ = [
     "Reclassify",
     "Replan",
     "Retry",
-    "SinkCounts",
     "Status",
     "StepFailed",
     "StepFinished",

@@ -2,7 +2,7 @@
 
 An event travels as a plain dictionary with ``event_type`` as discriminator, so any client can
 read it; :func:`parse_event` gives it its type back. Events of a graph carry the ids of what they
-are about, as far as there is one, and ``seq``, which grows from event to event of a run.
+are about, as far as there is one, and ``seq``, which counts the events of a run, from 1.
 """
 
 from __future__ import annotations
@@ -143,6 +143,13 @@ class AnswerToken(_Event):
     text: str
 
 
+class AnswerPart(_Event):
+    """What there is so far of an answer with a form of its own; ``value`` grows."""
+
+    event_type: Literal["answer_part"] = "answer_part"
+    value: dict[str, Any]
+
+
 class Usage(_Event):
     """What a model call cost, in tokens."""
 
@@ -181,6 +188,7 @@ Event = Annotated[
     | Reclassify
     | ApprovalAsked
     | AnswerToken
+    | AnswerPart
     | Usage
     | EventsLost
     | TurnFinished,

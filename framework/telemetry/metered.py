@@ -8,8 +8,8 @@ is given ``callbacks`` of its own, or one that goes past LangChain.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
@@ -19,6 +19,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
 
+from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
@@ -43,8 +44,7 @@ _turn: ContextVar[_Turn | None] = ContextVar("capgraph_model_calls", default=Non
 _lock = Lock()  # calls come from several threads; what it guards takes no time
 
 
-@contextmanager
-def counting(budget: TurnBudget, max_model_calls: int) -> Iterator[None]:
+def counting(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager[None]:
     """Count the model calls of what runs inside, tasks and threads that it starts included.
 
     A turn inside another's capability counts for both. Usage is reported on the stream of the
@@ -58,11 +58,7 @@ def counting(budget: TurnBudget, max_model_calls: int) -> Iterator[None]:
     >>> with counting(budget, max_model_calls=100):
     ...     pass  # a model call with METER among its callbacks
     """
-    token = _turn.set(_Turn(budget, max_model_calls, stream_writer(), _turn.get()))
-    try:
-        yield
-    finally:
-        _turn.reset(token)
+    return scoped(_turn, _Turn(budget, max_model_calls, stream_writer(), _turn.get()))
 
 
 def role_tag(role: str) -> str:
@@ -84,6 +80,8 @@ class ModelMeter(BaseCallbackHandler):
     # Not asynchronous: LangChain drops the errors of asynchronous handlers in synchronous calls.
     raise_error = True
     run_inline = True
+    # Every node and step is a chain to LangChain; it is quicker for not being told of them.
+    ignore_chain = ignore_agent = True
 
     def on_chat_model_start(
         self,

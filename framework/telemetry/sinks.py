@@ -14,14 +14,14 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import ConfigurationError
 from configs.logger import get_logger, mask_secrets
-from configs.streaming import outlet_in_use, use_outlet
+from configs.scoped import scoped
+from configs.streaming import use_outlet
 from framework.base.ports import Sink
 from framework.telemetry.events import EventsLost
 
@@ -30,10 +30,12 @@ IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id")
 """What an event may be about."""
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
+_run: ContextVar[tuple[Iterator[int], tuple[_Outlet, ...]] | None] = ContextVar(
+    "capgraph_event_run", default=None
+)
 
 
-@contextmanager
-def about(**ids: str | None) -> Iterator[None]:
+def about(**ids: str | None) -> AbstractContextManager[None]:
     """Put ids on the events of what runs inside, tasks that it starts included.
 
     Args:
@@ -46,26 +48,7 @@ def about(**ids: str | None) -> Iterator[None]:
     if unknown:
         raise TypeError(f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(IDS)}.")
     merged = {name: value for name, value in {**_ids.get(), **ids}.items() if value is not None}
-    token = _ids.set(merged)
-    try:
-        yield
-    finally:
-        _ids.reset(token)
-
-
-@dataclass(frozen=True, slots=True)
-class SinkCounts:
-    """What became of the events of one sink.
-
-    Attributes:
-        delivered: Those that it took.
-        failed: Those at which it raised.
-        lost: Those that did not fit into its queue.
-    """
-
-    delivered: int
-    failed: int
-    lost: int
+    return scoped(_ids, merged)
 
 
 class EventDispatcher:
@@ -88,7 +71,6 @@ class EventDispatcher:
                     f"The sink {sink!r} cannot take events.", fix="Give it a method emit(event)."
                 )
         self._outlets = [_Outlet(sink, capacity) for sink in sinks]
-        self._seq = itertools.count(1)
 
     @property
     def has_sinks(self) -> bool:
@@ -99,26 +81,22 @@ class EventDispatcher:
     def run(self, **ids: str | None) -> Iterator[None]:
         """Stamp the events of what runs inside, and hand them on.
 
-        Inside the run of another one, both hand them on, and what goes to the stream bears the
-        stamp of the outer one.
+        Inside the run of another one, both hand them on; ``seq`` counts the events of both.
 
         Args:
             **ids: See :func:`about`.
         """
-        outer = outlet_in_use()
+        seq, outlets = _run.get() or (itertools.count(1), ())
+        outlets = (*self._outlets, *outlets)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
-            stamped = self._send(event)
-            return outer(stamped) if outer is not None else stamped
+            stamped = {**event, **_ids.get(), "seq": next(seq)}
+            for outlet in outlets:
+                outlet.put(stamped)
+            return stamped
 
-        with use_outlet(send), about(**ids):
+        with scoped(_run, (seq, outlets)), use_outlet(send), about(**ids):
             yield
-
-    def _send(self, event: dict[str, Any]) -> dict[str, Any]:
-        event = {**event, **_ids.get(), "seq": next(self._seq)}
-        for outlet in self._outlets:
-            outlet.put(event)
-        return event
 
     async def flush(self) -> None:
         """Wait until the sinks have taken, lost or refused every event so far."""
@@ -132,10 +110,6 @@ class EventDispatcher:
                 async with asyncio.timeout(_MOMENT):
                     await self.flush()
 
-    def counts(self) -> list[SinkCounts]:
-        """Return what became of the events of each sink, in the order of the sinks."""
-        return [SinkCounts(o.delivered, o.failed, o.lost) for o in self._outlets]
-
 
 class _Outlet:
     """The queue and the thread of one sink. Nothing here takes a lock that a run could wait for."""
@@ -144,7 +118,8 @@ class _Outlet:
         self.sink, self.capacity = sink, capacity
         self.waiting: deque[tuple[dict[str, Any], int]] = deque()
         self.busy = False
-        self.delivered = self.failed = self.lost = self.told = 0
+        self.lost = self.told = 0
+        self.failed = False
         # Its thread starts with the first event, ends with this object, and at the end of the
         # process first delivers what waits.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
@@ -172,10 +147,9 @@ class _Outlet:
             if lost > self.told:
                 self._hand(EventsLost(count=lost - self.told).model_dump(exclude_none=True))
                 self.told = lost
-            if self._hand(event):
-                self.delivered += 1
+            self._hand(event)
 
-    def _hand(self, event: dict[str, Any]) -> bool:
+    def _hand(self, event: dict[str, Any]) -> None:
         try:
             result: Any = self.sink.emit(event)
             if inspect.isawaitable(result):
@@ -183,9 +157,7 @@ class _Outlet:
         except Exception as exc:
             told = mask_secrets(f"raised {type(exc).__name__}: {exc}")
             self._note(told, first=not self.failed)
-            self.failed += 1
-            return False
-        return True
+            self.failed = True
 
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from framework.planning import CLOSING, Available, Catalog, check_plan, dependencies
+from framework.planning.graphs import reachable_from
 
 
 def assert_plan(
@@ -53,19 +54,9 @@ def assert_plan(
     planned = [s.get("capability") for s in steps if s.get("capability") not in CLOSING]
     if capabilities is not None and planned != list(capabilities):
         found.append(f"It runs {planned}, not {list(capabilities)}.")
-    reading = _Reading(steps, found)
-    for first, second in before:
-        if (pair := reading.pair(first, second)) and pair[0] not in reading.waits(pair[1]):
-            found.append(f"{second!r} does not wait for {first!r}.")
-    for first, second in parallel:
-        if (pair := reading.pair(first, second)) and (
-            pair[0] in reading.waits(pair[1]) or pair[1] in reading.waits(pair[0])
-        ):
-            found.append(
-                f"{first!r} and {second!r} do not run in parallel: one waits for the other."
-            )
-    reading.compare("inputs", inputs or {})
-    reading.compare("parameters", parameters or {})
+    found += _order_problems(steps, before, parallel)
+    found += _field_problems(steps, "inputs", inputs or {})
+    found += _field_problems(steps, "parameters", parameters or {})
     if registry is not None:
         found += [str(problem) for problem in check_plan(plan, registry, available)]
     if found:
@@ -73,53 +64,50 @@ def assert_plan(
         raise AssertionError(f"The plan is not as expected:\n{listed}\nPlan: {_in_words(steps)}")
 
 
-class _Reading:
-    """Finds steps by either name and knows what waits for what."""
+def _key_of(steps: Sequence[Mapping[str, Any]], name: str, found: list[str]) -> str | None:
+    """Return the key of the step that is meant by its key or its capability."""
+    keys = [s["context_key"] for s in steps if s.get("context_key") == name]
+    keys = keys or [s["context_key"] for s in steps if s.get("capability") == name]
+    if len(keys) == 1:
+        return str(keys[0])
+    found.append(f"{name!r} names {f'{len(keys)} steps' if keys else 'no step'}.")
+    return None
 
-    def __init__(self, steps: list[Mapping[str, Any]], found: list[str]) -> None:
-        self._steps = steps
-        self._found = found
-        self._needs: Mapping[str, set[str]] | None = None
 
-    def key(self, name: str) -> str | None:
-        keys = [s["context_key"] for s in self._steps if s.get("context_key") == name]
-        keys = keys or [s["context_key"] for s in self._steps if s.get("capability") == name]
-        if len(keys) == 1:
-            return str(keys[0])
-        what = "no step" if not keys else f"{len(keys)} steps"
-        self._found.append(f"{name!r} names {what}.")
-        return None
-
-    def pair(self, first: str, second: str) -> tuple[str, str] | None:
-        keys = (self.key(first), self.key(second))
-        return (keys[0], keys[1]) if keys[0] is not None and keys[1] is not None else None
-
-    def waits(self, key: str) -> set[str]:
-        if self._needs is None:
-            self._needs = dependencies({"steps": self._steps})  # type: ignore[typeddict-item]
-        seen: set[str] = set()
-        pending = [key]
-        while pending:
-            new = self._needs[pending.pop()] - seen
-            seen |= new
-            pending += new
-        return seen
-
-    def compare(self, field: str, expected: Mapping[str, Mapping[str, Any]]) -> None:
-        for name, wanted in expected.items():
-            key = self.key(name)
-            if key is None:
-                continue
-            step = next(s for s in self._steps if s["context_key"] == key)
-            given = step.get(field) or {}
-            pairs = (
-                [pair for entry in given for pair in entry.items()]
-                if isinstance(given, list)
-                else list(given.items())
+def _order_problems(
+    steps: list[Any], before: Iterable[tuple[str, str]], parallel: Iterable[tuple[str, str]]
+) -> list[str]:
+    pairs = [(True, *pair) for pair in before] + [(False, *pair) for pair in parallel]
+    needs = dependencies({"steps": steps}) if pairs else {}
+    found: list[str] = []
+    for ordered, first, second in pairs:
+        one, other = _key_of(steps, first, found), _key_of(steps, second, found)
+        if one is None or other is None:
+            continue
+        waits = one in reachable_from([other], needs)
+        if ordered and not waits:
+            found.append(f"{second!r} does not wait for {first!r}.")
+        elif not ordered and (waits or other in reachable_from([one], needs)):
+            found.append(
+                f"{first!r} and {second!r} do not run in parallel: one waits for the other."
             )
-            missing = {k: v for k, v in wanted.items() if (k, v) not in pairs}
-            if missing:
-                self._found.append(f"{name!r} has {field} {given}, without {missing}.")
+    return found
+
+
+def _field_problems(
+    steps: list[Any], field: str, expected: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    found: list[str] = []
+    for name, wanted in expected.items():
+        key = _key_of(steps, name, found)
+        step = next((s for s in steps if s["context_key"] == key), {field: wanted})
+        given = step.get(field) or {}
+        entries = given if isinstance(given, list) else [given]
+        there = [pair for entry in entries for pair in entry.items()]
+        missing = {k: v for k, v in wanted.items() if (k, v) not in there}
+        if missing:
+            found.append(f"{name!r} has {field} {given}, without {missing}.")
+    return found
 
 
 def _in_words(steps: list[Mapping[str, Any]]) -> str:

@@ -68,7 +68,8 @@ async def run_capability(
 
     Args:
         cls: The capability: a class of either form, or a decorated function.
-        inputs: Context type (its name or class) to an object, a dictionary, or a list of these.
+        inputs: Context type (its name or class) or role to an object, a dictionary, or a list of
+            these.
         parameters: The step's parameters.
         task: The step's objective.
         state: Further keys of the state.
@@ -102,7 +103,7 @@ async def run_capability(
             f"{cls!r} is not a decorated capability.", fix="Decorate it with @capability_node."
         )
     types: dict[str, type[CapabilityContext]] = {}
-    data, links = _stored(inputs or {}, types)
+    data, links = _stored(inputs or {}, types, spec)
     _, plain = validated_parameters(spec, dict(parameters or {}))
     step = PlannedStep(
         context_key=STEP_KEY,
@@ -150,19 +151,22 @@ async def run_capability(
 def _stored(
     inputs: Mapping[str | type[CapabilityContext], Any],
     types: dict[str, type[CapabilityContext]],
+    spec: CapabilitySpec,
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, str]]]:
     """Put inputs where a step reads them, and name them as a step does."""
     data: dict[str, dict[str, Any]] = {}
     links: list[dict[str, str]] = []
+    roles = {need.label: need.type for need in spec.requires}
     for name, given in inputs.items():
-        kind = name if isinstance(name, str) else name.CONTEXT_TYPE
+        label = name if isinstance(name, str) else name.CONTEXT_TYPE
+        kind = roles.get(label, label)
         if not isinstance(name, str):
             types[kind] = name
         values = [] if given is None else given if isinstance(given, list) else [given]
         for number, value in enumerate(values):
             if isinstance(value, CapabilityContext):
                 types.setdefault(kind, type(value))
-            key = f"{kind.lower()}_{number}"
+            key = f"{label.lower()}_{number}"
             data.setdefault(kind, {})[key] = dump_context(kind, key, value, types)
-            links.append({kind: key})
+            links.append({label: key})
     return data, links

@@ -265,16 +265,22 @@ async def _span(graph: Any, plan: Any) -> tuple[float, float]:
     return first, last
 
 
+def _with_bytecode() -> dict[str, str]:
+    """Return an environment in which a first round writes the bytecode of an installed package."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
 def cold_import(rounds: int = 10) -> dict[str, Any]:
-    """Seconds to import in fresh processes, interleaved."""
+    """Seconds to import in fresh processes, interleaved; the first round warms up."""
     times: dict[str, list[float]] = {"langgraph.graph": [], "framework": [], "framework.graph": []}
     for number in range(rounds + 1):
         for name in times:
             code = (
                 f"import time; t=time.perf_counter(); import {name}; print(time.perf_counter()-t)"
             )
+            command = [sys.executable, "-c", code]
             out = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+                command, capture_output=True, text=True, check=True, env=_with_bytecode()
             )
             if number:
                 times[name].append(float(out.stdout))
@@ -287,10 +293,10 @@ QUESTION = "What was the hottest day in Seattle in the summer of 2015?"
 def cold_start(rounds: int = 10) -> dict[str, Any]:
     """Seconds of fresh processes, interleaved: up to the demo's first step, and of an import alone.
 
-    The first round warms up, and writes the bytecode that an installed package has.
+    The first round warms up.
     """
     times: dict[str, list[float]] = {"langgraph.graph": [], "first step": []}
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = _with_bytecode()
     bare = [sys.executable, "-c", "import langgraph.graph"]
     ask = [sys.executable, "-u", "-m", "framework.cli", "ask", "--config", "configs/demo.yml"]
     with tempfile.TemporaryDirectory() as home:

@@ -17,6 +17,7 @@ from configs.settings import load_settings
 from framework import CapabilityContext, Registry, build_graph, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.state import AgentState
+from tests.support import PATIENCE
 from tests.support.doors import Gauge, answer, last_words, let_others_run, soon, status
 
 
@@ -150,7 +151,7 @@ def test_a_limit_holds_over_event_loops() -> None:
 
     async def arrive(attempt: Any, call_next: Any) -> Any:
         if attempt.capability == "gauge":
-            await asyncio.to_thread(arrived.wait, 20)
+            await asyncio.to_thread(arrived.wait, PATIENCE)
         return await call_next()
 
     arrival = type("Arrival", (), {"stage": "settle", "around": staticmethod(arrive)})()
@@ -160,9 +161,9 @@ def test_a_limit_holds_over_event_loops() -> None:
     threads = [threading.Thread(target=lambda: outs.append(graph.invoke(given))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    arrived.wait(20)
+    arrived.wait(PATIENCE)
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert [status(out) for out in outs] == ["completed"] * 4
     assert most[0] == 1
 
@@ -345,3 +346,57 @@ async def test_a_capability_inside_itself_at_its_limit_is_an_error(
         said = last_words(out)
     assert "mirror" in said
     assert len(depth) == own, "up to its limit it may"
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("bound", [{"max_parallel": 2}, {"max_parallel": 1}])
+async def test_capabilities_inside_each_other_never_wait_in_a_circle(
+    agent: Any, step: Any, bound: dict[str, int], threads: str
+) -> None:
+    """A holds its slot and asks for B, while B holds its own and asks for A."""
+    begun, went = [], asyncio.Event()
+
+    def pair(name: str) -> Any:
+        @capability_node(name=name, max_parallel=1)
+        async def work() -> Mark:
+            """Work."""
+            begun.append(name)
+            if len(begun) == bound["max_parallel"]:
+                went.set()
+            await went.wait()
+            other = both["b" if name == "a" else "a"]
+            if len(begun) <= 2:
+                state = {"messages": [("user", "work")]}
+                await _in_a_graph_of_ones_own(other).ainvoke(state)
+            return Mark()
+
+        return work
+
+    both: dict[str, Any] = {"a": pair("a"), "b": pair("b")}
+    plans = [[step("x", "a"), step("y", "b")]] if threads == "1" else [[step("x", "a")]]
+    one = agent(Mark, *both.values(), plans=plans, limits=bound)
+    runs = [one.ask(thread="1")]
+    if threads == "2":
+        two = agent(Mark, *both.values(), plans=[[step("y", "b")]], limits=bound)
+        runs.append(two.ask(thread="2"))
+    outs = await soon(asyncio.gather(*runs, return_exceptions=True))
+    said = " ".join(str(out) for out in outs)
+    assert "would never end" in said or all(status(out) == "completed" for out in outs)
+
+
+async def test_a_wait_inside_that_will_end_is_waited_for(agent: Any, step: Any) -> None:
+    shop = Workshop()
+
+    @capability_node
+    async def outer() -> Mark:
+        """Have it done inside."""
+        await _in_a_graph_of_ones_own(shop.capability).ainvoke({"messages": [("user", "work")]})
+        return Mark()
+
+    it = agent(Gauge, Mark, shop.capability, outer, plans=[[step("a", "work"), step("b", "outer")]])
+    turn = asyncio.ensure_future(it.ask())
+    await soon(shop.entered.wait())
+    await let_others_run()
+    shop.free.set()
+    assert status(await soon(turn)) == "completed"
+    assert (shop.most, shop.runs) == (1, 2)

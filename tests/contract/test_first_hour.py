@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import dataclasses
+import datetime
 import os
 import re
 import runpy
@@ -12,25 +14,29 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy
+import pandas
 import pytest
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, PlainValidator
 from typing_extensions import TypedDict
 
 from framework import (
     AskAgain,
     BaseCapability,
+    BaseInfrastructureNode,
     CapabilityContext,
     ErrorClassification,
     ErrorSeverity,
     Registry,
     build_graph,
     capability_node,
+    infrastructure_node,
 )
 from framework.base import (
     AttemptNumber,
@@ -42,16 +48,21 @@ from framework.base import (
     StepSettings,
     ValidationError,
 )
-from framework.planning import check_plan, dependencies
+from framework.planning import check_plan, dependencies, repair_plan
 from framework.selection import Selection
-from framework.testing import run_capability
+from framework.testing import ScriptedModel, run_capability
 from tests.support.openai_server import give, openai_server, say
+from tests.support.typed import Read
 
 ROOT = Path(__file__).parents[2]
 
 
 class Reading(CapabilityContext):
     metres: float
+
+
+class Keyed(CapabilityContext):
+    cells: Any
 
 
 @dataclasses.dataclass
@@ -330,6 +341,8 @@ async def test_a_sync_function_asks_a_person() -> None:
         (bytes, b"\xff", "'utf-8' codec can't decode"),
         (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
         (Any, object(), "field 'value' is of type object"),
+        (Any, pandas.DataFrame({"a": [1]}), "field 'value' is of type DataFrame"),
+        (Keyed, Keyed(cells={(1, 2): "x"}), r"field 'cells': the key \(1, 2\)"),
     ],
 )
 async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
@@ -342,6 +355,57 @@ async def test_a_value_that_cannot_be_kept_fails_the_step_by_type(
     odd.__annotations__["return"] = kind
     out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
     assert re.search(told, text_of(out)), text_of(out)
+    assert "new thread" not in text_of(out)
+
+
+FRAME = Annotated[
+    pandas.DataFrame,
+    PlainValidator(lambda v: v if isinstance(v, pandas.DataFrame) else pandas.DataFrame(v)),
+    PlainSerializer(lambda frame: frame.to_dict("list")),
+]
+PAIRS = Annotated[
+    dict[tuple[int, int], str],
+    PlainValidator(lambda v: v if isinstance(v, dict) else {(a, b): c for a, b, c in v}),
+    PlainSerializer(lambda pairs: [[*key, value] for key, value in pairs.items()]),
+]
+RAW = Annotated[
+    bytes,
+    PlainValidator(lambda v: v if isinstance(v, bytes) else base64.b64decode(v)),
+    PlainSerializer(lambda raw: base64.b64encode(raw).decode()),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (FRAME, pandas.DataFrame({"a": [1]}), {"a": [1]}),
+        (PAIRS, {(1, 2): "x"}, [[1, 2, "x"]]),
+        (RAW, b"\xff\x00", "/wA="),
+        (bytes, b"text", "text"),
+        (Any, numpy.array([1.5, 2.0]), [1.5, 2.0]),
+        (float, numpy.float64(3), 3.0),
+        (datetime.datetime, pandas.Timestamp("2026-01-02"), "2026-01-02T00:00:00"),
+    ],
+)
+async def test_a_value_is_kept_by_the_serializer_that_its_type_declares(
+    kind: Any, value: Any, kept: Any
+) -> None:
+    async def odd():
+        """Give something odd."""
+        return value
+
+    odd.__annotations__["return"] = kind
+    out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
+    assert out["capability_context_data"] == {"ODD": {"odd": {"value": kept}}}
+
+
+def test_a_type_without_a_form_is_refused_with_the_way_to_write_it() -> None:
+    async def table() -> pandas.DataFrame:
+        """Give a table."""
+        return pandas.DataFrame()
+
+    with pytest.raises(ValidationError, match=r"'table' returns DataFrame.*PlainValidator"):
+        capability_node(table)
 
 
 # --- references and asking again ------------------------------------------------------------------------
@@ -381,7 +445,6 @@ async def test_a_parameter_refers_to_a_result() -> None:
         ("stats", "it is object and the parameter is number"),
         ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
         ("nothing.at_all", "no step and no stored context"),
-        ("warn", "does not run before"),
         ("", "no step"),
     ],
 )
@@ -395,6 +458,204 @@ def test_a_reference_is_checked_before_the_plan_runs(text: str, told: str) -> No
     assert (problem.step, problem.field) == (2, "parameters.level")
     assert told in problem.cause
     assert problem.code == "CG-P19"
+
+
+def test_a_reference_to_itself_and_to_a_later_step_are_told_as_of_inputs() -> None:
+    registry = Registry().with_(stats, warn)
+    own = {"capability": "warn", "parameters": {"level": {"$from": "warn"}}}
+    [problem] = check_plan(plan(own), registry)
+    assert (problem.code, problem.cause) == ("CG-P18", "waits for itself")
+    later = {"capability": "warn", "parameters": {"level": {"$from": "stats.maximum"}}}
+    [problem] = check_plan(plan(later, {"capability": "stats"}), registry)
+    assert (problem.code, problem.field) == ("CG-P14", "parameters.level")
+    mended = repair_plan(plan(later, {"capability": "stats"}), registry)
+    assert mended.ok
+    assert [step["context_key"] for step in mended.plan["steps"]] == ["stats", "warn", "answer"]
+
+
+def test_repair_keeps_references_right_when_it_renames_and_inserts() -> None:
+    registry = Registry().with_(stats, label, warn)
+    steps = [
+        {"capability": "stats", "context_key": "this week!"},
+        {"capability": "label", "context_key": "x"},
+        {"capability": "stats", "context_key": "x", "parameters": {}},
+        {
+            "capability": "warn",
+            "parameters": {"level": {"$from": "this week!.maximum"}, "notes": [{"$from": "x"}]},
+        },
+    ]
+    mended = repair_plan(plan(*steps[:2], steps[3]), registry)
+    assert mended.ok, mended.problems
+    assert mended.plan["steps"][2]["parameters"] == {
+        "level": {"$from": "this_week.maximum"},
+        "notes": [{"$from": "x"}],
+    }
+    # Which of two steps of one name a reference means is not guessed.
+    assert "CG-P11" in [p.code for p in repair_plan(plan(*steps), registry).problems]
+
+
+async def test_a_key_with_dots_is_referred_to() -> None:
+    graph = build_graph([stats, warn])
+    given = {"level": {"$from": "seattle.daily.maximum"}}
+    steps = [{"capability": "stats", "context_key": "seattle.daily"}, {"capability": "warn"}]
+    out = await run_plan(graph, steps[0], {**steps[1], "parameters": given})
+    assert out["capability_context_data"]["WARN"]["warn"]["value"] == "Level 5.0 None"
+
+
+# --- two inputs of one type, and lists of contexts ------------------------------------------------
+
+
+@capability_node(examples=["measure upstream"])
+def upstream() -> Reading:
+    """Measure the level upstream."""
+    return Reading(metres=1.0)
+
+
+@capability_node(examples=["measure downstream"])
+def downstream() -> Reading:
+    """Measure the level downstream."""
+    return Reading(metres=4.0)
+
+
+@capability_node(examples=["how much did the level change?"])
+def change(old: Reading, new: Reading) -> float:
+    """Tell how much the level changed."""
+    return new.metres - old.metres
+
+
+@capability_node(examples=["read all gauges"])
+def gauges() -> list[Reading]:
+    """Read all gauges."""
+    return [Reading(metres=1.0), Reading(metres=4.0)]
+
+
+@capability_node(examples=["what is the highest level?"])
+def highest(readings: list[Reading]) -> float:
+    """Tell the highest level."""
+    return max(reading.metres for reading in readings)
+
+
+MEASURED = ({"capability": "upstream"}, {"capability": "downstream"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"), [("upstream", "downstream", 3.0), ("downstream", "upstream", -3.0)]
+)
+async def test_two_inputs_of_one_type_go_by_their_roles(old: str, new: str, told: float) -> None:
+    graph = build_graph([upstream, downstream, change])
+    step = {"capability": "change", "inputs": [{"old": old}, {"new": new}]}
+    out = await run_plan(graph, *MEASURED, step)
+    assert out["capability_context_data"]["CHANGE"]["change"] == {"value": told}
+
+
+def test_roles_are_checked_like_types() -> None:
+    registry = Registry().with_(upstream, downstream, change, stats)
+    step = {"capability": "change", "inputs": [{"old": "upstream"}, {"new": "stats"}]}
+    steps = [*MEASURED, {"capability": "stats"}, step]
+    [problem] = check_plan(plan(*steps), registry)
+    assert (problem.code, problem.field) == ("CG-P15", "inputs[1].new")
+    assert problem.cause == "step 3 supplies STATS, not READING"
+    step["inputs"] = [{"READING": "upstream"}]
+    found = check_plan(plan(*steps), registry)
+    assert [p.cause for p in found] == [
+        "'change' requires old (READING) and the step has no such input",
+        "'change' requires new (READING) and the step has no such input",
+    ]
+
+
+def test_the_last_open_role_can_only_mean_what_is_left() -> None:
+    registry = Registry().with_(upstream, downstream, change)
+    step = {"capability": "change", "inputs": [{"old": "downstream"}]}
+    mended = repair_plan(plan(*MEASURED, step), registry)
+    assert mended.ok
+    assert mended.plan["steps"][2]["inputs"] == [{"old": "downstream"}, {"new": "upstream"}]
+    both_open = repair_plan(plan(*MEASURED, {"capability": "change"}), registry)
+    assert [problem.code for problem in both_open.problems] == ["CG-P16", "CG-P16"]
+
+
+async def test_a_model_names_the_roles_in_their_order() -> None:
+    steps = [*MEASURED, {"capability": "change", "inputs": ["2", "1"]}]
+    model = ScriptedModel(responses=[{"steps": steps}, "It fell by 3 m."])
+    graph = build_graph([upstream, downstream, change], model=model)
+    out = await graph.ainvoke({"messages": [("user", "From downstream to upstream?")]})
+    assert out["capability_context_data"]["CHANGE"]["change"] == {"value": -3.0}
+    assert "Needs old: READING, new: READING." in model.calls[0].prompt
+
+
+async def test_offline_roles_are_filled_in_the_order_of_their_suppliers() -> None:
+    graph = build_graph([upstream, downstream, change], selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "How much did it change?")]})
+    assert out["capability_context_data"]["CHANGE"]["change"] == {"value": 3.0}
+    out = await build_graph([upstream, change], selector=Everything()).ainvoke(
+        {"messages": [("user", "How much did it change?")]}
+    )
+    assert "needs 2 READING (old, new), and without a model there are 1" in text_of(out)
+
+
+@capability_node(examples=["compare the level with others"])
+def above(base: Reading, others: list[Reading], floor: Reading | None = None) -> list[float]:
+    """Tell by how much others are above a level."""
+    return [other.metres - base.metres for other in others]
+
+
+async def test_one_many_and_optional_inputs_of_one_type() -> None:
+    assert [str(need) for need in above.capability_spec.requires] == [  # type: ignore[attr-defined]
+        "base: READING", "others: READING (many)", "floor: READING (optional)",
+    ]  # fmt: skip
+    step = {"capability": "above", "inputs": [{"base": "upstream"}, {"others": "gauges"}]}
+    steps = [MEASURED[0], {"capability": "gauges"}, step]
+    out = await run_plan(build_graph([upstream, gauges, above]), *steps)
+    assert out["capability_context_data"]["ABOVE"]["above"] == {"value": [0.0, 3.0]}
+    graph = build_graph([upstream, downstream, above], selector=Everything())
+    out = await graph.ainvoke({"messages": [("user", "Compare them")]})
+    found = out["planning_execution_plan"]["steps"][2]["inputs"]
+    assert found == [
+        {"base": "reading"}, {"others": "reading"}, {"others": "reading_2"}, {"floor": "reading_2"},
+    ]  # fmt: skip
+
+
+async def test_roles_of_a_class_and_in_a_test_of_one_step() -> None:
+    @capability_node
+    class Change(BaseCapability):
+        name = "change_of"
+        description = "Tell how much the level changed."
+        requires = [(Reading, "one", "old"), (Reading, "one", "new")]
+        provides = ["DIFFERENCE"]
+
+        async def execute(self) -> dict[str, Any]:
+            return {"DIFFERENCE": {"m": self.inputs["new"].metres - self.inputs["old"].metres}}
+
+    given = {"old": Reading(metres=1), "new": Reading(metres=3)}
+    assert (await run_capability(Change, inputs=given)).contexts["DIFFERENCE"] == {"m": 2.0}  # type: ignore[arg-type]
+    twice = type("Twice", (BaseCapability,), {**vars(Change), "requires": [Reading, Reading]})
+    with pytest.raises(ValidationError, match=r"names READING twice.*Give each a role"):
+        capability_node(twice)
+
+
+@pytest.mark.parametrize("inputs", [[{"READING": "gauges"}], ["1"], None])
+async def test_a_list_of_contexts_feeds_who_takes_many(inputs: Any) -> None:
+    step = {"capability": "highest"} | ({"inputs": inputs} if inputs else {})
+    out = await run_plan(build_graph([gauges, highest]), {"capability": "gauges"}, step)
+    assert out["capability_context_data"]["HIGHEST"]["highest"] == {"value": 4.0}
+
+
+async def test_a_list_joins_single_ones_and_is_planned_without_a_model() -> None:
+    both = [{"READING": "gauges"}, {"READING": "upstream"}]
+    steps = ({"capability": "gauges"}, MEASURED[0], {"capability": "highest", "inputs": both})
+    graph = build_graph([gauges, upstream, highest])
+    out = await run_plan(graph, *steps)
+    assert out["capability_context_data"]["HIGHEST"]["highest"] == {"value": 4.0}
+    out = await build_graph([gauges, highest]).ainvoke(
+        {"messages": [("user", "What is the highest level?")]}
+    )
+    assert text_of(out) == "highest: 4.0"
+
+
+def test_a_list_is_not_one_context() -> None:
+    registry = Registry().with_(gauges, change)
+    step = {"capability": "change", "inputs": [{"old": "gauges"}, {"new": "gauges"}]}
+    found = check_plan(plan({"capability": "gauges"}, step), registry)
+    assert {problem.code for problem in found} == {"CG-P15"}
 
 
 def test_a_reference_makes_a_step_wait() -> None:
@@ -525,6 +786,67 @@ async def test_offline_an_effect_with_default_parameters_is_asked_about() -> Non
 async def test_an_effect_of_a_brought_plan_is_not_asked_about() -> None:
     out = await run_plan(build_graph([pay], checkpointer=None), {"capability": "pay"})
     assert out["capability_context_data"]["PAY"]["pay"] == {"value": "Paid 100."}
+
+
+# --- nodes of one's own, and what else was met ------------------------------------------------------
+
+
+async def test_a_node_of_ones_own_stands_where_it_says() -> None:
+    seen: list[str] = []
+
+    def node(name: str, **where: str) -> Any:
+        async def execute(state: Any, **_: Any) -> dict[str, Any]:
+            seen.append(name)
+            return {}
+
+        told = {"name": name, "description": "Watch.", "execute": staticmethod(execute)}
+        return infrastructure_node(type(name, (BaseInfrastructureNode,), {**told, **where}))
+
+    nodes = node("first", before="classifier"), node("last", after="respond")
+    out = await build_graph(Registry().with_(label, *nodes)).ainvoke({"messages": [("user", "Hi")]})
+    assert seen == ["first", "last"]
+    assert text_of(out)
+    with pytest.raises(RegistryError, match=r"'lost'.*never run.*task_extraction, classifier"):
+        Registry().register(node("lost"))
+
+
+async def test_without_a_thread_a_kept_graph_says_what_is_missing() -> None:
+    graph = build_graph([label], checkpointer=InMemorySaver())
+    with pytest.raises(ValidationError, match=r"no thread is named.*thread_id"):
+        await graph.ainvoke({"messages": [("user", "Name the week")]})
+
+
+async def test_a_returned_type_keeps_its_summary_without_being_registered() -> None:
+    class Depth(CapabilityContext):
+        metres: float
+
+        def get_summary(self) -> str:
+            return f"It is {self.metres} m deep."
+
+    @capability_node(examples=["how deep is it?"])
+    def depth() -> Depth:
+        """Measure the depth."""
+        return Depth(metres=3)
+
+    out = await build_graph([depth]).ainvoke({"messages": [("user", "How deep is it?")]})
+    assert text_of(out) == "It is 3.0 m deep."
+
+
+def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:
+    (tmp_path / "first_hour_toys.py").write_text(
+        "from framework import capability_node\n\n\n"
+        "@capability_node\n"
+        "def channel(name: str) -> str:\n"
+        '    """Read a channel."""\n'
+        "    return name\n"
+    )
+    (tmp_path / "agent.yml").write_text("modules: [first_hour_toys]\n")
+    done = python(tmp_path, "-m", "framework.cli", "check", "--config", "agent.yml", "--json")
+    assert "'channel' needs the parameters name, which planning without a model" in done.stdout
+
+
+def test_a_data_class_may_be_a_capability() -> None:
+    assert Read(unit="km").unit == "km"  # that a type checker takes it is looked at by `make lint`
 
 
 # --- names ------------------------------------------------------------------------------------------------

@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.config import get_config
 from langgraph.errors import UnknownInterruptError
 from langgraph.graph import END, START, StateGraph
@@ -75,7 +85,7 @@ async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None
         own = {"configurable": {"thread_id": "2"}}
         told.append(compat.is_task(compat.merged_config(bare, own)))
         assert compat.saver_of(bare, config) is saver
-        assert compat.saves_as_it_goes(config) is (state["seen"] == ["go"])
+        assert (compat.running_checkpoint(config) is not None) is (state["seen"] == ["go"])
         return {}
 
     bare = graph_of(lambda state: {})
@@ -127,6 +137,15 @@ async def test_a_checkpoint_of_deltas_is_made_whole() -> None:
     assert (await graph.ainvoke({"numbers": [3]}, copy))["numbers"] == [1, 2, 3, 2]
 
 
+async def test_what_a_run_was_given_stands_in_its_first_checkpoint() -> None:
+    saver = InMemorySaver()
+    graph = graph_of(lambda state: {"seen": ["node"]}, saver)
+    await graph.ainvoke({"seen": ["a"]}, CONFIG)
+    await graph.ainvoke({"seen": ["b"]}, CONFIG)
+    given = [compat.given_to_run(found) async for found in saver.alist(CONFIG)]
+    assert given == [None, None, {"seen": ["b"]}, None, None, {"seen": ["a"]}]
+
+
 def test_new_checkpoints_sort_after_a_known_one() -> None:
     ahead = "3f000000-0000-6000-8000-000000000001"
     compat.keep_ids_ahead_of(empty_checkpoint()["id"])
@@ -137,3 +156,40 @@ def test_new_checkpoints_sort_after_a_known_one() -> None:
         assert empty_checkpoint()["id"] > ahead
     finally:
         vars(compat.checkpoint_ids)["_last_v6_timestamp"] = before
+
+
+_CALL = {"name": "open", "args": {"valve": 1}, "id": "c", "type": "tool_call"}
+_USED = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HumanMessage("Hello", id="1", name="Ann"),
+        HumanMessage([{"type": "text", "text": "Hello"}], additional_kwargs={"a": {"b": [1]}}),
+        AIMessage("", tool_calls=[_CALL], usage_metadata=_USED, response_metadata={"m": "x"}),
+        SystemMessage("Be brief"),
+        ToolMessage("7", tool_call_id="c", artifact={"rows": [1]}, status="error"),
+        HumanMessage("Hello", of_ones_own=1),
+        RemoveMessage(id="1"),
+        AIMessage.model_construct(content="not whole"),
+    ],
+    ids=lambda message: f"{message.type}-{message.content or 'x'}"[:20],
+)
+def test_a_message_comes_back_as_langgraph_would_give_it(message: BaseMessage) -> None:
+    theirs = JsonPlusSerializer(allowed_msgpack_modules=None)
+    kind, data = theirs.dumps_typed({"seen": _DeltaSnapshot([message, (message,)])})
+    expected = theirs.loads_typed((kind, data))["seen"]
+    found = compat.unpacked(data, theirs._unpack_ext_hook)["seen"]
+    assert type(found) is _DeltaSnapshot
+    assert found.value == expected.value
+    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__"):
+        assert getattr(found.value[0], slot) == getattr(expected.value[0], slot)
+    assert found.value[0].model_copy(update={"id": "2"}).id == "2"
+    assert theirs.dumps_typed(found) == theirs.dumps_typed(expected)
+
+
+def test_a_type_that_is_not_known_is_not_made() -> None:
+    theirs = JsonPlusSerializer(allowed_msgpack_modules=None)
+    _, data = theirs.dumps_typed([compat.Interrupt("x", id="1"), Path("/tmp")])
+    assert compat.unpacked(data, theirs._unpack_ext_hook) == theirs.loads_typed(("msgpack", data))

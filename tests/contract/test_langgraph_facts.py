@@ -28,6 +28,7 @@ from framework.base import (
 from framework.state import STATE_KEYS
 from framework.telemetry import Status, emit
 from framework.testing import with_faults
+from tests.support import PATIENCE
 
 
 class Reading(CapabilityContext):
@@ -267,7 +268,7 @@ async def test_the_recursion_limit_is_never_what_stops_a_run(agent: Any, step: A
         broken = with_faults(measure, forever=CapabilityError("no", severity=level))
         bench = agent(Reading, broken, plans=[[step("a", "measure")]])
         steps = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             async for _ in bench.graph.astream(
                 {"messages": [("user", "x")]}, stream_mode="updates"
             ):

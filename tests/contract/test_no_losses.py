@@ -13,40 +13,11 @@ from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework import BaseCapability, CapabilityContext, ErrorSeverity, Registry
+from framework import BaseCapability, ErrorSeverity, Registry
 from framework.base import CapabilityError, RegistryError, capability_node
 from framework.testing import with_faults
-from infrastructure.gateway import parse_commands, prepare
 from tests.support.sweeps import examples
-
-
-class Reading(CapabilityContext):
-    value: float
-
-    def get_summary(self) -> str:
-        return f"The value is {self.value:g}."
-
-
-class Total(CapabilityContext):
-    value: float
-
-
-@capability_node
-async def measure() -> Reading:
-    """Measure the value."""
-    return Reading(value=7)
-
-
-@capability_node
-async def add(readings: list[Reading]) -> Total:
-    """Add values."""
-    return Total(value=sum(reading.value for reading in readings))
-
-
-def said(out: dict[str, Any]) -> str:
-    assert out["messages"][-1].type == "ai", "the turn ended without a message"
-    return str(out["messages"][-1].content)
-
+from tests.support.toys import Reading, Total, add, measure, said
 
 # --- approvals ------------------------------------------------------------------------------------
 
@@ -231,30 +202,6 @@ def test_leaving_out_a_capability_leaves_it_out_and_a_wrong_name_is_told() -> No
     assert list(registry.capabilities) == ["measure"]
     with pytest.raises(RegistryError, match="nothing"):
         registry.configure(exclude=["nothing"])
-
-
-@pytest.mark.parametrize("command", ["/task:off", "/caps:off", "/approval:off"])
-def test_a_command_changes_its_switch_and_no_other(command: str) -> None:
-    from framework.state import merge_by_key
-
-    _, _, off = parse_commands(command)
-    _, _, on = parse_commands(command.replace("off", "on"))
-    assert list(off) == list(on)
-    assert list(off.values()) != list(on.values())
-    before = {"planning_mode_enabled": True, "task_extraction_bypass_enabled": False}
-    assert merge_by_key(before, off)["planning_mode_enabled"] is True
-
-
-async def test_switches_reach_the_nodes_and_survive_turns(agent: Any, step: Any) -> None:
-    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
-    prepared = await prepare(bench.graph, "/caps:off Do it", bench.config())
-    await bench.graph.ainvoke(prepared.input, bench.config())
-    assert bench.selector.calls == []
-    await bench.ask("And again")
-    assert bench.selector.calls == []
-    prepared = await prepare(bench.graph, "/caps:on Do it", bench.config())
-    await bench.graph.ainvoke(prepared.input, bench.config())
-    assert len(bench.selector.calls) == 1
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -364,3 +364,18 @@ async def test_without_a_saver_every_call_is_new(agent: Any, step: Any) -> None:
     for _ in range(2):
         await made.graph.ainvoke({"messages": [HumanMessage("Measure", id="m1")]})
     assert runs == ["a", "a"]
+
+
+@pytest.mark.parametrize("name", ["task_id", "resuming"])
+@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["unsaved", "saved"])
+async def test_a_caller_cannot_pass_for_a_task_of_an_outer_graph(
+    agent: Any, step: Any, saver: Any, name: str
+) -> None:
+    """Inside an outer graph a graph takes what the state holds; a caller only says that it is."""
+    it = agent(Reading, measurer([]), plans=[[step("a", "measure")]], checkpointer=saver)
+    config = {"configurable": {"thread_id": name, f"__pregel_{name}": "forged"}}
+    given = {
+        "messages": [("user", "Do it")],
+        "capability_context_data": {"READING": {"k": {"value": 1}}},
+    }
+    await refused(it.graph.ainvoke(given, config), f"__pregel_{name}")

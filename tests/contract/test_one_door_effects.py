@@ -15,7 +15,7 @@ from framework import BaseCapability, build_graph, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.stores import open_saver
 from framework.testing import ScriptedModel
-from tests.support.one_door import Reading, Receipt, payer, registered, said, status
+from tests.support.one_door import Reading, Receipt, payer, refused, registered, said, status
 
 LEVELS = ["replanning", "reclassification"]
 
@@ -344,3 +344,21 @@ async def test_the_next_turn_acts_again(agent: Any, step: Any) -> None:
     assert paid == [5, 5]
     assert "__interrupt__" not in out
     assert status(out) == "completed"
+
+
+async def test_an_earlier_question_can_be_answered_again_and_repeats_no_effect(
+    agent: Any, step: Any
+) -> None:
+    paid: list[int] = []
+    it = agent(
+        Receipt,
+        payer(paid, requires_approval=True),
+        plans=[[step("a", "pay")]],
+        checkpointer=InMemorySaver(),
+    )
+    await it.ask()
+    asked = (await it.graph.aget_state(it.config())).config
+    await it.graph.ainvoke(Command(resume="approve"), it.config())
+    out = await it.graph.ainvoke(Command(resume="approve"), asked)
+    assert (status(out), paid) == ("completed", [5])
+    await refused(it.graph.ainvoke(Command(resume="approve"), it.config()), "asks nothing")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langgraph.types import Command
+from langgraph.types import Command, Overwrite
 
 from configs.settings import load_settings
 from framework import (
-    BaseInfrastructureNode,
     build_graph,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, ErrorSeverity
 from framework.base.errors import CapgraphError
@@ -21,6 +19,7 @@ from tests.support.one_door import (
     breaker,
     measurer,
     names_one_of,
+    own_node,
     own_nodes,
     registered,
     said,
@@ -36,6 +35,7 @@ RESET = {
     "control_current_step_retry_count": 0,
     "control_attempts": {"a": 0, "broken": 0, "orchestrator": 0, "classifier": 0},
     "execution_start_time": None,
+    "control_budget": Overwrite({}),
 }
 
 
@@ -153,16 +153,11 @@ async def test_the_reason_for_choosing_again_outlives_a_failure_of_the_choice(
 
 
 def own_orchestrator(plan: list[Any], calls: list[int], extra: dict[str, Any]) -> Any:
-    @infrastructure_node
-    class OwnOrchestrator(BaseInfrastructureNode):
-        name = "orchestrator"
-        description = "Plans the same for ever"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> dict[str, Any]:
-            calls.append(1)
-            steps = [{**one, "context_key": f"{one['context_key']}{len(calls)}"} for one in plan]
-            return {"planning_execution_plan": {"steps": steps}, **extra}
+    @own_node("orchestrator")
+    async def OwnOrchestrator(state: Any) -> dict[str, Any]:
+        calls.append(1)
+        steps = [{**one, "context_key": f"{one['context_key']}{len(calls)}"} for one in plan]
+        return {"planning_execution_plan": {"steps": steps}, **extra}
 
     return OwnOrchestrator
 
@@ -188,15 +183,10 @@ async def test_an_orchestrator_of_ones_own_that_raises_is_bounded(
 ) -> None:
     calls: list[int] = []
 
-    @infrastructure_node
-    class OwnOrchestrator(BaseInfrastructureNode):
-        name = "orchestrator"
-        description = "Raises"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> Any:
-            calls.append(1)
-            raise CapabilityError("no plan", severity=ErrorSeverity(level))
+    @own_node("orchestrator")
+    async def OwnOrchestrator(state: Any) -> Any:
+        calls.append(1)
+        raise CapabilityError("no plan", severity=ErrorSeverity(level))
 
     house = own_nodes(monkeypatch, OwnOrchestrator)
     await ended(agent(Reading, measurer([]), infrastructure=house).ask())
@@ -222,15 +212,10 @@ async def test_a_classifier_of_ones_own_that_resets_the_counts_is_bounded(
     runs: list[Any] = []
     calls: list[int] = []
 
-    @infrastructure_node
-    class OwnClassifier(BaseInfrastructureNode):
-        name = "classifier"
-        description = "Chooses the same for ever"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> dict[str, Any]:
-            calls.append(1)
-            return {"planning_active_capabilities": ["broken"], **RESET}
+    @own_node("classifier")
+    async def OwnClassifier(state: Any) -> dict[str, Any]:
+        calls.append(1)
+        return {"planning_active_capabilities": ["broken"], **RESET}
 
     house = own_nodes(monkeypatch, OwnClassifier)
     made = agent(
@@ -247,16 +232,11 @@ async def test_a_router_of_ones_own_that_never_stops_is_bounded(
 ) -> None:
     runs: list[Any] = []
 
-    @infrastructure_node
-    class OwnRouter(BaseInfrastructureNode):
-        name = "router"
-        description = "Goes round"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> Any:
-            if form == "goto":
-                return Command(goto="measure", update=dict(RESET))
-            return {"control_next_node": "measure", **RESET}
+    @own_node("router")
+    async def OwnRouter(state: Any) -> Any:
+        if form == "goto":
+            return Command(goto="measure", update=dict(RESET))
+        return {"control_next_node": "measure", **RESET}
 
     house = own_nodes(monkeypatch, OwnRouter)
     try:
@@ -289,14 +269,9 @@ async def test_a_node_may_lower_the_retries(
 ) -> None:
     runs: list[Any] = []
 
-    @infrastructure_node
-    class OwnExtraction(BaseInfrastructureNode):
-        name = "task_extraction"
-        description = "Names the task"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> dict[str, Any]:
-            return {"task_current_task": "Measure it", "control_max_retries": retries}
+    @own_node("task_extraction")
+    async def OwnExtraction(state: Any) -> dict[str, Any]:
+        return {"task_current_task": "Measure it", "control_max_retries": retries}
 
     house = own_nodes(monkeypatch, OwnExtraction)
     made = agent(failing("retriable", runs), plans=[[step("a", "broken")]], infrastructure=house)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from framework import BaseCapability, capability_node
+from framework import BaseCapability, Verdict, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.state import AgentState
-from framework.stores import open_saver
+from framework.stores import Rule, add_rule, open_saver
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -244,3 +245,50 @@ async def test_a_fatal_failure_is_raised_with_its_cause() -> None:
         in_a_row(node=bound(Cap).node(Cap)).ainvoke({"messages": [("user", "Do it")]}), "doomed"
     )
     assert "core is gone" in text
+
+
+# --- standing rules -------------------------------------------------------------------------------
+
+
+def _pays(paid: list[int], store: Any, **options: Any) -> Any:
+    Pay = payer(paid, requires_approval=True)
+    builder = StateGraph(AgentState)
+    builder.add_node("pay", bound(Receipt, Pay, **options).node(Pay))
+    builder.add_edge(START, "pay")
+    return builder.compile(checkpointer=InMemorySaver(), store=store)
+
+
+async def test_a_bound_node_makes_the_standing_rule_that_an_answer_wants() -> None:
+    paid: list[int] = []
+    store = InMemoryStore()
+    own = _pays(paid, store)
+    await own.ainvoke({"messages": [("user", "Pay")]}, THREAD)
+    agreed = {"decision": "approve", "remember": {"scope": "everywhere"}}
+    await own.ainvoke(Command(resume={"0_pay": agreed}), THREAD)
+    assert paid == [5]
+    other: Any = {"configurable": {"thread_id": "2"}}
+    out = await own.ainvoke({"messages": [("user", "Pay again")]}, other)
+    assert not out.get("__interrupt__")
+    assert paid == [5, 5]
+
+
+async def test_what_cannot_be_remembered_leaves_the_question_of_a_bound_node_open() -> None:
+    own = _pays([], None)
+    await own.ainvoke({"messages": [("user", "Pay")]}, THREAD)
+    agreed = {"decision": "approve", "remember": {"scope": "everywhere"}}
+    out = await own.ainvoke(Command(resume={"0_pay": agreed}), THREAD)
+    assert "without a store" in str(out["__interrupt__"][0].value["problems"])
+
+
+async def test_a_standing_rule_answers_no_policy_of_a_bound_node() -> None:
+    class Careful:
+        async def decide(self, step: Any, view: Any) -> Verdict:
+            return Verdict("ask", ["It is Sunday."])
+
+    paid: list[int] = []
+    store = InMemoryStore()
+    await add_rule(store, Rule(capability="pay"))
+    own = _pays(paid, store, policies=[Careful()])
+    out = await own.ainvoke({"messages": [("user", "Pay")]}, THREAD)
+    assert "Sunday" in str(out["__interrupt__"][0].value)
+    assert paid == []

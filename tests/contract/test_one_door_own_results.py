@@ -171,3 +171,18 @@ async def test_bind_takes_a_list_of_capabilities() -> None:
     out = await in_a_row(node=bind([Reading, Cap]).node(Cap)).ainvoke({"messages": [("user", "x")]})
     assert len(runs) == 1
     assert all(record["success"] for record in out["execution_step_results"].values())
+
+
+@pytest.mark.parametrize(
+    "key", ["planning_accepted", "planning_history", "control_begun", "control_budget"]
+)
+async def test_what_the_graph_believes_no_capability_writes(
+    agent: Any, step: Any, key: str
+) -> None:
+    async def execute(self: Any) -> dict[str, Any]:
+        return {key: ["forged"]}
+
+    forge = measurer([], execute=execute, provides=[])
+    out = await agent(forge, plans=[[step("a", "measure")]]).ask()
+    assert out["control_has_error"]
+    assert key in out["control_error_info"]["user_message"]

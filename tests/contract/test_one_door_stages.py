@@ -9,10 +9,11 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from framework import BaseInfrastructureNode, infrastructure_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.base.errors import CapgraphError
 from framework.testing import FakeClock
+from tests.support import PATIENCE
+from tests.support.doors import STAGES
 from tests.support.one_door import (
     Reading,
     Receipt,
@@ -22,6 +23,7 @@ from tests.support.one_door import (
     in_a_row,
     measurer,
     names_one_of,
+    own_node,
     own_nodes,
     payer,
     planned,
@@ -29,17 +31,6 @@ from tests.support.one_door import (
     status,
 )
 
-STAGES = [
-    "observe",
-    "screen",
-    "permit",
-    "retry",
-    "settle",
-    "reserve",
-    "ledger",
-    "bound",
-    "call",
-]
 THREAD = {"configurable": {"thread_id": "1"}}
 
 
@@ -63,18 +54,13 @@ def door(
 ) -> Any:
     """Run one step of a capability by one of the doors, with behaviours and policies."""
 
-    @infrastructure_node
-    class OwnRouter(BaseInfrastructureNode):
-        name = "router"
-        description = "Jumps"
-
-        @staticmethod
-        async def execute(state: Any, **_: Any) -> Any:
-            if state.get("control_has_error"):
-                return Command(goto="error")
-            steps = state["planning_execution_plan"]["steps"]
-            ran = state.get("execution_step_results")
-            return Command(goto="respond" if ran else steps[0]["capability"])
+    @own_node("router")
+    async def OwnRouter(state: Any) -> Any:
+        if state.get("control_has_error"):
+            return Command(goto="error")
+        steps = state["planning_execution_plan"]["steps"]
+        ran = state.get("execution_step_results")
+        return Command(goto="respond" if ran else steps[0]["capability"])
 
     async def run(Cap: Any, parameters: Any = None, **options: Any) -> dict[str, Any]:
         plan = [step("a", Cap.name, parameters)]
@@ -96,7 +82,7 @@ async def test_the_stages_come_in_the_order_of_the_design(door: Any) -> None:
     watches = [Watch(stage, seen) for stage in reversed(STAGES)]
     out = await door(payer([]), behaviors=watches)
     assert out["execution_step_results"]["a"]["success"] is True
-    assert seen == STAGES
+    assert seen == list(STAGES)
 
 
 async def test_inside_a_stage_they_come_in_the_order_given(door: Any) -> None:
@@ -180,7 +166,7 @@ async def test_outside_one_sees_failures_too(door: Any) -> None:
     (record,) = seen
     assert record.success is False
     assert record.error.severity in {ErrorSeverity.CRITICAL, "critical"}
-    assert "no power" in record.error.user_message
+    assert "no power" in record.error.message
 
 
 async def test_a_failure_of_a_middleware_is_a_failure_of_the_step(door: Any) -> None:
@@ -284,7 +270,7 @@ async def test_a_step_in_back_off_holds_no_slot(agent: Any, step: Any, bound_by:
     class Waits(FakeClock):
         async def sleep(self, seconds: float) -> None:
             if 6.9 < seconds < 8:
-                await asyncio.wait_for(other_ran.wait(), 10)
+                await asyncio.wait_for(other_ran.wait(), PATIENCE)
             await super().sleep(seconds)
 
     tries: list[str] = []
@@ -323,7 +309,7 @@ async def test_a_step_that_waits_for_a_person_holds_no_slot(agent: Any, step: An
     made = agent(Reading, Cap, plans=plans, checkpointer=InMemorySaver())
     out = await made.ask(thread="1")
     assert out["__interrupt__"]
-    other = await asyncio.wait_for(made.ask(thread="2"), 20)
+    other = await asyncio.wait_for(made.ask(thread="2"), PATIENCE)
     assert status(other) == "completed"
     out = await made.graph.ainvoke(Command(resume="yes"), made.config())
     assert said(out)

@@ -13,18 +13,17 @@ from langgraph.types import Command, interrupt
 import framework
 from framework import (
     BaseCapability,
-    BaseInfrastructureNode,
     CapabilityContext,
     Registry,
     build_graph,
     capability_node,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, CapgraphError, ErrorClassification, ErrorSeverity
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.testing import FakeClock, with_faults
 from tests.support.doors import STAGES, Gauge, Watches, question, shown, soon, status, tried
+from tests.support.one_door import own_node
 
 SAY: Any = {"messages": [("user", "read the gauge")]}
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
@@ -115,18 +114,13 @@ async def test_what_was_not_bound_has_no_node(read: Any, pay: Any) -> None:
 async def test_the_door_of_goto(read: Any) -> None:
     watches, calls = Watches(), []
 
-    @infrastructure_node
-    class Orchestrator(BaseInfrastructureNode):
-        name = "orchestrator"
-        description = "Goes straight to the gauge"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            calls.append(1)
-            if len(calls) == 1:
-                return Command(goto="read")
-            respond = {"context_key": "r", "capability": "respond", "task_objective": "Answer"}
-            return {"planning_execution_plan": {"steps": [respond]}}
+    @own_node("orchestrator")
+    async def Orchestrator(state: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            return Command(goto="read")
+        respond = {"context_key": "r", "capability": "respond", "task_objective": "Answer"}
+        return {"planning_execution_plan": {"steps": [respond]}}
 
     registry = Registry()
     for item in (Gauge, read):

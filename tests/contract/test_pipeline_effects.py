@@ -166,3 +166,32 @@ async def test_all_tries_of_an_effect_have_one_key(
     names = {key: set(found) for key, found in keys.items()}
     assert all(len(found) == 1 and "" not in found for found in names.values())
     assert names["a"] != names["b"], "equal steps of one plan are two effects"
+
+
+@pytest.mark.parametrize("then", ["raises", "calls again"])
+@pytest.mark.parametrize("stage", ["ledger", "bound", "call"])
+@pytest.mark.parametrize("saver", [None, InMemorySaver()], ids=["unsaved", "saved"])
+async def test_what_stands_inside_the_ledger_cannot_repeat_an_effect(
+    agent: Any, step: Any, saver: Any, stage: str, then: str
+) -> None:
+    paid: list[int] = []
+
+    @capability_node(effect="once")
+    async def pay() -> Gauge:
+        """Pay."""
+        paid.append(1)
+        return Gauge(value=1)
+
+    async def act(attempt: Any, call_next: Any) -> Any:
+        found = await call_next()
+        if then == "raises":
+            raise ConnectionError("the audit is away")
+        return await call_next() or found
+
+    behaviors: Any = [Instead(stage, act)]
+    it = agent(Gauge, pay, plans=[[step("a", "pay")]], checkpointer=saver, behaviors=behaviors)
+    out = await soon(it.ask(thread=f"{stage} {then}"))
+    assert paid == [1]
+    assert status(out) == "failed"
+    assert "effect of" in last_words(out)
+    assert "done" in last_words(out)

@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +102,12 @@ def test_importing_a_package_configures_nothing(root: str) -> None:
     # In a process of its own: a test that ran the command here has configured logging.
     code = f"import logging, {root}; assert not logging.getLogger('capgraph').handlers"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_room_has_its_unit_tests() -> None:
+    root = Path(__file__).parents[2]
+    # A room that only has its name so far has no tests either.
+    rooms = {path.parent.name for path in (root / "framework").glob("*/[!_]*.py")}
+    rooms |= {"infrastructure", "capabilities", "configs"}
+    unit = root / "tests" / "unit"
+    assert {path.name for path in unit.iterdir() if any(path.glob("test_*.py"))} == rooms

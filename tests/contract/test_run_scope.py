@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,15 @@ import framework
 from configs.settings import load_settings
 from framework import (
     BaseCapability,
-    BaseInfrastructureNode,
     Registry,
     build_graph,
     capability_node,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity, ValidationError
 from framework.state import AgentState
 from framework.stores import open_saver
-from infrastructure.gateway import prepare
-from tests.support.doors import Gauge, answer, question, soon, status
+from tests.support.doors import Gauge, soon, status
+from tests.support.one_door import own_node
 
 SECRET = "correct-horse-battery"
 SAY: Any = {"messages": [("user", "read the gauge")]}
@@ -108,7 +107,7 @@ async def test_a_secret_of_the_settings_is_nowhere(
     assert SECRET not in said
     assert "***" in said
     kept = b"".join(p.read_bytes() for p in tmp_path.iterdir())
-    with sqlite3.connect(path) as rows:
+    with closing(sqlite3.connect(path)) as rows:
         assert rows.execute("select count(*) from checkpoints").fetchone()[0] > 0
     assert SECRET.encode() not in kept
     assert sink.events, "the sinks get what happens in the run"
@@ -196,16 +195,10 @@ class Colour(Enum):
 async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -> None:
     from langgraph.types import Command
 
-    @infrastructure_node
-    class Monitoring(BaseInfrastructureNode):
-        name = "monitoring"
-        description = "Watches"
-        after = "task_extraction"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            update = {"planning_selection": {"colour": Colour.RED, "seen": {1}}}
-            return update if form == "dict" else Command(update=update, goto="orchestrator")
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        update = {"planning_selection": {"colour": Colour.RED, "seen": {1}}}
+        return update if form == "dict" else Command(update=update, goto="orchestrator")
 
     registry = Registry()
     registry.register(Monitoring)
@@ -217,15 +210,9 @@ async def test_what_a_node_of_ones_own_writes_is_kept_as_plain_data(form: str) -
 
 
 async def test_what_a_node_of_ones_own_cannot_keep_is_named() -> None:
-    @infrastructure_node
-    class Monitoring(BaseInfrastructureNode):
-        name = "monitoring"
-        description = "Watches"
-        after = "task_extraction"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return {"planning_selection": {"source": object()}}
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        return {"planning_selection": {"source": object()}}
 
     registry = Registry()
     registry.register(Monitoring)
@@ -242,24 +229,79 @@ async def test_the_last_result_says_what_a_failure_means(agent: Any, step: Any) 
     assert last["classification"]["severity"] == "critical"
 
 
-# --- switches that a person types -----------------------------------------------------------------
+# --- nobody's nonsense ends a run with an error that names nobody -----------------------------------
+
+NONSENSE = [
+    {"capability_context_data": 7},
+    {"capability_context_data": {"GAUGE": 7}},
+    {"messages": 7},
+    {"planning_history": 7},
+    {"agent_control": 7},
+    {"status_updates": "half done"},
+    {"runtime_info": 7},
+]
 
 
-async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any) -> None:
+def _watcher(update: dict[str, Any]) -> Any:
+    @own_node("monitoring", after="task_extraction")
+    async def Monitoring(state: Any) -> Any:
+        return update
+
+    return Monitoring
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        *NONSENSE,
+        {"control_budget": {"plans": "many"}},
+        {"execution_step_results": 7},
+        {"control_error_info": 7, "control_has_error": True},
+        {"control_turn": 7},
+        {"control_goto": "respond"},
+        {"task_current_task": 7},
+    ],
+)
+async def test_what_does_not_fit_its_key_fails_the_node_that_wrote_it(
+    agent: Any, update: dict[str, Any]
+) -> None:
+    out = await soon(agent(Gauge, _watcher(update)).ask())
+    assert status(out) == "failed"
+    assert out["control_error_info"]["node_name"] == "monitoring"
+    assert next(iter(update)) in out["messages"][-1].content
+
+
+@pytest.mark.parametrize("update", NONSENSE)
+async def test_what_does_not_fit_its_key_fails_the_step_that_wrote_it(
+    agent: Any, step: Any, update: dict[str, Any]
+) -> None:
+    @capability_node
+    class Read(BaseCapability):
+        name = "read"
+        description = "Read"
+
+        @staticmethod
+        async def execute(state: Any, **kwargs: Any) -> Any:
+            return update
+
+    out = await soon(agent(Read, plans=[[step("a", "read")]]).ask())
+    assert status(out) == "failed"
+    assert out["control_error_info"]["capability_name"] == "read"
+
+
+@pytest.mark.parametrize("kept", [7, {"number": "x"}, {}])
+async def test_nonsense_in_what_is_kept_of_a_turn_does_not_end_the_thread(
+    agent: Any, kept: Any
+) -> None:
     it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
     await it.ask()
-    with pytest.raises(ValidationError, match="approval_disabled"):
-        await prepare(it.graph, "/approval:off", it.config())
+    await it.graph.aupdate_state(it.config(), {"control_turn": kept})
+    out = await it.ask("Something else")
+    assert out["control_turn"]["number"] == 1
 
 
-async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
-    @capability_node(requires_approval=True)
-    async def act() -> Gauge:
-        """Act."""
-        return Gauge(value=1)
-
-    it = agent(Gauge, act, plans=[[step("a", "act")]], checkpointer=InMemorySaver())
-    assert question(await it.ask())
-    with pytest.raises(ValidationError, match="unfinished"):
-        await prepare(it.graph, "/caps:off yes", it.config())
-    assert status(await answer(it, "approve")) == "completed"
+@pytest.mark.parametrize("thread", [None, ""])
+async def test_a_thread_without_a_name_is_refused(agent: Any, thread: Any) -> None:
+    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
+    with pytest.raises(ValidationError, match="no thread is named"):
+        await it.ask(thread=thread)

@@ -13,14 +13,13 @@ from langgraph.types import Command, Send
 import framework
 from framework import (
     BaseCapability,
-    BaseInfrastructureNode,
     capability_node,
-    infrastructure_node,
 )
 from framework.base import CapabilityError, ErrorClassification, ErrorSeverity
 from framework.pipeline import Capacity
 from framework.state import AgentState
 from framework.testing import FakeClock
+from tests.support import PATIENCE
 from tests.support.doors import (
     STAGES,
     Gauge,
@@ -31,6 +30,7 @@ from tests.support.doors import (
     soon,
     status,
 )
+from tests.support.one_door import own_node
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -258,15 +258,9 @@ async def test_more_tries_that_a_node_allows_are_in_the_budget(agent: Any, step:
         def get_retry_policy() -> dict[str, Any]:
             return {"max_attempts": 2, "delay_seconds": 0.0, "backoff_factor": 1.0}
 
-    @infrastructure_node
-    class Patient(BaseInfrastructureNode):
-        name = "patient"
-        description = "Allows more tries"
-        after = "orchestrator"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return {"control_max_retries": 7}
+    @own_node("patient", after="orchestrator")
+    async def Patient(state: Any) -> Any:
+        return {"control_max_retries": 7}
 
     it = agent(Gauge, Read, Patient, plans=[[step(k, "read") for k in "abc"]])
     out = await soon(it.ask())
@@ -329,15 +323,9 @@ async def test_jumps_beside_a_plan_are_not_stopped_by_its_budget(
 
         return capability_node(Read)
 
-    @infrastructure_node
-    class Again(BaseInfrastructureNode):
-        name = "again"
-        description = "Jumps after the answer"
-        after = "respond"
-
-        @staticmethod
-        async def execute(state: Any, **kwargs: Any) -> Any:
-            return Command(goto="jumped") if len(seen) < 4 else {}
+    @own_node("again", after="respond")
+    async def Again(state: Any) -> Any:
+        return Command(goto="jumped") if len(seen) < 4 else {}
 
     limits = {"max_turn_attempts": bound} if bound else {}
     items = [Gauge, make("read"), make("jumped"), Again]
@@ -439,5 +427,5 @@ async def test_a_cancelled_turn_holds_nothing(agent: Any, step: Any, stage: str)
     await let_others_run()
     assert capacity.running == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    async with asyncio.timeout(20):  # a slot that somebody holds would never come
+    async with asyncio.timeout(PATIENCE):  # a slot that somebody holds would never come
         await capacity.take("read", 1, 1)

@@ -15,6 +15,7 @@ import framework
 import framework.state as state_room
 from framework import BaseCapability, Registry, build_graph, capability_node
 from framework.base import CapgraphError, RegistryError
+from framework.engine.services import OperatorOptions
 from framework.state import AgentState
 from framework.stores import open_saver
 from tests.support.doors import Gauge, question, status
@@ -251,11 +252,15 @@ def test_the_root_has_what_an_application_needs(name: str) -> None:
     assert getattr(framework, name)
 
 
+def _keywords(function: Any) -> set[str]:
+    return {*inspect.signature(function).parameters, *OperatorOptions.__annotations__}
+
+
 def test_build_graph_and_bind_take_the_operators_keywords() -> None:
     operator = {"behaviors", "policies", "sinks", "capacity", "settings", "clock"}
-    assert operator <= set(inspect.signature(framework.bind).parameters)
+    assert operator <= _keywords(framework.bind)
     whole = operator | {"state_schema", "context_schema", "model", "checkpointer", "store"}
-    assert whole <= set(inspect.signature(build_graph).parameters)
+    assert whole <= _keywords(build_graph)
 
 
 def test_a_misspelt_keyword_is_refused_by_name() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from framework import BaseCapability, CapabilityContext, Registry, build_graph, 
 from framework.approvals import Answer, plan_question, read_answers, step_question
 from framework.state import TurnView
 from framework.stores import open_saver
+from tests.support import PATIENCE
 from tests.support.sweeps import examples
 
 pytestmark = pytest.mark.may_block
@@ -29,7 +29,6 @@ FUZZ = settings(
     max_examples=examples(25),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-SECONDS = 10
 
 
 class Item(CapabilityContext):
@@ -95,7 +94,7 @@ PLAN = st.fixed_dictionaries({"steps": st.lists(STEP, max_size=4)}) | JSON
 
 
 async def _bounded(call: Any) -> Any:
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE):
         return await call
 
 
@@ -183,8 +182,11 @@ SETTINGS = st.dictionaries(
 def test_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "agent.yml"
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
-    with contextlib.suppress(CapgraphError):
-        load_settings(file)
+    try:
+        said = load_settings(file).model_dump_json()
+    except CapgraphError as error:
+        said = str(error)
+    assert "limits" in said or "Fix:" in said
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,13 @@ KEY = "0123456789abcdef"
 async def test_two_that_start_at_once_make_the_tables_together(server: Any) -> None:
     url = server.database()
 
-    async def start() -> None:
+    async def start(name: str) -> None:
         async with open_saver(url), open_store(url) as store:
-            await store.aput(("a",), "b", {"c": 1})
+            await store.aput(("a",), name, {"c": 1})
 
-    await asyncio.gather(*(start() for _ in range(4)))
+    await asyncio.gather(*(start(str(n)) for n in range(4)))
+    async with open_store(url) as store:
+        assert len(await store.asearch(("a",))) == 4
 
 
 async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> None:
@@ -118,7 +120,8 @@ async def test_a_history_is_cut_copied_and_dropped_and_the_thread_goes_on(server
 
 async def test_the_heart_beats_on_a_connection_of_its_own(server: Any) -> None:
     async with open_saver(server.database()) as saver:
-        leases = leases_of(saver, beat_seconds=0.01)
+        leases = leases_of(saver)
+        leases.beat_seconds = 0.01
         lease = await leases.take("1")
         rows = rows_of(saver)
         statement = "SELECT beat FROM capgraph_leases"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 pty = pytest.importorskip("pty", reason="needs a POSIX terminal")
-PATIENCE = 100
-"""Seconds after which something hangs, however busy the machine is."""
 pytestmark = pytest.mark.timeout(600)
 
 

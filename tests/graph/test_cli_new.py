@@ -115,27 +115,23 @@ def test_capabilities_belong_to_a_project(folder, new):
     assert "is a package beside it" in err
 
 
-def test_a_second_node_is_added_to_the_first(folder, new):
+def test_a_second_node_stands_beside_the_first(folder, new):
     new("project", "station")
     new("node", "brief", "--in", "station")
     code, _, err = new("node", "other", "--role", "clarify", "--in", "station")
     assert (code, err) == (0, "")
-    text = (folder / "station" / "capgraph.yml").read_text()
-    assert text.endswith(
-        "infrastructure:\n  - infrastructure\n  - station.nodes.brief\n  - station.nodes.other\n"
-    )
     done = in_project(folder / "station", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_node_is_not_added_to_what_cannot_be_read_line_by_line(folder, new):
+def test_a_node_that_nothing_would_find_is_not_written(folder, new):
     new("project", "station")
     config = folder / "station" / "capgraph.yml"
-    config.write_text(config.read_text() + "infrastructure: [infrastructure]\n")
+    config.write_text(config.read_text().replace("  - station.nodes\n", ""))
     code, _, err = new("node", "brief", "--in", "station")
     assert code == 2
-    assert "Add station.nodes.brief at its end by hand" in " ".join(err.split())
-    assert not (folder / "station" / "station" / "nodes").exists()
+    assert "station.nodes does not stand under 'infrastructure'" in " ".join(err.split())
+    assert not (folder / "station" / "station" / "nodes" / "brief.py").exists()
 
 
 def test_a_new_project_is_served_by_the_agent_server(folder, new):

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from framework.stores import open_saver
+from tests.support import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 TOYS = Path(__file__).with_name("cli_toys.py")
-PATIENCE = 100
-"""Seconds after which something hangs, however busy the machine is."""
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),

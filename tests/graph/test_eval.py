@@ -16,41 +16,13 @@ import configs
 from configs.settings import load_settings
 from framework import Registry
 from framework.base import CapgraphError
-from framework.cli.eval import evaluate as command
+from framework.cli.commands.eval import evaluate as command
 from framework.evaluation import evaluate, load_dataset
+from tests.support import totals
 
 DEMO = Path(configs.__file__).with_name("demo_eval.yml")
 
-CAPABILITIES = '''
-from framework import CapabilityContext, capability_node
-
-
-class Numbers(CapabilityContext):
-    """Some numbers."""
-
-    values: list[int]
-
-
-class Total(CapabilityContext):
-    """A sum."""
-
-    value: int
-
-    def get_summary(self) -> str:
-        return f"The total is {self.value}."
-
-
-@capability_node(examples=["read the numbers"])
-async def read() -> Numbers:
-    """Read the numbers."""
-    return Numbers(values=[1, 2])
-
-
-@capability_node(examples=["add the numbers up", "what is the total?"])
-async def add(numbers: Numbers) -> Total:
-    """Add the numbers up to a total."""
-    return Total(value=sum(numbers.values))
-'''
+CAPABILITIES = Path(totals.__file__).read_text(encoding="utf-8")
 SET = """
 version: 1
 name: totals

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import RemoveMessage
+from langgraph.channels import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.types import Command
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+from typing_extensions import TypedDict
 
-from framework import CapabilityContext, capability_node
+from framework import BaseCapability, CapabilityContext, capability_node
 from framework.base import PersistenceError
 from framework.base.errors import ThreadBusyError
+from framework.state import AgentState, fold_lists
 from framework.stores import (
     fork_thread,
     leases_of,
     list_threads,
     open_saver,
     prune_threads,
+    rows_of,
     thread_summary,
 )
+from framework.stores.history import since_saved
 from framework.stores.records import read_record
 
 pytestmark = pytest.mark.may_block
@@ -44,17 +50,6 @@ async def measure() -> Reading:
 async def report(reading: Reading) -> Reading:
     """Report."""
     return reading
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "threads.db"
-
-
-@pytest.fixture
-async def saver(path: Path) -> AsyncIterator[Any]:
-    async with open_saver(f"sqlite:///{path}") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -122,7 +117,7 @@ async def test_the_short_way_to_a_threads_past_is_the_long_one(
     # Reading while a list is open waits for nothing.
     async for item in saver.alist(place):
         names = [name for name in DELTAS if name not in item.checkpoint["channel_values"]]
-        quick = await saver._since_saved("1", "", item.checkpoint["id"], names)
+        quick = await since_saved(saver, rows_of(saver), ("1", "", item.checkpoint["id"]), names)
         slow = await AsyncSqliteSaver.aget_delta_channel_history(
             saver, config=item.config, channels=names
         )
@@ -187,11 +182,13 @@ async def test_a_copy_of_an_older_turn_repeats_none_of_its_effects(
     place = second.config["configurable"]["checkpoint_id"]
     await fork_thread(saver, "1", "copy", checkpoint_id=place)
     assert await records(path, "1") == 6, "what was agreed to, and what was done"
-    assert await records(path, "copy") == 2
+    assert await records(path, "copy") == 4, "those of the turns that it has"
     copied = await names(path, "copy")
     old = [await read_record(saver, "1", name) for name in copied]
     assert old == [await read_record(saver, "copy", name) for name in copied]
-    assert [record["status"] for record in old if "status" in record] == ["finished"]
+    assert [record["status"] for record in old if "status" in record] == ["finished"] * 2
+    past = [item async for item in made.graph.aget_state_history(made.config("copy"))]
+    assert len(past[-1].values.get("messages", [])) == 0, "it can be gone back to in the copy too"
 
 
 async def names(path: Path, thread: str) -> list[str]:
@@ -243,3 +240,132 @@ async def test_what_runs_have_saved_can_be_dropped(made: Any, saver: Any) -> Non
     assert len(state.values["messages"]) == 4, "what followed keeps what it holds"
     await saver.acopy_thread("1", "2")
     assert (await made.graph.aget_state(made.config("2"))).values == state.values
+
+
+class Noted(AgentState, total=False):
+    notes: Annotated[list[str], DeltaChannel(fold_lists)]
+
+
+async def test_keys_of_ones_own_that_grow_are_kept_by_cutting_and_copying(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    @capability_node
+    class Note(BaseCapability):
+        name = "note"
+        description = "Take a note"
+
+        async def execute(self) -> dict[str, Any]:
+            return {"notes": ["one more"]}
+
+    plan = [[step("a", "note")]]
+    made = agent(Note, plans=plan, checkpointer=saver, state_schema=Noted)
+    await turns(made, 6)
+    await fork_thread(saver, "1", "copy")
+    assert await prune_threads(saver, policy="keep", keep_turns=2) == ["copy", "1"]
+    for thread in ("1", "copy"):
+        values = (await made.graph.aget_state(made.config(thread))).values
+        assert (values["notes"], len(values["messages"])) == (["one more"] * 6, 12)
+    async with open_saver(f"sqlite:///{path}") as stranger:
+        with pytest.raises(PersistenceError, match="Nothing says how notes of thread"):
+            await prune_threads(stranger, policy="keep", keep_turns=1)
+    assert len((await made.ask("Go on"))["messages"]) == 14, "nothing was dropped"
+
+
+async def test_the_settings_cut_histories_as_turns_end(
+    agent: Any, step: Any, saver: Any, path: Path
+) -> None:
+    kept = {"persistence": {"keep_turns": 3}}
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    sizes = []
+    for turn in range(9):
+        await turns(made, 1, turn)
+        sizes.append(stored(path)[0])
+    history = [item async for item in made.graph.aget_state_history(made.config())]
+    assert [len(item.values["messages"]) for item in history if not item.next] == [18, 16, 14]
+    assert await records(path) == 3
+    assert len(set(sizes[3:])) == 1, "no more rows with every turn"
+    await prune_threads(saver, ["1"])
+    assert len((await made.ask("Go on"))["messages"]) == 20
+
+
+async def test_a_longer_history_goes_a_tenth_at_a_time(made: Any, agent: Any, step: Any) -> None:
+    kept = {"persistence": {"keep_checkpoints": 20}}
+    saver = made.graph.checkpointer
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    for turn in range(6):
+        await turns(made, 1, turn)
+        length = len([item async for item in made.graph.aget_state_history(made.config())])
+        assert length <= 22
+
+
+async def test_threads_that_nobody_uses_go_when_their_days_are_over(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    plan = [step("a", "measure"), step("b", "report", READING="a")]
+    idle = agent(Reading, measure, report, plans=[plan], checkpointer=saver)
+    await idle.ask(thread="waits")
+    await idle.ask(thread="old")
+    await idle.graph.ainvoke(Command(resume="approve"), idle.config("old"))
+    kept = {"persistence": {"keep_days": 1e-9}}
+    made = agent(
+        Reading, measure, plans=[[step("a", "measure")]], checkpointer=saver, settings=kept
+    )
+    await made.ask(thread="new")
+    assert [item.thread_id for item in await list_threads(saver)] == ["new", "waits"]
+
+
+async def test_a_history_that_cannot_be_cut_is_told_of(
+    agent: Any, step: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = {"persistence": {"keep_turns": 1}}
+    plan = [[step("a", "measure")]]
+    made = agent(Reading, measure, plans=plan, checkpointer=InMemorySaver(), settings=kept)
+    await turns(made, 2)
+    assert "InMemorySaver can neither copy nor drop the history of a thread" in caplog.text
+
+
+async def test_a_copy_of_a_thread_that_waits_inside_a_step_goes_on_there(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    counted: list[str] = []
+
+    class Inner(TypedDict, total=False):
+        said: str
+
+    def before(state: Inner) -> Inner:
+        counted.append("before")
+        return {"said": "begun"}
+
+    def ask(state: Inner) -> Inner:
+        return {"said": f"{state['said']}, {interrupt('How?')}"}
+
+    builder = StateGraph(Inner)
+    builder.add_node("before", before)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "before")
+    builder.add_edge("before", "ask")
+    builder.add_edge("ask", END)
+    inner = builder.compile()
+
+    @capability_node
+    class Nest(BaseCapability):
+        name = "nest"
+        description = "Run a graph that asks"
+        provides = ["SAID"]
+
+        async def execute(self) -> dict[str, Any]:
+            out = await inner.ainvoke({})
+            return {"SAID": {"text": out["said"]}}
+
+    plan = [[step("a", "nest")]]
+    made = agent(Nest, plans=plan, checkpointer=saver)
+    await made.ask()
+    await fork_thread(saver, "1", "copy")
+    for thread, answer in (("copy", "well"), ("1", "badly")):
+        out = await made.graph.ainvoke(Command(resume=answer), made.config(thread))
+        assert out["capability_context_data"]["SAID"]["a"] == {"text": f"begun, {answer}"}
+    assert counted == ["before"], "the nested graph goes on where it stood, in the copy too"

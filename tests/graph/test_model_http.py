@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from configs.settings import ModelSettings, load_settings
 from framework import build_graph
@@ -559,3 +560,24 @@ async def test_a_model_that_obeys_an_attack_still_cannot_run_what_was_not_chosen
     assert Wipe.wiped == []
     assert "CG-P05" in state["messages"][-1].content
     assert not asked.of("step_started")
+
+
+async def test_an_answer_of_a_type_comes_in_parts_and_keeps_its_form(
+    server: OpenAIServer,
+) -> None:
+    class Report(BaseModel):
+        value: float
+        comment: str = ""
+
+    server.on("ExecutionPlan", give({"steps": [{"capability": "read_sensor"}]}))
+    server.on("Report", give({"value": 3.5, "comment": "calm sea"}))
+    model: Any = ModelSettings(model="openai:gpt-test", base_url=server.url, api_key="sk-test-012")
+    graph = build_graph(
+        sensor_registry(), model=model, settings=load_settings(), answer_type=Report
+    )
+    client = Client(graph, None)
+    out = await client.ask("What does the sensor say?")
+    assert graph.answer_of(out) == Report(value=3.5, comment="calm sea")
+    parts = [event["value"] for event in client.of("answer_part")]
+    assert len(parts) > 1
+    assert parts[-1] == {"value": 3.5, "comment": "calm sea"}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from configs.settings import ModelSettings, load_settings
 from framework import build_graph
@@ -49,14 +50,18 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 class Client:
     """Runs turns and keeps what was streamed."""
 
-    def __init__(self, provider: Provider, **settings: Any) -> None:
+    def __init__(self, provider: Provider, answer_type: Any = None, **settings: Any) -> None:
         model: Any = ModelSettings(
             model=provider.model, base_url=provider.server.url, api_key="sk-test-0123456789"
         )
         self.clock = FakeClock()
         self.events: list[dict[str, Any]] = []
         self.graph: Any = build_graph(
-            sensor_registry(), model=model, clock=self.clock, settings=load_settings(**settings)
+            sensor_registry(),
+            model=model,
+            clock=self.clock,
+            settings=load_settings(**settings),
+            answer_type=answer_type,
         )
 
     async def ask(self) -> dict[str, Any]:
@@ -147,3 +152,17 @@ async def test_a_plan_written_as_text_is_read_too(provider: Provider) -> None:
     provider.server.on("text", say(ANSWER))
     state = await Client(provider).ask()
     assert state["execution_outcome"]["status"] == "completed"
+
+
+async def test_an_answer_of_a_type_keeps_its_form(provider: Provider) -> None:
+    class Report(BaseModel):
+        value: float
+        comment: str = ""
+
+    written = give({"value": 3.5, "comment": "calm"})
+    provider.server.on("ExecutionPlan", READ).on("Report", written)
+    client = Client(provider, answer_type=Report)
+    out = await client.ask()
+    assert client.graph.answer_of(out) == Report(value=3.5, comment="calm")
+    assert client.of("answer_part")[-1]["value"] == {"value": 3.5, "comment": "calm"}
+    assert [event["role"] for event in client.of("usage")] == ["planning", "answer"]

@@ -15,29 +15,7 @@ from framework import BaseCapability, CapabilityContext, ErrorClassification, Er
 from framework.base import CapabilityError, FatalExecutionError, capability_node
 from framework.telemetry import Retry, parse_event
 from framework.testing import with_faults
-
-
-class Reading(CapabilityContext):
-    value: float
-
-    def get_summary(self) -> str:
-        return f"The value is {self.value:g}."
-
-
-class Total(CapabilityContext):
-    value: float
-
-
-@capability_node
-async def measure() -> Reading:
-    """Measure the value."""
-    return Reading(value=7)
-
-
-@capability_node
-async def add(readings: list[Reading]) -> Total:
-    """Add values."""
-    return Total(value=sum(reading.value for reading in readings))
+from tests.support.toys import Reading, Total, add, measure
 
 
 def severity(level: Any, text: str = "It broke") -> CapabilityError:

@@ -21,19 +21,9 @@ from framework import BaseCapability, capability_node
 from framework.base import PersistenceError
 from framework.base.errors import ThreadBusyError
 from framework.stores import leases_of, open_saver
+from tests.support.doors import Gauge, soon, status
 
 pytestmark = pytest.mark.may_block
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "threads.db"
-
-
-@pytest.fixture
-async def saver(path: Path) -> AsyncIterator[Any]:
-    async with open_saver(f"sqlite:///{path}") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -129,7 +119,7 @@ async def test_nothing_keeps_a_saver(agent: Any, step: Any) -> None:
 async def test_the_heart_beats_while_a_capability_blocks_the_loop(
     agent: Any, step: Any, saver: Any, path: Path
 ) -> None:
-    leases_of(saver, ttl_seconds=1.0, beat_seconds=0.01)
+    leases_of(saver).ttl_seconds, leases_of(saver).beat_seconds = 1.0, 0.01
     beats: list[float] = []
 
     async def block() -> None:
@@ -149,7 +139,8 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
 
 
 async def test_a_heart_that_finds_another_owner_stops_the_effects(saver: Any) -> None:
-    leases = leases_of(saver, beat_seconds=0.01)
+    leases = leases_of(saver)
+    leases.beat_seconds = 0.01
     lease = await leases.take("1")
     await saver.conn.execute("UPDATE capgraph_leases SET owner = 'another'")
     await saver.conn.commit()
@@ -246,3 +237,75 @@ async def test_an_agent_inside_a_capability_shares_the_lease_or_has_its_own(
 
 async def _look(seen: dict[str, Any], path: Path) -> None:
     seen["now"] = sorted(thread for thread, _ in holders(path))
+
+
+# --- two graphs over one thread --------------------------------------------------------------------
+
+
+async def _second_is_refused(agent: Any, step: Any, first_saver: Any, second_saver: Any) -> None:
+    inside, free, ran = asyncio.Event(), asyncio.Event(), []
+
+    @capability_node
+    async def work() -> Gauge:
+        """Work."""
+        ran.append(1)
+        inside.set()
+        await free.wait()
+        return Gauge(value=1)
+
+    def graph(saver: Any) -> Any:
+        return agent(Gauge, work, plans=[[step("a", "work")]], checkpointer=saver)
+
+    first, second = graph(first_saver), graph(second_saver)
+    running = asyncio.ensure_future(first.ask(thread="t"))
+    await soon(inside.wait())
+    for _ in range(2):
+        with pytest.raises(PersistenceError, match="'t'"):
+            await soon(second.ask("Me too", thread="t"))
+        with pytest.raises(PersistenceError):
+            await soon(graph(second_saver).ask("And I", thread="t"))
+    assert len(ran) == 1
+    free.set()
+    assert status(await soon(running)) == "completed", "the first one notices nothing"
+    assert status(await soon(second.ask("Now me", thread="t"))) == "completed"
+    out = await soon(second.ask("Elsewhere", thread="other"))
+    assert status(out) == "completed"
+
+
+async def test_two_graphs_over_one_saver_in_memory(agent: Any, step: Any) -> None:
+    saver = InMemorySaver()
+    await _second_is_refused(agent, step, saver, saver)
+
+
+@pytest.mark.may_block
+async def test_two_graphs_over_one_sqlite_saver(agent: Any, step: Any, tmp_path: Any) -> None:
+    async with open_saver(f"sqlite:///{tmp_path}/threads.db") as saver:
+        await _second_is_refused(agent, step, saver, saver)
+
+
+@pytest.mark.may_block
+async def test_two_graphs_over_two_savers_of_one_file(agent: Any, step: Any, tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    async with open_saver(url) as one, open_saver(url) as other:
+        await _second_is_refused(agent, step, one, other)
+
+
+async def test_two_savers_in_memory_are_two_places(agent: Any, step: Any) -> None:
+    """The same thread id in another saver is another thread."""
+    inside, free = asyncio.Event(), asyncio.Event()
+
+    @capability_node
+    async def work() -> Gauge:
+        """Work."""
+        inside.set()
+        await free.wait()
+        return Gauge(value=1)
+
+    def graph() -> Any:
+        return agent(Gauge, work, plans=[[step("a", "work")]], checkpointer=InMemorySaver())
+
+    running = asyncio.ensure_future(graph().ask(thread="t"))
+    await soon(inside.wait())
+    free.set()
+    assert status(await soon(graph().ask(thread="t"))) == "completed"
+    assert status(await soon(running)) == "completed"

@@ -11,40 +11,11 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import CapabilityContext, ErrorSeverity
+from framework import ErrorSeverity
 from framework.base import BaseCapability, CapabilityError, PersistenceError, capability_node
-from framework.state import SURVIVES_A_TURN, AgentState
+from framework.state import AgentState, StateSchema
 from framework.testing import assert_plan, with_faults
-
-
-class Reading(CapabilityContext):
-    value: float
-
-    def get_summary(self) -> str:
-        return f"The value is {self.value:g}."
-
-
-class Total(CapabilityContext):
-    value: float
-
-
-@capability_node
-async def measure() -> Reading:
-    """Measure the value."""
-    return Reading(value=7)
-
-
-@capability_node
-async def add(readings: list[Reading]) -> Total:
-    """Add values."""
-    return Total(value=sum(reading.value for reading in readings))
-
-
-def said(out: dict[str, Any]) -> str:
-    last = out["messages"][-1]
-    assert isinstance(last, AIMessage), "the turn ended without a message"
-    return str(last.content)
-
+from tests.support.toys import Reading, Total, add, measure, said
 
 # --- what survives ----------------------------------------------------------------------------
 
@@ -112,12 +83,13 @@ async def test_every_key_but_the_surviving_ones_is_reset(agent: Any) -> None:
 
 
 def test_what_survives_is_what_the_design_says() -> None:
-    assert {"messages", "capability_context_data"} <= SURVIVES_A_TURN
-    for key in SURVIVES_A_TURN - {"messages", "capability_context_data"}:
+    kept = StateSchema.of(AgentState).survives
+    assert {"messages", "capability_context_data"} <= kept
+    for key in kept - {"messages", "capability_context_data"}:
         assert key in {"agent_control", "control_begun", "control_turn", "runtime_info"}, (
             "another surviving key needs a reason"
         )
-    assert set(AgentState.__annotations__) >= SURVIVES_A_TURN
+    assert set(AgentState.__annotations__) >= kept
 
 
 async def test_threads_do_not_see_each_other(agent: Any, step: Any) -> None:

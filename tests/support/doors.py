@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from framework import CapabilityContext
 from framework.base import CapgraphError
+from tests.support import PATIENCE
 
 STAGES = (
     "observe",
@@ -158,7 +159,7 @@ async def answer(agent: Any, given: Any, thread: str = "1") -> dict[str, Any]:
 
 async def soon(awaitable: Any) -> Any:
     """Await, and fail instead of hanging for ever; the bound is far beyond any busy machine."""
-    return await asyncio.wait_for(awaitable, 20)
+    return await asyncio.wait_for(awaitable, PATIENCE)
 
 
 async def let_others_run(rounds: int = 300) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel, ConfigDict
 
-from framework import BaseCapability, CapabilityContext, Registry, capability_node
+from framework import (
+    BaseCapability,
+    BaseInfrastructureNode,
+    CapabilityContext,
+    Registry,
+    capability_node,
+    infrastructure_node,
+)
 from framework.base.errors import CapgraphError
 from framework.state import AgentState
 
@@ -147,6 +154,26 @@ async def declined(run: Awaitable[Any], *names: str) -> str:
     for name in names:
         assert name in text, f"{name!r} is not named in: {text}"
     return text
+
+
+def own_node(role: str, **places: str) -> Callable[[Any], Any]:
+    """Turn a coroutine of the state into an infrastructure node; ``before=`` or ``after=`` place it."""
+
+    def made(execute: Any) -> Any:
+        async def run(state: Any, **_: Any) -> Any:
+            return await execute(state)
+
+        body = {
+            "name": role,
+            "description": f"The {role} of a test",
+            "execute": staticmethod(run),
+            "__module__": execute.__module__,
+        }
+        return infrastructure_node(
+            type(execute.__name__, (BaseInfrastructureNode,), {**body, **places})
+        )
+
+    return made
 
 
 def own_nodes(monkeypatch: pytest.MonkeyPatch, *nodes: Any) -> list[str]:

@@ -70,7 +70,10 @@ class _Anthropic(WireHandler):
 
     def pieces(self, body: dict[str, Any], reply: Reply) -> Iterator[dict[str, Any]]:
         whole = self.whole(body, reply)
-        text = whole["content"][0]["text"]
+        [block] = whole["content"]
+        called = block["type"] == "tool_use"
+        empty = {**block, **({"input": {}} if called else {"text": ""})}
+        text = json.dumps(block["input"]) if called else block["text"]
         stop, usage = whole["stop_reason"], whole["usage"]
         begun = {
             **whole,
@@ -82,10 +85,12 @@ class _Anthropic(WireHandler):
         yield {
             "type": "content_block_start",
             "index": 0,
-            "content_block": {"type": "text", "text": ""},
+            "content_block": empty,
         }
         for piece in _PIECES.findall(text):
             delta = {"type": "text_delta", "text": piece}
+            if called:
+                delta = {"type": "input_json_delta", "partial_json": piece}
             yield {"type": "content_block_delta", "index": 0, "delta": delta}
         yield {"type": "content_block_stop", "index": 0}
         ended = {"stop_reason": stop, "stop_sequence": None}

@@ -273,7 +273,7 @@ def _set_limits(limits: dict[str, int], existing_tasks: int) -> None:
     for name, soft, hard in (
         ("AS", limits["memory_bytes"], limits["memory_bytes"]),
         ("CPU", cpu, cpu + 1),
-        ("FSIZE", limits["folder_bytes"], limits["folder_bytes"]),
+        ("FSIZE", limits["file_bytes"], limits["file_bytes"]),
         ("NPROC", limits["threads"] + existing_tasks, limits["threads"] + existing_tasks),
         ("NOFILE", 256, 256),
         ("STACK", 8 << 20, 8 << 20),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.commands.database import with_store
-from framework.cli.commands.options import Config, Database, Json
+from framework.cli.options import Config, Database, Json
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -25,29 +24,26 @@ app = typer.Typer(
 @app.command("list")
 def list_(config: Config = None, db: Database = None, as_json: Json = False) -> None:
     """List the standing rules, the oldest first."""
+    from framework.cli.agent import with_database
     from framework.cli.terminal import show_rows
+    from framework.stores import list_rules
 
-    async def read(store: BaseStore) -> list[Rule]:
-        from framework.stores import list_rules
-
-        return await list_rules(store)
-
-    rules = with_store(config, db, read)
+    rules = with_database(config, db, lambda _, store: list_rules(store))
     if as_json:
         typer.echo(json.dumps([rule.model_dump(mode="json") for rule in rules], indent=2))
         return
-    now = datetime.now(UTC)
     rows = [
         (
             rule.id,
             rule.capability,
             f"thread {rule.thread_id}" if rule.thread_id else "everywhere",
-            _until(rule, now),
+            rule.user_id or "everybody",
+            _until(rule),
             rule.reason,
         )
         for rule in rules
     ]
-    headings = ("rule", "capability", "holds in", "until", "reason")
+    headings = ("rule", "capability", "holds in", "for", "until", "reason")
     show_rows(headings, rows, none="There are no standing rules.")
 
 
@@ -65,8 +61,8 @@ def allow(
     db: Database = None,
 ) -> None:
     """Make a standing rule."""
-    from framework.cli.agent import read_settings
-    from framework.cli.durations import read_duration
+    from framework.cli.agent import read_settings, with_database
+    from framework.cli.options import read_duration
     from framework.registry import Registry
     from framework.stores import Rule, add_rule
 
@@ -74,10 +70,7 @@ def allow(
     until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
     rule = Rule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
 
-    async def change(store: BaseStore) -> None:
-        await add_rule(store, rule)
-
-    with_store(config, db, change)
+    with_database(config, db, lambda _, store: add_rule(store, rule))
     typer.echo(rule.id)
 
 
@@ -88,11 +81,11 @@ def revoke(
     db: Database = None,
 ) -> None:
     """Take a standing rule back."""
+    from framework.cli.agent import with_database
     from framework.cli.terminal import say
+    from framework.stores import list_rules, revoke_rule
 
-    async def change(store: BaseStore) -> str:
-        from framework.stores import list_rules, revoke_rule
-
+    async def change(_: object, store: BaseStore) -> str:
         meant = [known.id for known in await list_rules(store) if known.id.startswith(rule)]
         if rule and len(meant) > 1:
             raise ConfigurationError(
@@ -104,12 +97,11 @@ def revoke(
         await revoke_rule(store, chosen)
         return chosen
 
-    say(with_store(config, db, change))
+    say(with_database(config, db, change))
 
 
-def _until(rule: Rule, now: datetime) -> str:
+def _until(rule: Rule) -> str:
     if rule.expires_at is None:
         return "revoked"
-    over = not rule.holds(rule.capability, rule.thread_id, now)
     moment = rule.expires_at.astimezone().strftime("%Y-%m-%d %H:%M")
-    return f"{moment} (over)" if over else moment
+    return f"{moment} (over)" if rule.expires_at <= datetime.now(UTC) else moment

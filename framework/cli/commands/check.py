@@ -1,24 +1,56 @@
-"""``capgraph check``: what would fail, before anything runs."""
+"""``capgraph check``: what would fail, before anything runs, and how to mend it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.errors import CapgraphError
-from framework.cli.commands.options import Config, Database, Json, Model
+from configs.errors import CapgraphError, ConfigurationError
 from framework.cli.exit_codes import ExitCode
+from framework.cli.options import Config, Database, Json, Model
 
 if TYPE_CHECKING:
-    from framework.cli.checks import Finding
+    from configs.settings import Settings
+    from framework.registry import Registry
+
+app = typer.Typer()
+MODEL_SECONDS = 20.0
+"""How long a model has to answer."""
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        area: What it belongs to.
+        level: ``ok``, ``warning`` (works, but …) or ``error``.
+        text: What was found.
+        fix: How to mend it.
+    """
+
+    area: str
+    level: Literal["ok", "warning", "error"]
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def of_error(cls, area: str, error: Exception) -> Finding:
+        """Return the finding that an error makes."""
+        if isinstance(error, CapgraphError):
+            return cls(area, "error", error.message, error.fix or "")
+        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
+
+
+@app.command("check")
 def check(
     config: Config = None,
     model: Model = None,
@@ -33,58 +65,232 @@ def check(
 
     Looks at configuration, registry, extras, models and database without running anything.
     """
-    findings = _all_findings(config, model, db, ask_models)
-    errors = [finding for finding in findings if finding.level == "error"]
+    found = list(findings(config, model, db, ask=ask_models))
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
-        _print(findings)
-    raise typer.Exit(ExitCode.USAGE if errors else ExitCode.ANSWERED)
+        _print(found)
+    failed = any(finding.level == "error" for finding in found)
+    raise typer.Exit(ExitCode.USAGE if failed else ExitCode.ANSWERED)
 
 
-def _all_findings(
-    config: Any, model: str | None, db: str | None, ask_models: bool
-) -> list[Finding]:
-    from framework.cli import checks
+def findings(
+    config: Path | None, model: str | None, db: str | None, *, ask: bool
+) -> Iterator[Finding]:
+    """Look at everything that the options name.
+
+    Args:
+        config: What ``--config`` says.
+        model: What ``--model`` says.
+        db: What ``--db`` says.
+        ask: Whether to ask the models; that costs a few tokens.
+    """
     from framework.cli.agent import config_files, database_url, read_settings
 
     try:
         settings = read_settings(config)
     except CapgraphError as exc:
-        return [checks.Finding.of_error("configuration", exc)]
-    text = f"read from {checks.named_files(config_files(config))}"
-    findings = [checks.Finding("configuration", "ok", text)]
-    registry, found = checks.check_registry(settings)
-    if registry is not None:
-        findings += checks.check_settings(settings, registry)
-    findings += found
+        yield Finding.of_error("configuration", exc)
+        return
+    files = ", ".join(map(str, config_files(config))) or "what CAPGRAPH_CONFIG names"
+    yield Finding("configuration", "ok", f"read from {files}")
+    url = ""
     try:
         url = database_url(db, settings)
-    except CapgraphError as exc:
-        findings.append(checks.Finding.of_error("database", exc))
-        url = ""
-    if registry is not None:
-        findings += checks.check_promises(registry, settings, model, url)
-    findings += checks.check_extras(settings)
-    findings += asyncio.run(checks.check_models(settings, model, ask=ask_models))
+    except ConfigurationError as exc:
+        yield Finding.of_error("database", exc)
+    configured: Any = model or settings.model or dict(settings.models)
+    yield from check_registry(settings, offline=not configured, url=url)
+    yield from check_extras(settings, offline=not configured)
+    yield from asyncio.run(check_models(configured, ask=ask))
     if url:
-        findings.append(asyncio.run(checks.check_database(url, settings)))
-    return findings
+        yield asyncio.run(check_database(url, settings))
 
 
-def _print(findings: list[Finding]) -> None:
+def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
+    """Load every module by itself, so that one that is broken does not hide the next.
+
+    Args:
+        settings: All settings.
+        offline: Whether no model plans.
+        url: Where threads are kept; empty when that is nowhere.
+    """
+    from framework.base import RegistryError
+    from framework.cli.agent import MEMORY
+    from framework.graph.validate import problems_of, warnings_of
+    from framework.models.uncounted import uncounted_calls
+    from framework.registry import Registry
+
+    try:
+        registry = Registry(infrastructure=settings.infrastructure, given=settings.given)
+    except RegistryError as exc:
+        yield Finding.of_error("registry", exc)
+        return
+    for module in settings.modules:
+        try:
+            registry.discover(module)
+        except CapgraphError as exc:
+            yield Finding.of_error("registry", exc)
+    try:
+        registry.configure(
+            include=settings.include, exclude=settings.exclude, override=settings.override
+        )
+    except RegistryError as exc:
+        yield Finding.of_error("registry", exc)
+    names = ", ".join(registry.capabilities)
+    if names:
+        yield Finding("registry", "ok", f"{len(registry.capabilities)} capabilities: {names}")
+    else:
+        text = "No capability is registered, so every question ends in 'Nothing here can do that'."
+        fix = "Name modules that hold capabilities under 'modules'."
+        yield Finding("registry", "warning", text, fix)
+    for text in problems_of(registry):
+        yield _told("error", text)
+    for text in warnings_of(registry, offline=offline, saved=url not in ("", MEMORY)):
+        yield _told("warning", text)
+    for name in registry.capabilities:
+        yield from _check_guides(registry, name)
+    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
+        for line in uncounted_calls(module):
+            yield Finding(
+                "registry",
+                "warning",
+                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
+                " run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run.",
+            )
+    yield from check_settings(settings, registry)
+
+
+def _told(level: Literal["warning", "error"], text: str) -> Finding:
+    text, _, fix = text.partition(" Fix: ")
+    return Finding("registry", level, text, fix)
+
+
+def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
+    try:
+        held = registry.capability(name)
+        examples = held.classifier_guide
+        _ = held.orchestrator_guide
+    except Exception as exc:
+        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
+        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
+        return
+    if examples is None and not registry.capabilities[name].always_active:
+        text = f"The capability {name!r} has no examples, so it is chosen by its description alone."
+        yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
+
+
+def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Find sections that name nothing, and context data that does not fit."""
+    from framework.base import ValidationError
+    from framework.state import load_context
+
+    for name in settings.capabilities:
+        if name not in registry.capabilities:
+            text = f"capabilities.{name} configures a capability that is not registered."
+            fix = f"Use one of: {', '.join(registry.capabilities) or 'none is registered'}."
+            yield Finding("configuration", "warning", text, fix)
+    for kind, entries in settings.context.items():
+        if kind not in registry.context_types:
+            text = f"context.{kind} is of a type that is not registered."
+            yield Finding("configuration", "warning", text, "Check the spelling.")
+            continue
+        for key, data in entries.items():
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                yield Finding("configuration", "error", exc.message, "Correct it.")
+
+
+def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
+    """Find the optional packages that a run loads late; loading tells of all others."""
+    from framework.base.errors import MissingExtraError, require_extra
+
+    wanted = {"offline": "numpy"} if offline else {}
+    if any(module.split(".")[0] == "capabilities" for module in settings.modules):
+        wanted["data"] = "duckdb"
+    for extra, module in wanted.items():
+        try:
+            require_extra(module, extra)
+        except MissingExtraError as exc:
+            yield Finding.of_error("extras", exc)
+        else:
+            yield Finding("extras", "ok", f"{extra}: installed")
+
+
+async def check_database(url: str, settings: Settings) -> Finding:
+    """Open the database and read from it."""
+    from configs.logger import mask_secrets
+    from framework.cli.agent import MEMORY, open_database
+
+    if url == MEMORY:
+        return Finding("database", "ok", "in memory; threads end with the process")
+    try:
+        async with open_database(url, settings) as (saver, store):
+            await saver.aget_tuple({"configurable": {"thread_id": "capgraph-check"}})
+            await store.aget(("capgraph",), "check")
+    except Exception as exc:
+        return Finding.of_error("database", exc)
+    return Finding("database", "ok", f"{mask_secrets(url)} can be read and written")
+
+
+async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
+    """Make every configured model, and ask each one for a word.
+
+    Args:
+        configured: Whatever ``build_graph`` takes as ``model``; nothing to run without one.
+        ask: Whether to ask.
+    """
+    if not configured:
+        return [Finding("models", "ok", "none configured; the agent runs without one")]
+    from framework.models import chat_models
+    from framework.models.roles import model_name
+
+    try:
+        made = await asyncio.to_thread(chat_models, configured)
+    except Exception as exc:
+        return [Finding.of_error("models", exc)]
+    roles: dict[int, list[str]] = {}
+    for role, chat_model in made.items():
+        roles.setdefault(id(chat_model), []).append(role)
+    models = {id(chat_model): chat_model for chat_model in made.values()}
+    asked = [
+        _ask(models[number], f"{model_name(models[number])} for {', '.join(names)}", ask=ask)
+        for number, names in roles.items()
+    ]
+    return await asyncio.gather(*asked)
+
+
+async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
+    from configs.logger import mask_secrets
+
+    if not ask:
+        return Finding("models", "ok", f"{name}: made, not asked")
+    try:
+        async with asyncio.timeout(MODEL_SECONDS):
+            await model.ainvoke("Answer with the one word: ready")
+    except TimeoutError:
+        text = f"{name}: no answer within {MODEL_SECONDS:g} s"
+        return Finding("models", "error", text, "Check base_url and the network.")
+    except Exception as exc:
+        text = f"{name}: {type(exc).__name__}: {mask_secrets(str(exc))}"
+        return Finding("models", "error", text, "Check the model's name, its key and base_url.")
+    return Finding("models", "ok", f"{name}: answered")
+
+
+def _print(found: list[Finding]) -> None:
     from rich.text import Text
 
     from framework.cli.terminal import make_console, safe
 
     console = make_console()
-    for finding in findings:
+    for finding in found:
         sign, style = _SIGNS[finding.level]
         words = finding.level if not console.is_terminal else sign
         line = Text.assemble((words, style), f" {finding.area}: {safe(finding.text)}")
         console.print(line, soft_wrap=True)
         if finding.fix:
             console.print(f"  Fix: {safe(finding.fix)}", soft_wrap=True)
-    errors = sum(finding.level == "error" for finding in findings)
-    warnings = sum(finding.level == "warning" for finding in findings)
-    console.print(f"{errors} error(s), {warnings} warning(s)")
+    levels = [finding.level for finding in found]
+    console.print(f"{levels.count('error')} error(s), {levels.count('warning')} warning(s)")

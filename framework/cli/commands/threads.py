@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.commands.database import with_saver
-from framework.cli.commands.options import Config, Database, Json
+from framework.cli.options import Config, Database, Json
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -34,14 +33,13 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List threads, the one that was saved last first."""
+    from framework.cli.agent import with_database
     from framework.cli.terminal import show_rows
+    from framework.stores import list_threads
 
-    async def read(saver: BaseCheckpointSaver[Any]) -> list[ThreadSummary]:
-        from framework.stores import list_threads
-
-        return await list_threads(saver, limit=limit, after=after)
-
-    found = with_saver(config, db, read)
+    found = with_database(
+        config, db, lambda saver, _: list_threads(saver, limit=limit, after=after)
+    )
     if as_json:
         typer.echo(json.dumps([_data(item) for item in found], indent=2))
         return
@@ -57,39 +55,36 @@ def show(
     thread: _Thread, config: Config = None, db: Database = None, as_json: Json = False
 ) -> None:
     """Show what a thread has come to, with its messages."""
+    from framework.cli.agent import with_database
     from framework.cli.questions import question_lines
-    from framework.cli.terminal import make_console, one_line, safe
+    from framework.cli.terminal import one_line, safe, say
+    from framework.stores import thread_messages
 
-    async def read(saver: BaseCheckpointSaver[Any]) -> tuple[ThreadSummary, list[Any]]:
-        from framework.stores import thread_messages, thread_summary
+    async def read(saver: BaseCheckpointSaver[Any], _: object) -> tuple[ThreadSummary, list[Any]]:
+        return await _summary(saver, thread), await thread_messages(saver, thread)
 
-        summary = await thread_summary(saver, thread)
-        if summary is None:
-            raise _no_such(thread)
-        return summary, await thread_messages(saver, thread)
-
-    summary, messages = with_saver(config, db, read)
+    summary, messages = with_database(config, db, read)
     if as_json:
         said = [{"from": message.type, "text": message.text} for message in messages]
         typer.echo(json.dumps({**_data(summary), "conversation": said}, indent=2, default=str))
         return
-    console = make_console()
-    lines = [
-        f"thread   {one_line(summary.thread_id)}",
-        f"status   {one_line(summary.status)}",
-        f"saved    {_moment(summary)}",
-        f"turns    {summary.turns}",
-        f"task     {one_line(summary.task or '-', 1000)}",
-        f"done     {one_line(', '.join(summary.done) or '-', 1000)}",
-        f"missing  {one_line(', '.join(summary.missing) or '-', 1000)}",
-    ]
-    lines += [f"reason   {one_line(summary.reason, 1000)}"] if summary.reason else []
+    rows = {
+        "thread": summary.thread_id,
+        "status": summary.status,
+        "saved": _moment(summary),
+        "turns": summary.turns,
+        "task": summary.task or "-",
+        "done": ", ".join(summary.done) or "-",
+        "missing": ", ".join(summary.missing) or "-",
+        "reason": summary.reason,
+    }
+    lines = [f"{name:<8} {one_line(text, 1000)}" for name, text in rows.items() if text is not None]
     lines += [line for asked in summary.questions.values() for line in question_lines(asked)]
     for message in messages:
         who = "you" if message.type == "human" else "agent"
         lines.append(f"{who}> {safe(message.text)}")
     for line in lines:
-        console.print(line, soft_wrap=True)
+        say(line)
 
 
 @app.command("prune")
@@ -112,8 +107,9 @@ def prune(
     Without thread ids and options, do what the settings' persistence.keep_turns, keep_checkpoints
     and keep_days say.
     """
-    from framework.cli.agent import read_settings
-    from framework.cli.terminal import one_line
+    from framework.cli.agent import read_settings, with_database
+    from framework.cli.terminal import say
+    from framework.stores import prune_threads
 
     kept = read_settings(config).persistence
     by_settings = not (thread or everything or older_than is not None or delete)
@@ -133,17 +129,14 @@ def prune(
         if not typer.confirm(f"Drop {which}? This cannot be undone."):
             raise typer.Exit(1)
 
-    async def change(saver: BaseCheckpointSaver[Any]) -> list[str]:
-        from framework.stores import prune_threads, thread_summary
-
+    async def change(saver: BaseCheckpointSaver[Any], _: object) -> list[str]:
         for name in thread or ():
-            if await thread_summary(saver, name) is None:
-                raise _no_such(name)
+            await _summary(saver, name)
         found = [await prune_threads(saver, thread or None, **step) for step in steps]
         return sorted({name for names in found for name in names})
 
-    for name in with_saver(config, db, change):
-        typer.echo(one_line(name))
+    for name in with_database(config, db, change):
+        say(name)
 
 
 @app.command("fork")
@@ -160,17 +153,14 @@ def fork(
     db: Database = None,
 ) -> None:
     """Copy a thread, to go on with the copy in another way."""
-    from framework.cli.agent import check_thread_id, new_thread_id
-    from framework.cli.terminal import one_line
+    from framework.cli.agent import check_thread_id, new_thread_id, with_database
+    from framework.cli.terminal import say
+    from framework.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
 
-    async def change(saver: BaseCheckpointSaver[Any]) -> None:
-        from framework.stores import fork_thread, thread_summary
-
-        summary = await thread_summary(saver, thread)
-        if summary is None:
-            raise _no_such(thread)
+    async def change(saver: BaseCheckpointSaver[Any], _: object) -> None:
+        summary = await _summary(saver, thread)
         midway = checkpoint is not None or summary.status in {"unfinished", "cancelled"}
         if midway and not force:
             raise ConfigurationError(
@@ -180,12 +170,12 @@ def fork(
             )
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
 
-    with_saver(config, db, change)
-    typer.echo(one_line(target))
+    with_database(config, db, change)
+    say(target)
 
 
 def _by_options(older_than: str | None, delete: bool) -> list[dict[str, Any]]:
-    from framework.cli.durations import read_duration
+    from framework.cli.options import read_duration
 
     if older_than is not None:
         return [{"policy": "older_than", "older_than": read_duration(older_than)}]
@@ -202,11 +192,16 @@ def _by_settings(kept: PersistenceSettings) -> list[dict[str, Any]]:
     return steps
 
 
-def _no_such(thread: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"There is no thread {thread[:80]!r}.",
-        fix="See 'capgraph threads list', and check --db.",
-    )
+async def _summary(saver: BaseCheckpointSaver[Any], thread: str) -> ThreadSummary:
+    from framework.stores import thread_summary
+
+    summary = await thread_summary(saver, thread)
+    if summary is None:
+        raise ConfigurationError(
+            f"There is no thread {thread[:80]!r}.",
+            fix="See 'capgraph threads list', and check --db.",
+        )
+    return summary
 
 
 def _moment(summary: ThreadSummary) -> str:

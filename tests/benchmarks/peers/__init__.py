@@ -19,6 +19,7 @@ import importlib
 import importlib.metadata
 import itertools
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -42,6 +43,16 @@ PLACES = (
 async def look(limit: int = 10) -> int:
     """Do what each of the further tools does."""
     return limit
+
+
+MOMENTS: list[float] = []
+"""When the tool was called, in seconds of the process; emptied by who takes the time to it."""
+
+
+def follow(number: int) -> int:
+    """Do what the tool does, and note when."""
+    MOMENTS.append(time.process_time())
+    return number + 1
 
 
 @dataclass

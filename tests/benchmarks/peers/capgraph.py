@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from configs.settings import load_settings
 from framework import BaseCapability, CapabilityContext, Registry, build_graph, capability_node
 from framework.testing import ModelCall, ScriptedModel
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 
 class Value(CapabilityContext):
@@ -28,7 +28,7 @@ class Value(CapabilityContext):
 @capability_node(name=TOOL, description=DESCRIPTION)
 async def advance(value: Value | None = None) -> Value:
     """Return the number that follows a number."""
-    return Value(number=(value.number if value else 0) + 1)
+    return Value(number=follow(value.number if value else 0))
 
 
 def other(name: str, text: str) -> type[BaseCapability]:

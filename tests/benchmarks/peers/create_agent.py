@@ -16,12 +16,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from framework.testing import ModelCall, ScriptedModel
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 
 @tool(TOOL, description=DESCRIPTION)
 async def advance(value: int) -> int:
-    return value + 1
+    return follow(value)
 
 
 def tools_of(work: Work) -> list[Any]:

@@ -26,12 +26,12 @@ from agent_framework import (
 )
 from agent_framework.observability import ChatTelemetryLayer
 
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 
 @tool(name=TOOL, description=DESCRIPTION)
 async def advance(value: int) -> int:
-    return value + 1
+    return follow(value)
 
 
 class ScriptedClient(BaseChatClient):

@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, look
+from tests.benchmarks.peers import DESCRIPTION, TOOL, Run, Work, counted, follow, look
 
 
 def script(work: Work) -> FunctionModel:
@@ -66,7 +66,7 @@ async def prepare(work: Work, folder: Path | None) -> AsyncIterator[Run]:
 
     @agent.tool_plain(name=TOOL, description=DESCRIPTION)
     async def advance(value: int) -> int:
-        return value + 1
+        return follow(value)
 
     for name, text in work.other_tools():
         agent.tool_plain(name=name, description=text)(look)

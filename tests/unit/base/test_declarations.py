@@ -57,8 +57,14 @@ def test_context_classes_serve_as_names_and_are_registered_with_the_capability()
     assert set(registry.context_types.values()) == {Reading, Total}
 
 
-@pytest.mark.parametrize("name", ["provides", "requires"])
-@pytest.mark.parametrize("value", ["TOTAL", Total])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("provides", "requires") for value in ("TOTAL", Total)),
+        ("requires", ("TOTAL", "many")),
+        ("provides", {"TOTAL": Total}),
+    ],
+)
 def test_one_type_in_place_of_a_list_is_refused_and_never_split(name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=rf"Made\.{name} is .*Total.*|'TOTAL'") as caught:
         capability_node(make(**{name: value}))

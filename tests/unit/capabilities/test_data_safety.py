@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from capabilities.data.files import list_tables
-from capabilities.data.profile import TableProfile, profile_table
+from capabilities.data.files import find_file
+from capabilities.data.profile import TableProfile
 from capabilities.data.readings import number_sql, time_sql
-from capabilities.data.session import open_session
-from capabilities.data.work import classify_data_error, run_work
+from capabilities.data.schema import read_tables
+from capabilities.data.session import identifier, open_session
+from capabilities.data.work import Workers, classify_data_error
 from framework.base import CapabilityError, ErrorSeverity, ValidationError
 
 ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)"
@@ -35,11 +36,7 @@ def database(folder: Path, *statements: str) -> Path:
 def profiles(*files: Path | str, **settings: Any) -> list[TableProfile]:
     settings = {"data_folders": [str(file) for file in files], **settings}
     with open_session(settings) as session:
-        return [
-            profile_table(session, table)
-            for file in files
-            for table in list_tables(str(file), settings)
-        ]
+        return read_tables(session, [str(file) for file in files], settings)
 
 
 def write(folder: Path, text: str | bytes, name: str = "data.csv") -> Path:
@@ -51,10 +48,10 @@ def write(folder: Path, text: str | bytes, name: str = "data.csv") -> Path:
 def numbers(file: Path, column: str) -> list[float | None]:
     settings = {"data_folders": [str(file)]}
     with open_session(settings) as session:
-        (table,) = list_tables(str(file), settings)
-        profile = profile_table(session, table)
+        (profile,) = read_tables(session, [str(file)], settings)
         found = next(c for c in profile.columns if c.name == column)
-        rows = session.query(f"SELECT {number_sql(found.ref)} FROM {session.relation(table)}")
+        value = number_sql(found.reading, identifier(column))
+        rows = session.query(f"SELECT {value} FROM {session.relation(profile.table)}")
         return sorted((row[0] for row in rows), key=lambda value: (value is None, value))
 
 
@@ -63,7 +60,7 @@ class TestAFileThatTakesForEver:
         path = database(tmp_path, SILENT)
 
         with pytest.raises(CapabilityError, match=r"longer than 0\.3 s") as raised:
-            await run_work({"max_seconds": 0.3}, profiles, path)
+            await Workers().run({"max_seconds": 0.3}, profiles, path)
 
         assert raised.value.severity is ErrorSeverity.CRITICAL
 
@@ -78,7 +75,7 @@ class TestAFileThatTakesForEver:
             finally:
                 ended.set()
 
-        task = asyncio.create_task(run_work({}, read))
+        task = asyncio.create_task(Workers().run({}, read))
         await asyncio.to_thread(began.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -92,11 +89,11 @@ class TestAFileThatTakesForEver:
                 session.query("SELECT count(*) FROM range(1e9::BIGINT) a, range(1e9::BIGINT) b")
 
         with pytest.raises(CapabilityError, match="longer than"):
-            await run_work({"max_seconds": 0.3}, endless)
+            await Workers().run({"max_seconds": 0.3}, endless)
 
     async def test_the_event_loops_own_threads_stay_free(self, tmp_path: Path) -> None:
         path = database(tmp_path, SILENT)
-        tasks = [asyncio.create_task(run_work({}, profiles, path)) for _ in range(40)]
+        tasks = [asyncio.create_task(Workers().run({}, profiles, path)) for _ in range(40)]
         await asyncio.sleep(0)
 
         assert await asyncio.to_thread(lambda: "free") == "free"
@@ -110,6 +107,30 @@ class TestAFileThatTakesForEver:
         found = classify_data_error(TimeoutError("too long"), {"capability": "query_data"})
 
         assert found.severity is ErrorSeverity.CRITICAL
+
+
+class TestAFileThatIsAskedAgain:
+    async def test_it_is_looked_at_once_until_it_changes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from capabilities.data import schema
+
+        looked: list[str] = []
+        profile_table = schema.profile_table
+
+        def counted(*args: Any) -> TableProfile:
+            looked.append(args[1].label)
+            return profile_table(*args)
+
+        monkeypatch.setattr(schema, "profile_table", counted)
+        path, workers = write(tmp_path, "a\n1\n"), Workers()
+        await workers.run({}, profiles, path)
+        (again,) = await workers.run({}, profiles, path)
+        write(tmp_path, "a\n1\n22\n")
+        (changed,) = await workers.run({}, profiles, path)
+
+        assert looked == ["data.csv", "data.csv"]
+        assert (again.rows, changed.rows) == (1, 2)
 
 
 class TestAFileThatGrows:
@@ -143,13 +164,29 @@ class TestAFileThatGrows:
         with pytest.raises(ValidationError, match="limit is 500"):
             profiles(path, max_columns=500)
 
+    def test_thousands_of_columns_of_text_are_not_all_tried_as_dates(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from capabilities.data import readings
+
+        tried: list[str] = []
+        monkeypatch.setattr(readings, "_parse", lambda fmt, value: tried.append(fmt))
+        line = ",".join(["a5"] * 3000)
+        head = ",".join(f"column_{number}" for number in range(3000))
+        path = write(tmp_path, "\n".join([head, *[line] * 30]))
+
+        (profile,) = profiles(path)
+
+        assert len(profile.columns) == 3000
+        assert len(tried) < 200 * 2000
+
 
 class TestWhichFilesMayBeRead:
     def test_none_without_a_folder(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a\n1\n")
 
         with pytest.raises(ValidationError, match="outside of the folders"):
-            list_tables(str(path), {})
+            find_file(str(path), {})
 
     def test_links_are_followed_first(self, tmp_path: Path) -> None:
         secret = write(tmp_path, "a\n1\n", "secret.csv")
@@ -160,7 +197,7 @@ class TestWhichFilesMayBeRead:
 
         for name in (str(link), str(tmp_path / "open" / ".." / "secret.csv")):
             with pytest.raises(ValidationError, match="outside of the folders"):
-                list_tables(name, settings)
+                find_file(name, settings)
 
     def test_what_is_not_allowed_and_what_is_not_there_look_the_same(self, tmp_path: Path) -> None:
         write(tmp_path, "a\n1\n", "there.csv")
@@ -168,7 +205,7 @@ class TestWhichFilesMayBeRead:
         messages = []
         for name in ("there.csv", "gone.csv"):
             with pytest.raises(ValidationError) as raised:
-                list_tables(str(tmp_path / name), settings)
+                find_file(str(tmp_path / name), settings)
             messages.append(str(raised.value).replace(name, "NAME"))
 
         assert messages[0] == messages[1]
@@ -177,16 +214,9 @@ class TestWhichFilesMayBeRead:
         write(tmp_path, "a\n1\n", "payroll.csv")
 
         with pytest.raises(ValidationError) as raised:
-            list_tables(str(tmp_path / "x.csv"), {"data_folders": [str(tmp_path)]})
+            find_file(str(tmp_path / "x.csv"), {"data_folders": [str(tmp_path)]})
 
         assert "payroll" not in str(raised.value)
-
-    def test_a_table_that_a_caller_describes_is_checked(self, tmp_path: Path) -> None:
-        path = write(tmp_path, "a\n1\n")
-        (table,) = list_tables(str(path), {"data_folders": [str(path)]})
-
-        with open_session({}) as session, pytest.raises(ValidationError, match="outside"):
-            session.relation(table)
 
 
 class TestFiguresAreRight:
@@ -261,8 +291,8 @@ def test_times_are_read_in_sql_and_python_alike(tmp_path: Path) -> None:
     path = write(tmp_path, "day,x\n2024-01-05,1\n2024-01-04,2\n")
     settings = {"data_folders": [str(path)]}
     with open_session(settings) as session:
-        (table,) = list_tables(str(path), settings)
-        profile = profile_table(session, table)
+        (profile,) = read_tables(session, [str(path)], settings)
         assert profile.time is not None
-        rows = session.query(f"SELECT max({time_sql(profile.time)}) FROM {session.relation(table)}")
+        table = session.relation(profile.table)
+        rows = session.query(f"SELECT max({time_sql(profile.time)}) FROM {table}")
     assert rows[0][0] == profile.last

@@ -9,8 +9,9 @@ import duckdb
 import pytest
 
 from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.files import list_tables
+from capabilities.data.files import find_file, list_tables
 from capabilities.data.query import Query
+from capabilities.data.session import open_session
 from framework.base import ValidationError
 
 
@@ -160,8 +161,8 @@ def test_unusable_files(tmp_path: Path, content: bytes | None, message: str) -> 
     if content is not None:
         path.write_bytes(content)
 
-    with pytest.raises(ValidationError, match=message):
-        list_tables(str(path), {"data_folders": [str(tmp_path)]})
+    with open_session() as session, pytest.raises(ValidationError, match=message):
+        list_tables(session, find_file(str(path), {"data_folders": [str(tmp_path)]}))
 
 
 def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
@@ -172,6 +173,6 @@ def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_the_package_by_name() -> None:
-    assert list_tables("vega:seattle-weather", {})[0].label == "seattle-weather.csv"
+    assert find_file("vega:seattle-weather", {}).name == "seattle-weather.csv"
     with pytest.raises(ValidationError, match=r"seattle-weather\.csv"):
-        list_tables("vega:../secrets", {})
+        find_file("vega:../secrets", {})

@@ -8,7 +8,8 @@ import pytest
 
 from capabilities.periods.connect import parse
 from capabilities.periods.items import Options
-from capabilities.periods.reading import options_from, time_range_of
+from capabilities.periods.reading import options_from
+from capabilities.time_range_parsing import time_range_of
 from framework.base import ValidationError
 from framework.testing import run_capability
 

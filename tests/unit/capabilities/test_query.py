@@ -65,6 +65,7 @@ def values(result: QueryResult) -> dict[str, Any]:
         ({"aggregate": "sum", "value": "units", "periods": [["2021-01-01", "2022-01-01"]]}, 8),
         ({"aggregate": "sum", "value": "units", "periods": [[None, "2021-02-01"]]}, 7),
         ({"aggregate": "first", "value": "price"}, 10),
+        ({"aggregate": "rows", "where": [{"column": "units", "value": True}]}, 1),
     ],
 )
 def test_one_value(sales: Path, query: dict[str, Any], value: float) -> None:
@@ -148,6 +149,11 @@ def test_a_join_counts_no_row_twice(sales: Path, tmp_path: Path) -> None:
         ({"aggregate": "mean", "value": "region"}, "holds no numbers.*units"),
         ({"aggregate": "mean", "value": "units + "}, "no arithmetic"),
         ({"aggregate": "mean", "value": "units; DROP TABLE x"}, "no column|no arithmetic"),
+        ({"aggregate": "mean", "value": "units ** 2"}, "no arithmetic"),
+        ({"aggregate": "mean", "value": "units + f(1)"}, "no arithmetic"),
+        ({"aggregate": "mean", "value": "units + 1e999"}, "no arithmetic"),
+        ({"aggregate": "mean", "value": "units + quoted_0"}, "no column 'quoted_0'"),
+        ({"aggregate": "mean", "value": "units + speed"}, "no column 'speed'"),
         (
             {"aggregate": "rows", "where": [{"column": "region", "value": "West"}]},
             "No row .* region = 'West'.*North, South",

@@ -12,6 +12,7 @@ from framework.cli.agent import (
     check_thread_id,
     config_files,
     data_context,
+    data_files,
     database_url,
     new_thread_id,
     open_agent,
@@ -81,14 +82,14 @@ async def test_data_files_take_the_place_of_configured_ones(home):
 
 def test_data_files_are_found_from_any_folder(home, registry):
     (home / "my data.csv").write_text("a")
-    given = data_context(["my data.csv", "vega:seattle-weather.csv"], registry)
+    given = data_context(data_files(["my data.csv", "vega:seattle-weather.csv"]), registry)
     files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
     assert given == {"DATA_SOURCE": {"data": {"files": files}}}
 
 
 def test_a_data_file_that_is_missing_is_named(home, registry):
     with pytest.raises(ConfigurationError, match=r"'no.csv' does not exist"):
-        data_context(["no.csv"], registry)
+        data_files(["no.csv"])
 
 
 def test_an_agent_that_reads_no_data_says_so(home):

@@ -4,22 +4,22 @@ import asyncio
 import sys
 
 from configs.settings import Settings
-from framework.cli import checks
+from framework.cli.commands import check as checks
 from framework.testing import ScriptedModel
 
 
 def test_extras_that_a_run_loads_late_are_looked_for():
     settings = Settings(modules=["capabilities.plotting"])
-    assert [f.text for f in checks.check_extras(settings)] == [
+    assert [f.text for f in checks.check_extras(settings, offline=True)] == [
         "offline: installed",
         "data: installed",
     ]
-    assert checks.check_extras(Settings(model="openai:x")) == []
+    assert list(checks.check_extras(Settings(), offline=False)) == []
 
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
-    [found] = checks.check_extras(Settings())
+    [found] = checks.check_extras(Settings(), offline=True)
     assert found.level == "error"
     assert "'numpy'" in found.text
     assert found.fix == "pip install 'capgraph[offline]'"
@@ -32,8 +32,11 @@ class SilentModel(ScriptedModel):
 
 def asked(monkeypatch, models, **options):
     monkeypatch.setattr("framework.models.chat_models", lambda configured: models)
-    options = {"ask": True, **options}
-    return asyncio.run(checks.check_models(Settings(), "some:model", **options))
+    return looked_at("some:model", **options)
+
+
+def looked_at(configured, *, ask=True):
+    return asyncio.run(checks.check_models(configured, ask=ask))
 
 
 def test_each_model_is_asked_once_whatever_its_roles(monkeypatch):
@@ -65,5 +68,5 @@ def test_models_need_not_be_asked(monkeypatch):
 
 
 def test_without_a_model_there_is_nothing_to_ask():
-    [found] = asyncio.run(checks.check_models(Settings(), None, ask=True))
+    [found] = looked_at(None)
     assert found.level == "ok"

@@ -98,7 +98,8 @@ def test_a_plan_is_shown_by_its_steps_and_replaced_from_a_file(monkeypatch, tmp_
     found, shown = answer(monkeypatch, asked(plan), "always", "e", "no.json", str(file))
     new = [{"context_key": "c", "capability": "look"}]
     assert found == {"plan": {"decision": "edit", "steps": new}}
-    assert "2. b = paint from a" in shown
+    assert "2. b = paint" in shown
+    assert "inputs: SKY from a" in shown
     assert "\x1b[2J" not in shown
     assert "'no.json' cannot be read" in shown
 

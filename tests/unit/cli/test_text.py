@@ -3,8 +3,8 @@
 import pytest
 
 from framework.base import ConfigurationError
-from framework.cli.durations import read_duration
 from framework.cli.exit_codes import ExitCode
+from framework.cli.options import read_duration
 from framework.cli.terminal import one_line, safe
 
 HOSTILE = "\x1b]0;title\x07 \x9b2J \u202eevil\u2069 \r over \x08\x7f \ud800"

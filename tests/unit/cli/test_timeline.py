@@ -1,61 +1,60 @@
-"""A run as a picture."""
+"""The picture of a run."""
 
+from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
 import pytest
 
 from framework.base import ConfigurationError
-from framework.cli.progress import Span
-from framework.cli.timeline import timeline_svg, write_timeline
+from framework.cli.timeline import Timeline
+from framework.telemetry import StepFailed, StepFinished, StepStarted
 
-SVG = "{http://www.w3.org/2000/svg}"
-SPANS = [
-    Span("orchestrator", 100.0, 100.5, "framework", "Planning"),
-    Span("sky", 101.0, 102.0, "failed", "look"),
-    Span("sky", 102.5, 103.0, "done", "look"),
-    Span("art", 102.0, None, "running", "paint"),
-]
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def bars(svg):
-    root = ElementTree.fromstring(svg)
-    return {
-        group.find(f"{SVG}title").text: group.find(f"{SVG}rect") for group in root.iter(f"{SVG}g")
-    }
+def noted(*events):
+    picture = Timeline()
+    for event in events:
+        picture.take(event)
+    return picture
 
 
-def test_bars_lie_where_their_times_are():
-    drawn = bars(timeline_svg(SPANS, "A run"))
-    first, second = drawn["sky: look, 1.00 s"], drawn["sky: look, 0.50 s"]
-    assert first.get("y") == second.get("y")
-    assert float(first.get("width")) == pytest.approx(2 * float(second.get("width")), abs=0.2)
-    assert float(second.get("x")) - float(first.get("x")) == pytest.approx(
-        1.5 * float(first.get("width")), abs=0.2
+def ended(key, after, took, kind=StepFinished, **more):
+    moment = (BEGAN + timedelta(seconds=after)).isoformat()
+    return kind(context_key=key, capability="look", duration=took, timestamp=moment, **more)
+
+
+def words(svg):
+    return " ".join("".join(ElementTree.fromstring(svg).itertext()).replace("\xa0", " ").split())
+
+
+def test_each_attempt_has_a_bar_in_the_order_of_its_beginning():
+    failed = ended("b", 1.5, 1.5, StepFailed, severity="retriable", message="no")
+    svg = noted(ended("a", 4.0, 1.0), failed, ended("b", 3.0, 1.25)).svg("Why <b>?")
+    shown = words(svg)
+    assert shown.index("1.50 s") < shown.index("1.25 s") < shown.index("1.00 s")
+    assert shown.count("b (look)") == 2
+    assert "Why <b>?" in shown
+
+
+def test_nothing_to_draw_and_a_step_without_end_are_drawn_all_the_same():
+    assert words(noted(StepStarted(context_key="a", capability="look")).svg("empty"))
+
+
+def test_text_of_others_is_visible_and_nothing_is_fetched():
+    svg = noted(ended("\x1b[2J\u202ekey</svg>", 1, 1)).svg("\x1b]0;x\x07<script>")
+    assert "\\x1b[2J\\u202ekey</svg>" in words(svg)
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "").replace(
+        "https://www.textualize.io", ""
     )
-    assert first.get("fill") != second.get("fill")
-    assert drawn["art: paint, 1.00 s"].get("y") != first.get("y")
 
 
-@pytest.mark.parametrize("text", ["<script>&'\"]]>", "\x00\x1b[2J\ud800\uffff", "x" * 5000])
-def test_any_text_makes_well_formed_xml(text):
-    svg = timeline_svg([Span(text, 0.0, 1.0, "done", text)], text)
-    root = ElementTree.fromstring(svg.encode())
-    assert root.find(f"{SVG}script") is None
-
-
-@pytest.mark.parametrize("spans", [[], [Span("a", 5.0, 5.0, "done")], [Span("a", 0, 1e6, "done")]])
-def test_runs_of_any_length_can_be_drawn(spans):
-    root = ElementTree.fromstring(timeline_svg(spans, "A run"))
-    assert len(root.findall(f"{SVG}line")) <= 12
-
-
-def test_the_file_is_written_whole(tmp_path):
-    write_timeline(SPANS, tmp_path / "deep" / "t.svg", "A run")
-    assert ElementTree.parse(tmp_path / "deep" / "t.svg").getroot().tag == f"{SVG}svg"
-    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["t.svg"]
-
-
-def test_a_place_that_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be written.*Fix: .*--timeline"):
-        write_timeline(SPANS, tmp_path / "file" / "t.svg", "A run")
+def test_a_picture_takes_the_place_of_the_last_one_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "deep" / "run.svg"
+    noted().write(file, "one")
+    noted().write(file, "two")
+    assert "two" in file.read_text(encoding="utf-8")
+    assert [found.name for found in file.parent.iterdir()] == ["run.svg"]
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        noted().write(tmp_path / "deep", "a folder")
+    assert [found.name for found in tmp_path.iterdir()] == ["deep"]

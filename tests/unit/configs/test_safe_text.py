@@ -34,6 +34,9 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
         ("xoxb-123456789012-abcdef", "123456789012"),
         ("AIzaSyA0123456789abcdefghijklmnopqrstuv", "SyA0123456789"),
         ("hf_abcdefghijABCDEFGHIJabcdefghij", "abcdefghij"),
+        ("xai-0123456789abcdefghij", "0123456789"),
+        ("lsv2_pt_0123456789abcdef0123456789abcdef_0123456789", "0123456789"),
+        (r"it said {\"password\": \"hunter2\"}", "hunter2"),
         (f"cookie {JWT}", "dozjgNryP4J3"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE"),
     ],
@@ -66,11 +69,13 @@ def test_data_is_masked_in_values_and_under_telling_names() -> None:
         "headers": {"X-Api-Key": "abc", "Accept": "text/html"},
         "rows": [1, 2.5, None, True, ("postgresql://me:pw12@host/db",)],
         "usage": {"tokens": 12, "token": ""},
+        "api_keys": ["abc", "def"],
     }
     assert mask_data(data) == {
         "headers": {"X-Api-Key": "***", "Accept": "text/html"},
         "rows": [1, 2.5, None, True, ["postgresql://me:***@host/db"]],
         "usage": {"tokens": 12, "token": ""},
+        "api_keys": ["***", "***"],
     }
 
 

@@ -90,6 +90,7 @@ def test_a_wrong_environment_variable_is_named(
     ("variable", "words"),
     [
         ("CAPGRAPH_APPROVAL__STEPS", "no 'approval'. Fix: Write CAPGRAPH_APPROVALS__STEPS"),
+        ("CAPGRAPH_LIMITS_MAX_STEPS", "Fix: Write CAPGRAPH_LIMITS__MAX_STEPS"),
         ("CAPGRAPH_MODL", "Write CAPGRAPH_MODEL."),
         ("capgraph_limit__max_steps", "CAPGRAPH_LIMITS__MAX_STEPS"),
         ("CAPGRAPH_ELSEWHERE__A", "Use one of: name, "),

@@ -9,38 +9,12 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from configs.settings import load_settings
-from framework import BaseCapability, CapabilityContext, Registry, capability_node
+from framework import BaseCapability, Registry, capability_node
 from framework.base import ConfigurationError, ErrorSeverity
 from framework.base.errors import CapabilityError
 from framework.evaluation import CaseResult, Dataset, Report, evaluate
 from framework.testing import ModelCall, ScriptedModel
-
-
-class Numbers(CapabilityContext):
-    """Some numbers."""
-
-    values: list[int]
-
-
-class Total(CapabilityContext):
-    """A sum."""
-
-    value: int
-
-    def get_summary(self) -> str:
-        return f"The total is {self.value}."
-
-
-@capability_node(examples=["read the numbers"])
-async def read() -> Numbers:
-    """Read the numbers."""
-    return Numbers(values=[1, 2])
-
-
-@capability_node(examples=["add the numbers up", "what is the total?"])
-async def add(numbers: Numbers) -> Total:
-    """Add the numbers up to a total."""
-    return Total(value=sum(numbers.values))
+from tests.support.totals import Numbers, Total, add, read
 
 
 def registry_of(*more: Any) -> Registry:
@@ -139,6 +113,20 @@ async def test_a_case_that_raises_is_a_finding_and_the_others_run() -> None:
     assert "The vault is gone" in report.results[0].reason
 
 
+async def test_a_case_that_raises_tells_what_its_models_cost() -> None:
+    @capability_node(examples=["open the vault"])
+    async def open_vault() -> Total:
+        """Open the vault."""
+        raise CapabilityError("The vault is gone.", severity=ErrorSeverity.FATAL)
+
+    model = ScriptedModel(responses=[{"steps": [{"capability": "open_vault"}]}])
+    case = {"request": "Open the vault", "outcome": "raised"}
+    report = await run(case, registry=registry_of(open_vault), model=model)
+    assert report.results[0].outcome == "raised"
+    assert report.results[0].model_calls == 1
+    assert report.results[0].input_tokens > 10
+
+
 async def test_a_question_to_a_person_is_an_outcome() -> None:
     @capability_node(examples=["delete everything"], requires_approval=True)
     async def delete() -> Total:
@@ -192,6 +180,7 @@ async def test_calls_and_tokens_of_a_model_are_counted_for_the_judged_turn_alone
 async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> None:
     running = 0
     most = 0
+    together = asyncio.Event()
 
     @capability_node(examples=["wait a little"])
     async def wait() -> Total:
@@ -199,7 +188,9 @@ async def test_results_keep_the_order_of_the_set_when_several_run_at_once() -> N
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        if most > 1:
+            together.set()
+        await together.wait()
         running -= 1
         return Total(value=1)
 

@@ -79,7 +79,7 @@ def test_a_key_that_the_client_does_not_ask_for_is_missed_all_the_same(
         ({"anwser": "openai:x"}, "'anwser'"),
         ("nobody:model-1", "nobody"),
         ("some-model-of-nobody", "some-model-of-nobody"),
-        ("", "str"),
+        ("", "''"),
         (42, "int"),
         ({"answer": {"model": "openai:x", "temprature": 1}}, "temprature"),
     ],

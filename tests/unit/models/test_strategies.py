@@ -15,7 +15,7 @@ from framework.models import model_strategies
 from framework.models.planning import PLAN_SCHEMA, describe_capability
 from framework.planning.strategies import AnswerRequest, PlanRequest, StepSummary
 from framework.registry import Registry
-from framework.selection import Candidate, Selection
+from framework.selection import Candidate, LexicalSelector, Selection
 from framework.testing import ModelCall, ScriptedModel
 from tests.support.readings import sensor_registry
 
@@ -25,7 +25,7 @@ CANDIDATES = [
 ]
 
 
-class FirstOnes:
+class FirstOnes(LexicalSelector):
     """An offline selector that ranks by position."""
 
     async def score(self, task: str, candidates: Sequence[Candidate]) -> dict[str, float]:
@@ -68,7 +68,7 @@ async def test_extraction_sees_only_text_and_not_all_of_it() -> None:
     (call,) = model.calls
     assert call.schema == "Task"
     assert "question 29" in call.prompt
-    assert "question 5\n" not in call.prompt
+    assert "person: question 5\n" not in call.prompt
     assert "(5,000 more characters)" in call.prompt
     assert "And now?" in call.prompt
 
@@ -84,10 +84,10 @@ async def test_one_call_chooses_among_all() -> None:
     assert 'needed for: "please bake"' in listing
 
 
-async def test_the_limit_and_exclusions_hold() -> None:
+async def test_exclusions_hold() -> None:
     model = ScriptedModel(responses=[choice("paint", "bake"), choice("paint")])
     selector = strategies(model)["selector"]
-    assert (await selector.select("x", CANDIDATES, limit=1)).names == ("paint",)
+    assert (await selector.select("x", CANDIDATES)).names == ("paint", "bake")
     with pytest.raises(ModelError, match="'paint'"):
         await selector.select("x", CANDIDATES, excluded={"paint": "it peeled"})
     assert "it peeled" in model.calls[1].messages[1].text

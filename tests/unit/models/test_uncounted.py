@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.settings import Settings
-from framework.cli.checks import check_registry
+from framework.cli.commands.check import check_registry
 from framework.models.uncounted import uncounted_calls
 
 SOURCE = """
@@ -55,7 +55,7 @@ def test_a_module_without_source_has_none() -> None:
 
 
 def test_the_check_names_them(module: str) -> None:
-    _, findings = check_registry(Settings(modules=[module]))
+    findings = check_registry(Settings(modules=[module]), offline=True, url="")
     told = [finding for finding in findings if "callbacks" in finding.text]
     assert [finding.level for finding in told] == ["warning"] * 3
     assert "chatty_capabilities, line 19" in told[0].text

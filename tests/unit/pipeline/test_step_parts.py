@@ -136,7 +136,7 @@ def test_stored_outputs_count_as_returned() -> None:
     }
 
 
-keys = st.sampled_from(["task_current_task", "ui_agent_context", "READING", "x", "y"])
+keys = st.sampled_from(["planning_selection", "ui_agent_context", "READING", "x", "y"])
 
 
 @given(st.dictionaries(keys, st.just({"value": 1})), st.booleans())
@@ -153,7 +153,7 @@ def test_no_returned_key_is_ever_lost(result: dict[str, Any], provides: bool) ->
     except CapabilityError as exc:
         error = str(exc)
     if error:
-        rest = set(result) - {"task_current_task", "ui_agent_context"}
+        rest = set(result) - {"planning_selection", "ui_agent_context"}
         assert "promised" in error or (rest and all(name in error for name in rest))
         return
     kept = set(updates) | set(contexts) | set((contexts.get("REST") or {}).get("k") or {})

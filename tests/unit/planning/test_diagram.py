@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from framework.planning import carry_over, next_version, plan_mermaid, versions_mermaid
+from framework.planning import plan_mermaid
 from framework.planning.diagram import escape_label
 
 PLAN: Any = {
@@ -44,26 +44,6 @@ def test_steps_data_flow_and_status() -> None:
         "    classDef running fill:#fff4cc,stroke:#b58900,color:#222",
         "    classDef done fill:#dff2e1,stroke:#2e7d32,color:#222",
     ]
-
-
-def test_versions_show_what_each_came_to_and_what_was_kept() -> None:
-    new: Any = {"steps": [PLAN["steps"][0], {"context_key": "b", "capability": "other"}]}
-    first = next_version([], PLAN)
-    carried = carry_over(PLAN, new, {"place": {"success": True}})
-    second = next_version([first], new, reason='no "data"', failed="data", carried=carried)
-    drawn = versions_mermaid([first, second], {"place": "done", "b": "failed"})
-    for line in (
-        '    subgraph v1["version 1, orchestrator: the request"]',
-        "        class v1s0 done",
-        "        class v1s1 failed",
-        "        class v1s2 pending",
-        '    subgraph v2["version 2, orchestrator: no #34;data#34;"]',
-        "        class v2s1 failed",
-        '    v1s0 -. "kept" .-> v2s0',
-    ):
-        assert line in drawn.splitlines()
-    assert drawn.count("classDef failed") == 1
-    assert versions_mermaid([]) == "flowchart TD"
 
 
 @pytest.mark.parametrize(

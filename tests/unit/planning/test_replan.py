@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
 
 from framework.base import PlanError
-from framework.planning import carry_over, fingerprints, next_version
+from framework.planning import carry_over, fingerprints
 
 
 def step(key: str, capability: str, *reads: str, **more: Any) -> dict[str, Any]:
@@ -57,7 +56,6 @@ def test_a_changed_step_runs_again_and_so_does_what_reads_it(fields: Any) -> Non
     carried = carry_over(OLD, changed(0, **fields), DONE)
     assert carried.kept == {}
     assert carried.results == {}
-    assert carried.unused == ("place", "data")
 
 
 def test_a_reworded_objective_counts_only_where_nothing_else_says_what_to_do() -> None:
@@ -90,7 +88,6 @@ def test_a_finished_result_that_is_read_as_a_stored_context_is_the_same_input() 
     new: Any = {"steps": [step("mean", "average", "data"), step("answer", "respond", "mean")]}
     carried = carry_over(OLD, new, finished)
     assert carried.kept == {"mean": "mean"}
-    assert carried.unused == ("place", "data")
 
 
 def test_equal_steps_are_matched_by_name_and_each_result_is_used_once() -> None:
@@ -160,30 +157,3 @@ def test_equal_steps_have_different_fingerprints() -> None:
 def test_a_fingerprint_needs_plain_data() -> None:
     with pytest.raises(PlanError, match="not plain JSON"):
         fingerprints({"steps": [{"context_key": "x", "parameters": {"a": object()}}]})  # type: ignore[dict-item]
-
-
-# History.
-
-
-def test_the_history_says_who_wrote_what_and_why() -> None:
-    first = next_version([], OLD)
-    assert (first["version"], first["reason"]) == (1, "the request")
-    new = copy.deepcopy(OLD)
-    new["steps"][2:3] = [step("median", "average", "data", parameters={"kind": "median"})]
-    new["steps"].insert(0, step("memory", "recall"))
-    new["steps"][-1]["inputs"] = [{"T": "median"}]
-    carried = carry_over(OLD, new, DONE)
-    second = next_version(
-        [first], new, reason="no mean of text", failed="mean", carried=carried, at="2026-01-01"
-    )
-    assert second["version"] == 2
-    assert second["kept"] == {"place": "place", "data": "data"}
-    assert second["outcome"] == {"place": "done", "data": "done", "mean": "failed"}
-    assert json.loads(json.dumps(second)) == second
-
-
-def test_a_given_plan_begins_the_history() -> None:
-    short: Any = {"steps": [OLD["steps"][0], OLD["steps"][3]]}
-    entry = next_version([], short, previous=OLD, author="approval", outcome={"data": "skipped"})
-    assert (entry["version"], entry["author"]) == (1, "approval")
-    assert entry["reason"] == "a new plan was asked for"

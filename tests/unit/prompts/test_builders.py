@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -57,18 +56,6 @@ def test_only_the_end_differs_between_calls() -> None:
     assert first.startswith(prefix)
     assert second.startswith(prefix)
     assert first != second
-
-
-def test_the_order_of_examples_is_fixed_unless_asked_and_repeatable_then() -> None:
-    class Many(PromptBuilder):
-        examples = EXAMPLES
-
-    assert Many().get_prefix() == Many().get_prefix()
-    shuffled = Many(random.Random(5)).get_prefix()
-    assert shuffled == Many(random.Random(5)).get_prefix()
-    assert shuffled != Many().get_prefix()
-    assert sorted(shuffled.splitlines()) == sorted(Many().get_prefix().splitlines())
-    assert [e.query for e in Many.examples] == [f"query {n}" for n in range(12)]
 
 
 @pytest.mark.parametrize(

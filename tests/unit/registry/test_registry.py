@@ -10,30 +10,17 @@ from typing import Any
 
 import pytest
 
-from framework import BaseCapability, CapabilityContext, Registry, build_graph
+from framework import BaseCapability, CapabilityContext, Registry
 from framework.base import (
     BaseInfrastructureNode,
-    CapabilityError,
     ClassifierExample,
     OrchestratorGuide,
     RegistryError,
     TaskClassifierGuide,
-    capability_node,
     infrastructure_node,
 )
 from framework.registry.discovery import import_object
-
-
-class Reading(CapabilityContext):
-    value: float
-
-
-def capability(name: str, **attributes: Any) -> Any:
-    async def execute(self: Any) -> None:
-        return None
-
-    namespace = {"name": name, "description": f"Does {name}", "execute": execute, **attributes}
-    return capability_node(type(name.title(), (BaseCapability,), namespace))
+from tests.support.toys import Reading, capability
 
 
 @pytest.fixture
@@ -253,18 +240,11 @@ def test_include_exclude_and_override(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- describe and guides ----------------------------------------------------------------------------
 
 
-def test_a_description_for_people_and_for_prompts() -> None:
+def test_a_description_for_people() -> None:
     registry = Registry()
-    registry.register(
-        capability("b", requires=["X", ("Y", "many"), ("Z", "optional")], provides=["R"])
-    )
+    registry.register(capability("b"))
     registry.register(capability("a"))
     assert registry.describe() == "- b: Does b\n- a: Does a"
-    assert registry.describe(for_prompt=True) == (
-        "- a: Does a\n  needs: nothing; gives: nothing\n"
-        "- b: Does b\n  needs: X, Y (many), Z (optional); gives: R"
-    )
-    assert registry.describe(names=["a"]) == "- a: Does a"
 
 
 def test_planning_guides_come_by_priority_and_then_by_name() -> None:
@@ -294,34 +274,6 @@ def test_candidates_leave_out_what_is_always_active_and_split_the_examples() -> 
     (candidate,) = registry.candidates()
     assert (candidate.name, candidate.instructions) == ("a", "When asked")
     assert (candidate.positives, candidate.negatives) == (("yes",), ("no",))
-
-
-# --- validation before a graph ----------------------------------------------------------------------
-
-
-def test_every_problem_of_a_registry_stands_in_one_error() -> None:
-    registry = Registry(infrastructure=["infrastructure.router"])
-    registry.register(capability("router", requires=["MISSING"]))
-    registry.register(capability("with:colon"))
-    with pytest.raises(RegistryError) as info:
-        build_graph(registry)
-    for part in ("'respond'", "'router' is named like", "'MISSING'", "with:colon"):
-        assert part in str(info.value)
-
-
-def test_given_and_optional_types_need_no_provider() -> None:
-    registry = Registry(given=["A"])
-    registry.register(capability("a", requires=["A", ("B", "optional"), "READING"]))
-    registry.give(Reading)
-    build_graph(registry)
-
-
-def test_a_graph_has_a_node_for_everything_and_draws_itself() -> None:
-    registry = Registry()
-    registry.register(capability("a"))
-    graph = build_graph(registry)
-    assert {*registry.infrastructure, "a"} <= set(graph.get_graph().nodes)
-    assert "router" in graph.get_graph().draw_mermaid()
 
 
 # --- a registry as a value ------------------------------------------------------------------------
@@ -361,18 +313,6 @@ def test_with_makes_another_registry_and_leaves_the_first_alone() -> None:
         registry.with_(without=["nine"])
 
 
-def test_a_guide_that_fails_stops_the_build_and_is_named() -> None:
-    def guide(self: Any) -> Any:
-        return self.nothing_of_the_kind
-
-    registry = Registry()
-    registry.register(capability("weather", _create_classifier_guide=guide))
-    with pytest.raises(RegistryError, match=r"guides of .*'weather'.*nothing_of_the_kind"):
-        build_graph(registry)
-    with pytest.raises(CapabilityError, match="nothing_of_the_kind"):
-        registry.candidates()
-
-
 # --- what discovery passes by ---------------------------------------------------------------------
 
 UNDECORATED = """
@@ -404,9 +344,8 @@ def test_discovery_names_what_lacks_its_decorator(package: Any) -> None:
     with pytest.raises(RegistryError) as caught:
         registry.discover(package(things=UNDECORATED))
     text = str(caught.value)
-    assert "2 class(es)" in text
-    assert "things.Child (@capability_node)" in text
-    assert "things.Watcher (@infrastructure_node)" in text
+    assert "things.Child is not decorated (@capability_node)" in text
+    assert "things.Watcher is not decorated (@infrastructure_node)" in text
     assert list(registry.capabilities) == ["good"]
 
 
@@ -432,3 +371,12 @@ def test_a_node_that_no_edge_would_reach_is_refused_with_the_roles() -> None:
         infrastructure("monitoring", before="classifier", after="respond")
     registry.register(infrastructure("monitoring", after="respond"))
     assert registry.infrastructure["monitoring"].after == "respond"
+
+
+def test_what_a_closed_registry_offers_to_selection_is_made_once() -> None:
+    registry = Registry()
+    registry.register(capability("a"))
+    assert registry.candidates() is not registry.candidates()
+    registry.frozen()
+    assert registry.candidates() is registry.candidates()
+    assert [c.name for c in registry.with_(capability("b")).candidates()] == ["a", "b"]

@@ -84,16 +84,6 @@ async def test_an_excluded_capability_is_never_chosen() -> None:
     assert "excluded" in nothing_left.reason
 
 
-async def test_limit_keeps_the_best() -> None:
-    selector = LexicalSelector()
-    request = "Dim the lights and play some songs"
-    every = await selector.select(request, HOME)
-    one = await selector.select(request, HOME, limit=1)
-    assert one.names == every.names[:1]
-    with pytest.raises(ValidationError, match="limit"):
-        await selector.select(request, HOME, limit=0)
-
-
 async def test_scores_cover_every_candidate_best_first() -> None:
     selection = await LexicalSelector().select("Will it snow?", [NEWS, WEATHER])
     assert list(selection.scores) == ["weather", "news"]

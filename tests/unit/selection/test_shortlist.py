@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
-from framework.base import ValidationError
-from framework.selection import Candidate, LexicalSelector, shortlist
+from framework.selection import Candidate, LexicalSelector
 from tests.unit.selection.registries import DATA_AGENT, HOME, SUPPORT
 
 ALL = (*DATA_AGENT, *SUPPORT, *HOME)
 
 
 async def names(task: str, **options: object) -> list[str]:
-    kept = await shortlist(LexicalSelector(), task, ALL, **options)  # type: ignore[arg-type]
+    kept = await LexicalSelector().nearest(task, ALL, **options)  # type: ignore[arg-type]
     return [candidate.name for candidate in kept]
 
 
@@ -31,11 +28,11 @@ async def test_excluded_ones_are_left_out() -> None:
 
 
 async def test_a_small_registry_is_kept_whole_without_scoring() -> None:
-    class Untouched:
+    class Untouched(LexicalSelector):
         async def score(self, task: str, candidates: object) -> dict[str, float]:
             raise AssertionError("nothing to rank")
 
-    assert await shortlist(Untouched(), "x", HOME, limit=3) == HOME
+    assert await Untouched().nearest("x", HOME, limit=3) == HOME
 
 
 async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
@@ -44,10 +41,5 @@ async def test_a_task_that_resembles_nothing_still_gets_its_number() -> None:
 
 async def test_the_right_one_of_hundreds_is_kept() -> None:
     many = [Candidate(f"handle_{n}", f"Handles case {n}.") for n in range(300)]
-    kept = await shortlist(LexicalSelector(), "Track my parcel please", [*many, *ALL], limit=10)
+    kept = await LexicalSelector().nearest("Track my parcel please", [*many, *ALL], limit=10)
     assert "order_status" in {candidate.name for candidate in kept}
-
-
-async def test_the_limit_is_checked() -> None:
-    with pytest.raises(ValidationError, match="limit"):
-        await names("x", limit=0)

@@ -27,7 +27,6 @@ from framework.state import (
     append,
     fold_context,
     fold_messages,
-    merge_context,
 )
 
 
@@ -161,6 +160,6 @@ _entries = st.dictionaries(
 def test_context_comes_together_in_any_batches(current: Any, updates: list[Any]) -> None:
     expected, before = current, repr(current)
     for update in updates:
-        expected = merge_context(expected, update)
+        expected = fold_context(expected, [update])
     assert fold_context(current, updates) == expected
     assert repr(current) == before

@@ -13,15 +13,14 @@ from langgraph.types import Overwrite
 from framework import CapabilityContext
 from framework.base import ValidationError
 from framework.state import (
-    REDUCED_KEYS,
-    STATE_KEYS,
-    SURVIVES_A_TURN,
+    AgentState,
+    StateSchema,
     append,
     dump_context,
+    fold_context,
     get_context,
     load_context,
     merge_by_key,
-    merge_context,
     reset_of_turn,
     summarize,
 )
@@ -33,6 +32,12 @@ class Reading(CapabilityContext):
 
 
 TYPES = {"READING": Reading}
+SCHEMA = StateSchema.of(AgentState)
+
+
+def merge_context(current: Any, update: Any) -> Any:
+    return fold_context(current, [update])
+
 
 contexts = st.dictionaries(
     st.sampled_from("AB"),
@@ -82,11 +87,11 @@ def test_other_reducers() -> None:
 
 
 def test_the_reset_empties_all_but_what_survives() -> None:
-    full: dict[str, Any] = {key: {"left": 1} for key in STATE_KEYS}
+    full: dict[str, Any] = {key: {"left": 1} for key in SCHEMA.names}
     update = reset_of_turn(full)
-    assert set(update) == STATE_KEYS - SURVIVES_A_TURN
+    assert set(update) == SCHEMA.names - SCHEMA.survives
     for key, value in update.items():
-        if key in REDUCED_KEYS:
+        if key in SCHEMA.reduced:
             assert isinstance(value, Overwrite), f"{key} would be merged with the old value"
             assert not value.value
         else:
@@ -103,7 +108,7 @@ def test_keys_that_parallel_steps_write_have_reducers() -> None:
         "capability_context_data",
         "execution_step_results",
         "control_attempts",
-    } <= REDUCED_KEYS
+    } <= SCHEMA.reduced
 
 
 def test_context_is_checked_on_the_way_in() -> None:

@@ -25,8 +25,11 @@ def test_a_name_look_up_is_refused() -> None:
 
 
 def test_loopback_is_allowed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname(), timeout=1).close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        assert client.getpeername() == server.getsockname()
 
 
 async def test_a_blocking_call_under_the_framework_is_found(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""``capgraph ask``: one question, one answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.options import Config, Data, Database, Model, Plain, Thread
+
+if TYPE_CHECKING:
+    from framework.cli.session import Answers, Session
+
+app = typer.Typer()
+
+
+@app.command("ask", epilog=EXIT_CODES_HELP)
+def ask(
+    question: Annotated[
+        str | None,
+        typer.Argument(help="What you want to know; leave it out to go on with --thread."),
+    ] = None,
+    data: Data = None,
+    config: Config = None,
+    model: Model = None,
+    thread: Thread = None,
+    db: Database = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One event per line as JSON; the last is the result.")
+    ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option("--timeline", help="Write the steps over time to this SVG file."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="Run the plan of this file instead of making one."),
+    ] = None,
+    answer: Annotated[
+        bool | None,
+        typer.Option("--yes/--no", help="Approve or reject whatever a person would be asked."),
+    ] = None,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="End an unfinished turn of the thread and ask anew.")
+    ] = False,
+    plain: Plain = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
+) -> None:
+    """Ask one question, and watch how the answer is found."""
+    from framework.cli.session import open_session
+    from framework.cli.show import make_view
+    from framework.cli.terminal import print_error
+    from framework.cli.timeline import Timeline
+
+    view = make_view(as_json=as_json, plain=plain, quiet=quiet)
+    picture = Timeline()
+    with open_session(
+        view,
+        ("capgraph", "ask"),
+        config=config,
+        model=model,
+        db=db,
+        data=data,
+        thread=thread,
+    ) as session:
+        session.watchers.append(picture.take)
+        given = _first_input(session, question, plan, abandon, answer)
+        end = session.turn(given, question, _answers(answer, as_json))
+    if timeline is not None:
+        picture.write(timeline, title=question or end.thread_id)
+    if quiet and end.error is not None:
+        print_error(end.error)
+    raise typer.Exit(ExitCode.of_status(end.status))
+
+
+def _answers(approve: bool | None, as_json: bool) -> Answers | None:
+    """Return who answers: the option, the person at the terminal, or nobody."""
+    from framework.cli.questions import answer_all, ask_all
+    from framework.cli.terminal import is_interactive, make_console
+
+    if approve is not None:
+        return lambda questions: answer_all(questions, approve=approve)
+    if is_interactive() and not as_json:
+        return lambda questions: ask_all(questions, make_console())
+    return None
+
+
+def _first_input(
+    session: Session,
+    question: str | None,
+    plan: Path | None,
+    abandon: bool,
+    approve: bool | None,
+) -> Any:
+    """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
+    state = session.state()
+    if state.interrupts and not abandon:
+        from langgraph.types import Command
+
+        from framework.cli.questions import answer_all
+
+        if question is not None:
+            return session.prepare(question).input
+        asked = {item.id: item.value for item in state.interrupts}
+        answers = None if approve is None else answer_all(asked, approve=approve)
+        # Without an answer the graph asks again, and the question reaches whoever answers it.
+        return None if answers is None else Command(resume=answers)
+    if question is None and plan is None:
+        if state.tasks:
+            return None
+        raise ConfigurationError(
+            f"There is no question, and the thread {session.thread_id!r} has nothing unfinished.",
+            fix="Write the question: capgraph ask 'What …?'.",
+        )
+    if state.tasks and not abandon:
+        raise ConfigurationError(
+            f"The thread {session.thread_id!r} has an unfinished turn.",
+            fix=f"Finish it with '{session.resume_command()}',"
+            " or add --abandon to ask something new.",
+        )
+    given: dict[str, Any] = {}
+    if question is not None and question.lstrip().startswith("/"):
+        prepared = session.prepare(question).input
+        if not isinstance(prepared, dict):
+            raise ConfigurationError(
+                f"{question!r} is a command without a question.",
+                fix="Use it in 'capgraph chat', or write a question after it.",
+            )
+        given = dict(prepared)
+    elif question is not None:
+        given["messages"] = [("user", question)]
+    if plan is not None:
+        from framework.base import load_execution_plan_from_file
+
+        given["planning_execution_plan"] = load_execution_plan_from_file(plan)
+    return session.with_data(given)

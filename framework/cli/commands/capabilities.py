@@ -1,0 +1,40 @@
+"""``capgraph capabilities``: what the agent can do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from framework.cli.options import Config, Json
+
+app = typer.Typer()
+
+
+@app.command("capabilities")
+def capabilities(config: Config = None, as_json: Json = False) -> None:
+    """List what the agent can do."""
+    from framework.cli.agent import read_settings
+    from framework.cli.terminal import show_rows
+    from framework.registry import Registry
+
+    registry = Registry.from_settings(read_settings(config))
+    rows: list[dict[str, Any]] = [
+        {
+            "name": spec.name,
+            "description": spec.description,
+            "needs": [str(need) for need in spec.requires],
+            "gives": list(spec.provides),
+            "effect": spec.effect,
+            "approval": "yes" if spec.requires_approval else "no",
+        }
+        for spec in registry.capabilities.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    cells = [
+        [", ".join(v) or "-" if isinstance(v, list) else v for v in row.values()] for row in rows
+    ]
+    show_rows(rows[0] if rows else ["name"], cells)

@@ -1,0 +1,184 @@
+"""``capgraph chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from configs.errors import CapgraphError
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.options import Config, Data, Database, Model, Plain, Thread
+from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from framework.cli.session import Session
+
+app = typer.Typer()
+_HISTORY_SHOWN = 6
+_HISTORY_KEPT = 1000
+_PROMPT = "you> "
+
+
+@app.command("chat", epilog=EXIT_CODES_HELP)
+def chat(
+    thread: Thread = None,
+    data: Data = None,
+    config: Config = None,
+    model: Model = None,
+    db: Database = None,
+    plain: Plain = False,
+) -> None:
+    """Talk with the agent; '/help' shows the commands."""
+    from framework.cli.session import open_session
+    from framework.cli.show import make_view
+
+    view = make_view(plain=plain, heading=False)
+    options = {"config": config, "model": model, "db": db, "data": data, "thread": thread}
+    code = ExitCode.ANSWERED
+    with open_session(view, ("capgraph", "chat"), **options) as session, _line_editing():  # type: ignore[arg-type]
+        talk = _Chat(session, make_console())
+        try:
+            talk.welcome()
+            talk.go_on()
+            while talk.one_line():
+                pass
+        except KeyboardInterrupt:
+            talk.console.print()
+            code = ExitCode.INTERRUPTED
+        talk.goodbye()
+    raise typer.Exit(code)
+
+
+@dataclass
+class _Chat:
+    """Reads lines, runs turns, asks for approvals, and leaves a thread that can be resumed."""
+
+    session: Session
+    console: Console
+
+    def one_line(self) -> bool:
+        """Read a line and do what it says; returns whether to go on."""
+        try:
+            line = input(_PROMPT).strip()
+        except EOFError:
+            self.console.print()
+            return False
+        if not line:
+            return True
+        try:
+            prepared = self.session.prepare(line)
+        except CapgraphError as exc:
+            print_error(exc)
+            return True
+        for key, value in prepared.switched.items():
+            self.console.print(f"{key} = {str(value).lower()}", style="dim")
+        for command in prepared.commands:
+            if command == "exit":
+                return False
+            self._command(command)
+        given = prepared.input
+        if given is not None:
+            self._turn(self.session.with_data(given) if isinstance(given, dict) else given)
+        return True
+
+    def _turn(self, given: Any) -> None:
+        from framework.cli.questions import ask_all
+
+        asks = (lambda asked: ask_all(asked, self.console)) if is_interactive() else None
+        end = self.session.turn(given, None, asks)
+        if end.status == "cancelled":
+            if end.questions:
+                raise KeyboardInterrupt
+            self.go_on()
+
+    def welcome(self) -> None:
+        """Name the agent and show what was said last."""
+        name = one_line(self.session.agent.settings.name)
+        self.console.print(f"{name}, thread {one_line(self.session.thread_id)}", style="bold")
+        self.console.print(
+            "Write a question; '/help' shows the commands, '/exit' leaves.", style="dim"
+        )
+        messages = self.session.state().values.get("messages") or []
+        for message in messages[-_HISTORY_SHOWN:]:
+            who = "you" if message.type == "human" else "agent"
+            self.console.print(f"{who}> {safe(message.text)}", style="dim", soft_wrap=True)
+
+    def go_on(self) -> None:
+        """Go on with an unfinished turn, if the person wants to."""
+        state = self.session.state()
+        if state.interrupts:
+            self._turn(None)
+        elif state.tasks:
+            self.console.print("The last turn of this thread is unfinished.", style="yellow")
+            with contextlib.suppress(EOFError):
+                if input("Go on with it? [Y/n] ").strip().lower() in {"", "y", "yes"}:
+                    self._turn(None)
+
+    def _command(self, command: str) -> None:
+        if command == "help":
+            for name, meaning in self.session.gateway.HELP.items():
+                self.console.print(f"  {name:<15} {meaning}")
+        elif command == "clear":
+            from framework.cli.agent import new_thread_id
+
+            self.goodbye()
+            self.session.thread_id = new_thread_id()
+            self.console.print(f"thread {self.session.thread_id}", style="bold")
+        elif command == "capabilities":
+            self.console.print(safe(self.session.agent.registry.describe()), soft_wrap=True)
+        elif command == "status":
+            for line in self._status():
+                self.console.print(one_line(line, 1000))
+
+    def _status(self) -> Iterator[str]:
+        values = self.session.state().values
+        turns = (values.get("runtime_info") or {}).get("turn", 0)
+        yield f"thread {self.session.thread_id}: {turns} turn(s)"
+        for name, value in sorted((values.get("agent_control") or {}).items()):
+            yield f"switch {name} = {str(value).lower()}"
+        for kind, entries in sorted((values.get("capability_context_data") or {}).items()):
+            yield f"context {kind}: {', '.join(entries)}"
+        if outcome := values.get("execution_outcome"):
+            yield f"last turn: {outcome.get('status')}"
+
+    def goodbye(self) -> None:
+        """Say how the thread can be taken up again."""
+        if self.session.state().values:
+            command = one_line(self.session.resume_command(), 4000)
+            self.console.print(f"resume with: {command}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _line_editing() -> Iterator[None]:
+    """Edit lines and recall earlier ones, where the platform has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if not is_interactive():
+        yield
+        return
+    import os
+
+    from framework.cli.agent import data_folder
+
+    folder = data_folder()
+    file = folder / "chat_history"
+    readline.set_history_length(_HISTORY_KEPT)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Made by us first: what a person typed is nobody else's to read.
+            os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+            readline.write_history_file(file)

@@ -1,0 +1,158 @@
+"""``capgraph eval``: how well an agent does over a set of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.options import Config, Model
+
+if TYPE_CHECKING:
+    from framework.evaluation import CaseResult, Dataset, Report, Thresholds
+
+app = typer.Typer()
+
+
+@app.command("eval", epilog=EXIT_CODES_HELP)
+def evaluate(
+    dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
+    config: Config = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", help="A second configuration, shown beside the first."),
+    ] = None,
+    model: Model = None,
+    case: Annotated[
+        list[str] | None, typer.Option("--case", help="Run only this case; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Cases at once.")] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
+    ] = None,
+) -> None:
+    """Run a set of requests and compare choice, plan and answer with what is expected.
+
+    The exit code is 0 when every least value of the set is reached (without any: when every case
+    passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
+    """
+    from framework.cli.terminal import write_file
+    from framework.evaluation import load_dataset
+
+    loaded = _picked(load_dataset(dataset), case or [])
+    if config is None and loaded.config is not None:
+        config = dataset.parent / loaded.config
+    reports = asyncio.run(_run(loaded, [config, *([compare] if compare else [])], model, jobs))
+    short = reports[0].below(loaded.thresholds)
+    data = {
+        "dataset": loaded.name,
+        "ok": not short,
+        "below": [str(item) for item in short],
+        "thresholds": loaded.thresholds.model_dump(exclude_none=True),
+        "reports": [report.as_data() for report in reports],
+    }
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(json.dumps(data, indent=2))
+    else:
+        if json_file is not None:
+            write_file(json_file, text + "\n")
+        _print(reports, loaded.thresholds)
+    raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
+
+
+def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """Return the set with only the named cases; all without names."""
+    unknown = sorted(set(names) - {case.name for case in dataset.cases})
+    if unknown:
+        raise ConfigurationError(
+            f"The evaluation set {dataset.name!r} has no case {', '.join(map(repr, unknown))}.",
+            fix=f"Its cases are {', '.join(case.name for case in dataset.cases)}.",
+        )
+    cases = [case for case in dataset.cases if not names or case.name in names]
+    return dataset.model_copy(update={"cases": cases})
+
+
+async def _run(
+    dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
+) -> list[Report]:
+    from framework.cli.agent import read_settings
+    from framework.evaluation import check_names, evaluate
+    from framework.registry import Registry
+
+    # Everything is read and checked before the first request costs anything.
+    agents = []
+    for config in configs:
+        settings = await asyncio.to_thread(read_settings, config)
+        registry = await asyncio.to_thread(Registry.from_settings, settings)
+        check_names(dataset, registry)
+        agents.append((settings, registry))
+    return [
+        await evaluate(
+            dataset,
+            registry,
+            settings=settings,
+            model=model,
+            jobs=jobs,
+            label=config.stem if config else settings.name,
+            on_case=_tell if sys.stderr.isatty() else None,
+        )
+        for config, (settings, registry) in zip(configs, agents, strict=True)
+    ]
+
+
+def _tell(result: CaseResult) -> None:
+    from framework.cli.terminal import one_line
+
+    sign = "ok" if result.passed else "failed"
+    typer.echo(f"{sign:7} {one_line(result.case.name, 60)} ({result.seconds:.2f} s)", err=True)
+
+
+def _print(reports: Sequence[Report], thresholds: Thresholds) -> None:
+    from framework.cli.terminal import say, show_rows
+
+    for report in reports:
+        for result in report.failures:
+            for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
+                say(line)
+    heading, *rows = _rows(reports, thresholds)
+    # In a pipe the headings tell the reports apart.
+    show_rows(heading, rows if sys.stdout.isatty() else [heading, *rows])
+    for shortfall in reports[0].below(thresholds):
+        say(f"Below: {shortfall}")
+
+
+def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
+    from framework.cli.terminal import one_line
+
+    yield f"FAILED {heading}{one_line(result.case.name)}: {one_line(result.case.request)}"
+    for problem in result.problems:
+        yield f"  {one_line(problem, 500)}"
+    for name in ("reason", "answer"):
+        if text := getattr(result, name):
+            yield f"  {name}: {one_line(text, 500)}"
+    yield ""
+
+
+def _rows(reports: Sequence[Report], thresholds: Thresholds) -> Iterator[tuple[str, ...]]:
+    """Yield a heading and one row for each figure."""
+    from framework.evaluation import METRICS
+
+    yield ("figure", *(report.label for report in reports), "at least")
+    figures = [report.figures for report in reports]
+    for name, metric in METRICS.items():
+        least = getattr(thresholds, name, None)
+        cells = [
+            "not judged" if (value := found[name]) is None else f"{value:{metric.form}}"
+            for found in figures
+        ]
+        if name == "passed":
+            cells = [f"{len(r.results) - len(r.failures)} of {len(r.results)}" for r in reports]
+        yield (metric.label, *cells, "" if least is None else f"{least:g}")

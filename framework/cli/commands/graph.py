@@ -1,0 +1,77 @@
+"""``capgraph graph``: the agent, a plan or a run as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.options import Config, Database
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+app = typer.Typer()
+
+
+@app.command("graph")
+def graph(
+    config: Config = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Draw the plan of this file.")] = None,
+    thread: Annotated[
+        str | None, typer.Option("--thread", "-t", help="Draw the last run of this thread.")
+    ] = None,
+    db: Database = None,
+) -> None:
+    """Draw the agent, a plan or a run as a Mermaid flowchart."""
+    if plan is not None and thread is not None:
+        raise ConfigurationError(
+            "--plan and --thread cannot be drawn at once.", fix="Give one of them."
+        )
+    from framework.cli.terminal import say
+
+    if plan is not None:
+        from framework.base import load_execution_plan_from_file
+        from framework.planning import plan_mermaid
+
+        say(plan_mermaid(load_execution_plan_from_file(plan)))
+        return
+    from framework.cli.agent import read_settings
+
+    # Nothing is asked here, so no key and no package of a model is needed.
+    settings = read_settings(config).model_copy(update={"model": None, "models": {}})
+    if thread is not None:
+        import asyncio
+
+        say(asyncio.run(_run_mermaid(settings, thread, db)))
+        return
+    from framework.graph import build_graph
+    from framework.registry import Registry
+
+    built = build_graph(Registry.from_settings(settings), settings=settings)
+    say(built.get_graph().draw_mermaid())
+
+
+async def _run_mermaid(settings: Settings, thread: str, db: str | None) -> str:
+    from framework.cli.agent import open_agent, step_states, thread_values
+    from framework.planning import CLOSING, plan_mermaid
+
+    async with open_agent(settings, db=db) as agent:
+        snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})
+        values = await thread_values(agent, thread)
+    plan = values.get("planning_execution_plan")
+    if not plan:
+        raise ConfigurationError(
+            f"The thread {thread!r} has no plan to draw.",
+            fix="See 'capgraph threads list' for the threads of this database.",
+        )
+    states = {key: "pending" if s == "waiting" else s for key, s in step_states(values).items()}
+    if not snapshot.tasks:  # the turn is over: what did not run never will
+        answered = (values.get("execution_outcome") or {}).get("status") in {"completed", "partial"}
+        closing = {s["context_key"] for s in plan["steps"] if s["capability"] in CLOSING}
+        for key, state in states.items():
+            if state == "pending":
+                states[key] = "done" if answered and key in closing else "skipped"
+    return plan_mermaid(plan, states)

@@ -1,0 +1,1 @@
+"""What an operator allows: permissions, policies, budgets, quality gates, recovery."""

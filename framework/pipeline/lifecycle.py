@@ -1,0 +1,89 @@
+"""Validate, set up, execute, tear down: in this order, and the last one always."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Phase = Literal["validate", "setup", "execute", "teardown"]
+Work = Callable[[], Awaitable[Any]]
+Tell = Callable[[Phase, Literal["pre", "post"], Any], Awaitable[None]]
+"""Told before and after each phase; after it with what the phase gave."""
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """One run of four phases; those that are left out do nothing.
+
+    Whatever is raised after ``validate`` comes out when ``teardown`` is over, which no cancellation
+    cuts short. The first error stands; one of ``teardown`` is attached to it as a note.
+
+    Attributes:
+        execute: The work; its result is that of the run.
+        validate: Raises when the work should not begin.
+        setup: Prepares the work.
+        teardown: Cleans up, also after half a ``setup``.
+        tell: Told before and after each phase.
+        executed: Whether the work was done, whatever came afterwards.
+        result: What it gave.
+
+    >>> async def work(): return 42
+    >>> asyncio.run(Lifecycle(work).run())
+    42
+    """
+
+    execute: Work
+    validate: Work | None = None
+    setup: Work | None = None
+    teardown: Work | None = None
+    tell: Tell | None = None
+    executed: bool = False
+    result: Any = None
+
+    async def run(self) -> Any:
+        """Go through the phases and return the result."""
+        await self._phase("validate", self.validate)
+        try:
+            await self._phase("setup", self.setup)
+            self.result = await self._phase("execute", self.execute)
+            self.executed = True
+        except BaseException as exc:
+            try:
+                await to_its_end(self._phase("teardown", self.teardown))
+            except Exception as second:
+                exc.add_note(f"teardown failed as well: {second!r}")
+            raise
+        await to_its_end(self._phase("teardown", self.teardown))
+        return self.result
+
+    async def _phase(self, name: Phase, work: Work | None) -> Any:
+        if self.tell is not None:
+            await self.tell(name, "pre", None)
+        result = await work() if work is not None else None
+        if self.tell is not None:
+            await self.tell(name, "post", result)
+        return result
+
+
+async def to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
+    """Wait for something that a cancellation must not cut short; then be cancelled.
+
+    Raises:
+        asyncio.CancelledError: Whoever waits was cancelled meanwhile; the work has ended.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+        except Exception:
+            break  # told below
+    if cancelled is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            cancelled.add_note(f"what could not be cut short failed: {error!r}")
+        raise cancelled
+    return task.result()

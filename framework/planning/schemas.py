@@ -1,0 +1,123 @@
+"""What a JSON schema allows, as far as a plan can be checked against it before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from framework.base import CapabilityContext
+from framework.base.value_context import ValueContext
+from framework.planning.problems import Path
+
+_MAX_DEPTH = 8
+_NUMBERS = frozenset({"integer", "number"})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A JSON schema and the definitions that it refers to.
+
+    Attributes:
+        schema: The schema; an empty one allows everything.
+        named: The definitions.
+    """
+
+    schema: Mapping[str, Any]
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
+        """Return what a model reads or writes.
+
+        >>> Shape.of(type("Point", (BaseModel,), {"__annotations__": {"x": int}}), "validation").fields
+        ['x']
+        """
+        try:
+            schema = model.model_json_schema(mode=mode)
+        except Exception:  # a type of the author's that has no schema allows everything
+            return cls({})
+        return cls(schema, schema.get("$defs", {}))
+
+    @property
+    def kind(self) -> Any:
+        """The JSON type; ``None`` where it is not said."""
+        return self.schema.get("type")
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of its properties."""
+        return [name for one in self.forms() for name in one.schema.get("properties", {})]
+
+    def forms(self, depth: int = 0) -> list[Shape]:
+        """Return its alternatives, each without a reference or a further choice."""
+        if depth > _MAX_DEPTH:
+            return [Shape({})]
+        if isinstance(name := self.schema.get("$ref"), str):
+            target = self.named.get(name.rpartition("/")[2], {})
+            return Shape(target, self.named).forms(depth + 1)
+        choices = self.schema.get("anyOf") or self.schema.get("oneOf")
+        if not choices:
+            return [self]
+        return [one for part in choices for one in Shape(part, self.named).forms(depth + 1)]
+
+    def at(self, path: Path) -> Shape | None:
+        """Follow a path: ``None`` where it cannot be."""
+        found = self
+        for part in path:
+            inner = [one for form in found.forms() if (one := form._step_into(part)) is not None]
+            if not inner:
+                return None
+            choice = {"anyOf": [one.schema for one in inner]}
+            found = inner[0] if len(inner) == 1 else Shape(choice, self.named)
+        return found
+
+    def _step_into(self, part: int | str) -> Shape | None:
+        found: Any = {}
+        if self.kind == "array":
+            if not isinstance(part, int):
+                return None
+            prefix = self.schema.get("prefixItems", [])
+            found = prefix[part] if part < len(prefix) else self.schema.get("items", {})
+        elif self.kind == "object":
+            inside = self.schema.get("properties", {})
+            rest = self.schema.get("additionalProperties", "properties" not in self.schema)
+            if (found := inside.get(str(part), rest)) is False:
+                return None
+        elif self.kind is not None:
+            return None
+        return Shape(found if isinstance(found, dict) else {}, self.named)
+
+    def fits(self, target: Shape, depth: int = 0) -> bool:
+        """Tell whether a value of this shape can be one of another; values are checked later."""
+        return depth > _MAX_DEPTH or any(
+            one._one_fits(other, depth + 1) for one in self.forms() for other in target.forms()
+        )
+
+    def _one_fits(self, target: Shape, depth: int) -> bool:
+        if self.kind is None or target.kind is None:
+            return True
+        if self.kind != target.kind:
+            return {self.kind, target.kind} <= _NUMBERS
+        if self.kind == "array":
+            mine, other = (Shape(s.schema.get("items") or {}, s.named) for s in (self, target))
+            return mine.fits(other, depth)
+        needed = target.schema.get("required", ())
+        for name in target.schema.get("properties", {}) if self.kind == "object" else ():
+            mine_at, other_at = self.at((name,)), target.at((name,))
+            if name in needed and mine_at is None:
+                return False
+            if mine_at is not None and other_at is not None and not mine_at.fits(other_at, depth):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        return " or ".join(sorted({str(one.kind or "anything") for one in self.forms()}))
+
+
+def result_shape(kind: type[CapabilityContext]) -> Shape:
+    """Return what a parameter can take of a result: of a plain value, the value itself."""
+    whole = Shape.of(kind, "serialization")
+    return (whole.at(("value",)) or whole) if issubclass(kind, ValueContext) else whole

@@ -1,0 +1,84 @@
+"""Whatever a node of one's own gives, the turn ends, and it ends with a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langgraph.graph import END
+from langgraph.types import Command, Send
+
+from framework.base import CapabilityError
+from tests.support.doors import soon, status
+from tests.support.one_door import breaker, measurer, own_node, own_nodes, said
+from tests.support.toys import Reading
+
+ROLES = [
+    "begin_turn",
+    "task_extraction",
+    "classifier",
+    "orchestrator",
+    "router",
+    "respond",
+    "clarify",
+    "error",
+]
+
+
+def _given(role: str, given: Any) -> Any:
+    @own_node(role)
+    async def node(state: Any) -> Any:
+        return given
+
+    return node
+
+
+@pytest.fixture
+def turn(agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a turn in which one role is played by a node that always gives the same."""
+
+    async def run(role: str, given: Any) -> dict[str, Any]:
+        works = measurer([])
+        fails = breaker("broken", CapabilityError("no power"))
+        house = own_nodes(monkeypatch, _given(role, given))
+        plan = [step("a", "broken" if role == "error" else "measure")]
+        if role == "clarify":
+            plan.append(step("z", "clarify"))
+        made = agent(Reading, works, fails, plans=[plan], infrastructure=house)
+        return dict(await soon(made.ask()))
+
+    return run
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {},
+        7,
+        {"nowhere": 1},
+        Command(goto=END),
+        Command(goto="respond"),
+        Command(update={"control_next_node": "respond"}),
+    ],
+    ids=repr,
+)
+async def test_a_turn_ends_with_a_message(turn: Any, role: str, given: Any) -> None:
+    assert said(await turn(role, given))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("place", ["nowhere", ["nowhere"], Send("nowhere", {})], ids=repr)
+async def test_a_place_that_does_not_exist_is_told(turn: Any, role: str, place: Any) -> None:
+    out = await turn(role, Command(goto=place))
+    assert status(out) == "failed"
+    assert "'nowhere'], which is no node" in said(out)
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "begin_turn"])
+async def test_a_node_that_goes_to_itself_for_ever_is_bounded(turn: Any, role: str) -> None:
+    out = await turn(role, Command(goto=role))
+    assert said(out)
+    if role not in ("respond", "clarify"):
+        assert status(out) in {"stopped", "failed"}

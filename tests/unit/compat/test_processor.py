@@ -1,0 +1,503 @@
+"""Events in a queue: each ends once, capacity comes back, nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import UUID
+
+import pytest
+
+from framework.base.errors import CapgraphError, ValidationError
+from framework.compat.processor import (
+    Element,
+    Event,
+    EventStatus,
+    Execution,
+    Executor,
+    ItemExistsError,
+    ItemNotFoundError,
+    Pile,
+    Processor,
+    Progression,
+)
+
+
+class Call(Event):
+    """Counts how often it ran."""
+
+    runs: int = 0
+    wait: float = 0.0
+    wrong: bool = False
+
+    async def _invoke(self) -> str:
+        self.runs += 1
+        await asyncio.sleep(self.wait)
+        if self.wrong:
+            raise ValueError("no luck")
+        return "done"
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return {"name": self.metadata.get("name")}
+
+
+class Stream(Event):
+    streaming: bool = True
+
+    async def _stream(self) -> Any:
+        for piece in "abc":
+            yield piece
+
+
+class Other(Call):
+    pass
+
+
+class OnlyCalls(Processor):
+    event_type: ClassVar[type[Event]] = Call
+
+
+class Calls(Executor):
+    processor_type: ClassVar[type[Processor]] = OnlyCalls
+
+
+CONFIG = {"queue_capacity": 3, "capacity_refresh_time": 0.01}
+
+
+# Elements, order and collection
+
+
+def test_an_element_keeps_its_id_and_reads_moments() -> None:
+    one = Element(id="12345678-1234-5678-1234-567812345678", created_at="2026-01-02T03:04:05")
+    assert isinstance(one.id, UUID)
+    assert one.created_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+    with pytest.raises(ValueError, match="frozen"):
+        one.id = UUID(int=1)
+    with pytest.raises(ValueError, match="extra"):
+        Element(colour="red")
+    assert bool(one)
+    assert hash(one) == hash(Element(id=one.id))
+
+
+def test_an_element_is_read_back_as_its_class_and_nothing_is_imported_by_name() -> None:
+    found = Element.from_json(Element(metadata={"a": 1}).to_json())
+    assert found.metadata == {"a": 1}
+    data = {**Element().to_dict(), "metadata": {"class": "os.system"}}
+    with pytest.raises(ValidationError, match="no class"):
+        Element.from_dict(data)
+
+
+def test_a_progression_is_never_out_of_date() -> None:
+    one, other, third = (Element() for _ in range(3))
+    steps = Progression([one, other])
+    steps.order.append(third.id)
+    assert third in steps
+    assert not steps.include([one, third])
+    assert steps.exclude(one)
+    assert not steps.exclude(one)
+    for empty in (steps.pop, steps.popleft):
+        empty()
+    with pytest.raises(ItemNotFoundError, match="not in it"):
+        steps.pop()
+    with pytest.raises(ItemNotFoundError, match="not in it"):
+        steps.remove(one)
+    steps = Progression([one, other, third])
+    steps.move(0, 2)
+    steps.swap(0, 1)
+    assert list(steps) == [third.id, other.id, one.id]
+    assert list((steps - other) + other) == [third.id, one.id, other.id]
+    assert isinstance(steps[:1], Progression)
+
+
+def test_a_pile_finds_by_id_place_type_and_rule() -> None:
+    items = [Call(), Other(), Call()]
+    pile: Pile[Call] = Pile(items, Call)
+    assert pile[0] is items[0]
+    assert pile[str(items[1].id)] is items[1]
+    assert list(pile[Other]) == [items[1]]
+    assert list(pile[1:]) == items[1:]
+    assert list(pile[lambda item: item is items[2]]) == [items[2]]
+    assert pile.get(Element(), None) is None
+    with pytest.raises(ItemNotFoundError, match="not in the pile"):
+        pile[Element()]
+    with pytest.raises(ItemExistsError, match="already"):
+        pile.insert(0, items[0])
+    with pytest.raises(ItemExistsError):
+        pile[items[0].id] = items[0]
+    assert issubclass(ItemNotFoundError, CapgraphError)
+
+
+def test_a_pile_refuses_a_wrong_type_and_stays_as_it_was() -> None:
+    pile: Pile[Any] = Pile([Call()], Call, strict_type=True)
+    for wrong in (Other(), Element(), [Call(), Element()]):
+        with pytest.raises(ValidationError, match="is no Call"):
+            pile.include(wrong)
+    assert len(pile) == 1
+    assert len(Pile([Other()], Call)) == 1
+
+
+def test_piles_are_joined_and_cut() -> None:
+    one, other, third = Element(), Element(), Element()
+    left, right = Pile([one, other]), Pile([other, third])
+    assert list(left | right) == [one, other, third]
+    assert list(left & right) == [other]
+    assert list(left - right) == [one]
+    assert list(left ^ right) == [one, third]
+
+
+def test_what_is_taken_out_while_one_goes_through_a_pile_is_passed_over() -> None:
+    pile = Pile(items := [Element() for _ in range(3)])
+    seen = []
+    for item in pile:
+        seen.append(item)
+        pile.exclude(items[1])
+    assert seen == [items[0], items[2]]
+
+
+def test_a_pile_is_written_as_json_and_csv(tmp_path: Path) -> None:
+    pile: Pile[Call] = Pile([Call(wait=0.5, metadata={"a": "x,y"})])
+    pile.dump(tmp_path / "calls.json", "json")
+    assert json.loads((tmp_path / "calls.json").read_text())[0]["wait"] == 0.5
+    pile.dump(tmp_path / "calls.csv", "csv")
+    with (tmp_path / "calls.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert json.loads(row["metadata"])["a"] == "x,y"
+    with pytest.raises(ValidationError, match="no format"):
+        pile.dump(tmp_path / "calls.xml", "xml")
+
+
+async def test_who_holds_a_pile_is_waited_for() -> None:
+    pile: Pile[Element] = Pile()
+    async with pile:
+        adding = asyncio.create_task(pile.ainclude(Element()))
+        await asyncio.sleep(0)
+        assert not pile
+    assert await adding
+    assert len(pile) == 1
+
+
+# Events
+
+
+async def test_an_event_is_invoked_once_and_keeps_its_failure() -> None:
+    event = Call(wrong=True)
+    await event.invoke()
+    await event.invoke()
+    assert event.runs == 1
+    assert event.status is EventStatus.FAILED
+    assert event.execution.duration is not None
+    with pytest.raises(RuntimeError, match="no luck") as caught:
+        event.assert_completed()
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_a_cancelled_event_says_so_and_passes_the_cancellation_on() -> None:
+    event = Call(wait=60)
+    ended = event.completion_event
+    task = asyncio.create_task(event.invoke())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert event.status is EventStatus.CANCELLED
+    assert ended.is_set()
+
+
+async def test_a_stream_gives_its_pieces_and_is_cancelled_when_nobody_listens() -> None:
+    event = Stream()
+    assert [piece async for piece in event.stream()] == ["a", "b", "c"]
+    assert event.status is EventStatus.COMPLETED
+    assert [piece async for piece in event.stream()] == []
+    left = Stream()
+    pieces = left.stream()
+    assert await anext(pieces) == "a"
+    await pieces.aclose()
+    assert left.status is EventStatus.CANCELLED
+
+
+def test_a_fresh_event_has_not_begun() -> None:
+    event = Call(wait=0.5, metadata={"name": "a"})
+    event.status = "failed"
+    fresh = event.as_fresh_event()
+    assert fresh.status is EventStatus.PENDING
+    assert fresh.id != event.id
+    assert fresh.metadata["original"] == {"id": str(event.id), "created_at": event.created_at}
+    with pytest.raises(ValueError, match="no status"):
+        event.status = "gone"
+    with pytest.raises(NotImplementedError):
+        Call.from_dict({})
+
+
+def test_what_cannot_be_written_is_marked() -> None:
+    written = Execution(
+        response=object(), error=ExceptionGroup("two", [ValueError("a")])
+    ).model_dump()
+    assert written["response"] == "<unserializable>"
+    assert written["error"]["exceptions"] == [{"error": "ValueError", "message": "a"}]
+
+
+# The processor
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [((0, 1.0), "greater than 0"), ((1, 0), "greater than 0"), ((1, 1.0, None, -1), "less than 0")],
+)
+def test_numbers_out_of_range_are_refused(arguments: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Processor(*arguments)
+
+
+class Picky(Processor):
+    """Denies by name; ``later`` is put off twice."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.later = 2
+
+    async def request_permission(self, name: Any = None, **_: Any) -> bool:
+        if name == "broken":
+            raise RuntimeError("permission cannot be read")
+        if name == "later" and self.later:
+            self.later -= 1
+            return False
+        return name != "never"
+
+    def handle_denied(self, event: Event) -> Any:
+        return False if event.metadata.get("name") == "later" else super().handle_denied(event)
+
+
+def named(name: str) -> Call:
+    return Call(metadata={"name": name})
+
+
+async def test_a_denied_event_ends_and_takes_no_capacity() -> None:
+    processor = Picky(1, 0.01)
+    denied = [named("never") for _ in range(5)]
+    for event in (*denied, last := named("fine")):
+        await processor.enqueue(event)
+    await processor.process()
+    assert {event.status for event in denied} == {EventStatus.SKIPPED}
+    assert last.status is EventStatus.COMPLETED
+    assert processor.available_capacity == 1
+
+
+async def test_an_event_put_off_goes_to_the_end_and_comes_again() -> None:
+    processor = Picky(5, 0.01)
+    late, other = named("later"), named("fine")
+    await processor.enqueue(late)
+    await processor.enqueue(other)
+    await processor.process()
+    assert (late.status, other.status) == (EventStatus.PENDING, EventStatus.COMPLETED)
+    await processor.join()
+    assert late.status is EventStatus.COMPLETED
+
+
+async def test_a_permission_that_raises_fails_that_event_alone() -> None:
+    processor = Picky(5, 0.01)
+    await processor.enqueue(broken := named("broken"))
+    await processor.enqueue(fine := named("fine"))
+    await processor.process()
+    assert broken.status is EventStatus.FAILED
+    assert "cannot be read" in str(broken.execution.error)
+    assert fine.status is EventStatus.COMPLETED
+
+
+async def test_one_event_twice_in_the_queue_runs_once() -> None:
+    processor = Processor(5, 0.01)
+    event = Call()
+    await processor.enqueue(event)
+    await processor.enqueue(event)
+    await processor.join()
+    assert event.runs == 1
+    assert not processor.queue
+
+
+async def test_no_more_events_begin_in_one_refresh_than_the_capacity() -> None:
+    processor = Processor(2, 0.05)
+    events = [Call(wait=60) for _ in range(6)]  # what runs long keeps nobody else from beginning
+    for event in events:
+        await processor.enqueue(event)
+    running = asyncio.create_task(processor.execute())
+    began: list[int] = []
+    while sum(event.runs for event in events) < 6:
+        await asyncio.sleep(0.001)
+        began.append(sum(event.runs for event in events))
+    steps = {after - before for before, after in zip([0, *began], began, strict=False)}
+    assert max(steps) == 2
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert {event.status for event in events} == {EventStatus.CANCELLED}
+    assert processor.available_capacity == 2
+    assert not processor.execution_mode
+
+
+async def test_no_more_events_run_at_once_than_the_limit() -> None:
+    class Counting(Call):
+        async def _invoke(self) -> str:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0)
+            now -= 1
+            return "done"
+
+    most = now = 0
+    processor = Processor(100, 0.01, concurrency_limit=3)
+    for _ in range(20):
+        await processor.enqueue(Counting())
+    await processor.join()
+    assert most == 3
+
+
+async def test_a_full_queue_holds_back_who_adds() -> None:
+    processor = Processor(1, 0.01, max_queue_size=1)
+    assert processor.try_enqueue(Call())
+    assert processor.queue_full
+    assert not processor.try_enqueue(Call())
+    adding = asyncio.create_task(processor.enqueue(second := Call()))
+    await asyncio.sleep(0)
+    assert not adding.done()
+    await processor.process()
+    await adding
+    await processor.join()
+    assert second.status is EventStatus.COMPLETED
+
+
+async def test_stop_before_execute_holds_and_stop_is_noticed_at_once() -> None:
+    processor = Processor(1, 3600.0)
+    await processor.stop()
+    await processor.enqueue(event := Call())
+    await processor.execute()
+    assert event.status is EventStatus.PENDING
+    await processor.start()
+    running = asyncio.create_task(processor.execute())
+    await processor.enqueue(Call())  # no capacity for it within the hour
+    while event.status is not EventStatus.COMPLETED:
+        await asyncio.sleep(0)
+    await processor.stop()
+    await asyncio.wait_for(running, 30)
+    assert len(processor.queue) == 1
+
+
+async def test_join_waits_for_an_executing_processor() -> None:
+    processor = Processor(2, 0.001)
+    running = asyncio.create_task(processor.execute())
+    events = [Call() for _ in range(7)]
+    for event in events:
+        await processor.enqueue(event)
+    await processor.join()
+    assert {event.status for event in events} == {EventStatus.COMPLETED}
+    await processor.stop()
+    await running
+
+
+async def test_ten_thousand_events_end_once_each() -> None:
+    chance = random.Random(5)
+
+    class Rough(Processor):
+        async def request_permission(self, **_: Any) -> bool:
+            if chance.random() < 0.02:
+                raise RuntimeError("no")
+            return chance.random() < 0.8
+
+        async def handle_denied(self, event: Event) -> Any:
+            return False if chance.random() < 0.5 else None
+
+    ended: dict[UUID, int] = {}
+
+    class Noted(Call):
+        async def _invoke(self) -> str:
+            ended[self.id] = ended.get(self.id, 0) + 1
+            if (luck := chance.random()) < 0.1:
+                raise ValueError("no luck")
+            if luck < 0.15:
+                raise asyncio.CancelledError
+            await asyncio.sleep(0)
+            return "done"
+
+    processor = Rough(500, 0.0001, concurrency_limit=50, max_queue_size=2000)
+    running = asyncio.create_task(processor.execute())
+    events = [Noted() for _ in range(10_000)]
+    for event in events:
+        await processor.enqueue(event)
+    await processor.join()
+    await processor.stop()
+    await running
+    assert all(event.status.ended for event in events)
+    assert set(ended.values()) == {1}
+    assert processor.available_capacity == 500
+    kinds = {event.status for event in events}
+    assert kinds == {*EventStatus} - {
+        EventStatus.PENDING,
+        EventStatus.PROCESSING,
+        EventStatus.ABORTED,
+    }
+
+
+# The executor
+
+
+async def test_an_executor_makes_its_processor_and_runs_more_than_one_batch() -> None:
+    executor = Calls(CONFIG)
+    events = [Call() for _ in range(7)]
+    for event in events:
+        await executor.append(event)
+        await executor.append(event)
+    assert executor.inspect_state()["pending"] == 7
+    await executor.forward()
+    assert {event.runs for event in events} == {1}
+    assert executor.status_counts == {"completed": 7}
+    assert events[0] in executor
+    assert str(events[0].id) in executor
+    assert executor.cleanup_completed() == 7
+    assert len(executor.pile) == 0
+
+
+async def test_a_wrong_type_changes_nothing() -> None:
+    executor = Calls(CONFIG, strict_event_type=True)
+    for wrong in (Stream(), Other()):
+        with pytest.raises(ValidationError):
+            await executor.append(wrong)
+    assert len(executor.pile) == len(executor.pending) == 0
+
+
+async def test_an_event_taken_from_the_pile_is_passed_over() -> None:
+    executor = Calls(CONFIG)
+    gone, stays = Call(), Call()
+    await executor.append(gone)
+    await executor.append(stays)
+    executor.pile.exclude(gone)
+    await executor.forward()
+    assert (gone.runs, stays.runs) == (0, 1)
+
+
+async def test_a_stopped_executor_keeps_what_is_pending() -> None:
+    executor = Calls({**CONFIG, "max_queue_size": 1})
+    await executor.stop()
+    await executor.start()
+    await executor.stop()
+    for _ in range(3):
+        await executor.append(Call())
+    await executor.forward()
+    assert len(executor.pending_events) == 3
+    await executor.start()
+    await executor.forward()
+    assert len(executor.completed_events) == 3
+    assert not executor.failed_events
+    assert not executor.cancelled_events
+    assert not executor.skipped_events
+
+
+async def test_a_streaming_event_runs_in_the_processor() -> None:
+    executor = Executor(CONFIG)
+    await executor.append(event := Stream())
+    await executor.forward()
+    assert event.response == ["a", "b", "c"]

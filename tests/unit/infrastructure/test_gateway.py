@@ -1,0 +1,57 @@
+"""The gateway: what a person types becomes the input of a graph, switches included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+from framework import capability_node
+from framework.base import ValidationError
+from framework.state import merge_by_key
+from infrastructure.gateway import parse_commands, prepare
+from tests.support.doors import Gauge, answer, question, status
+from tests.support.toys import Reading, measure
+
+
+@pytest.mark.parametrize("command", ["/task:off", "/caps:off", "/approval:off"])
+def test_a_command_changes_its_switch_and_no_other(command: str) -> None:
+    _, _, off = parse_commands(command)
+    _, _, on = parse_commands(command.replace("off", "on"))
+    assert list(off) == list(on)
+    assert list(off.values()) != list(on.values())
+    before = {"planning_mode_enabled": True, "task_extraction_bypass_enabled": False}
+    assert merge_by_key(before, off)["planning_mode_enabled"] is True
+
+
+async def test_switches_reach_the_nodes_and_survive_turns(agent: Any, step: Any) -> None:
+    bench = agent(Reading, measure, plans=[[step("a", "measure")]], checkpointer=InMemorySaver())
+    prepared = await prepare(bench.graph, "/caps:off Do it", bench.config())
+    await bench.graph.ainvoke(prepared.input, bench.config())
+    assert bench.selector.calls == []
+    await bench.ask("And again")
+    assert bench.selector.calls == []
+    prepared = await prepare(bench.graph, "/caps:on Do it", bench.config())
+    await bench.graph.ainvoke(prepared.input, bench.config())
+    assert len(bench.selector.calls) == 1
+
+
+async def test_approval_off_is_refused_where_it_may_not_be(agent: Any, step: Any) -> None:
+    it = agent(Gauge, plans=[[]], checkpointer=InMemorySaver())
+    await it.ask()
+    with pytest.raises(ValidationError, match="approval_disabled"):
+        await prepare(it.graph, "/approval:off", it.config())
+
+
+async def test_a_switch_beside_an_answer_is_not_lost(agent: Any, step: Any) -> None:
+    @capability_node(requires_approval=True)
+    async def act() -> Gauge:
+        """Act."""
+        return Gauge(value=1)
+
+    it = agent(Gauge, act, plans=[[step("a", "act")]], checkpointer=InMemorySaver())
+    assert question(await it.ask())
+    with pytest.raises(ValidationError, match="unfinished"):
+        await prepare(it.graph, "/caps:off yes", it.config())
+    assert status(await answer(it, "approve")) == "completed"
