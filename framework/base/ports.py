@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
@@ -279,6 +280,50 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.decision not in ("allow", "deny", "ask"):
             raise ValueError(f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'.")
+
+
+class PermissionMode(IntEnum):
+    """What somebody may do, and what a capability asks for; more includes less.
+
+    >>> PermissionMode.READ_ONLY < PermissionMode.of("workspace_write") < PermissionMode.FULL_ACCESS
+    True
+    """
+
+    READ_ONLY = 1
+    WORKSPACE_WRITE = 2
+    FULL_ACCESS = 3
+
+    @classmethod
+    def of(cls, given: Any) -> PermissionMode:
+        """Return the mode that is given as itself, by its name or by its number.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        named = given.strip().upper() if isinstance(given, str) else None
+        found = [m for m in cls if m.name == named or (type(given) in (int, cls) and m == given)]
+        if not found:
+            names = ", ".join(mode.name for mode in cls)
+            raise ValueError(f"{given!r} is no permission mode. Fix: use one of {names}.")
+        return found[0]
+
+
+class Gate(Protocol):
+    """Looks at a result before it counts; ``framework.governance.QualityGate`` is one."""
+
+    async def examine(self, result: Any, what: str) -> str | None:
+        """Let a result pass, or say why a person has to look at it.
+
+        Args:
+            result: What there is.
+            what: Names it.
+
+        Returns:
+            ``None`` where it is good enough; a reason where a person decides.
+
+        Raises:
+            CapgraphError: It is not good enough; the severity says what happens then.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+)
 from pydantic import ValidationError as PydanticError
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
+from framework.base.ports import PermissionMode
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
@@ -84,6 +93,12 @@ def type_name(entry: Any) -> str | None:
     return entry if isinstance(entry, str) and entry else None
 
 
+def _gate(given: Any) -> Any:
+    if given is None or (callable(getattr(given, "examine", None)) and not isinstance(given, type)):
+        return given
+    raise ValueError("this is no gate; a QualityGate is one")
+
+
 def _table(cls: type[_T]) -> type[_T]:
     """Make a data class that type checkers take for a plain one.
 
@@ -111,6 +126,9 @@ class Declarations:
         repeatable: Whether a new plan of the same turn may let it act again without asking.
         behaviors: What stands around each of its attempts: objects with ``stage`` and
             ``async around(attempt, call_next)``.
+        permission: What its caller must be allowed, as ``PermissionMode`` or by name; ``None`` for
+            what its effect asks for.
+        gate: What its result has to be good enough for: a ``QualityGate``.
     """
 
     effect: Effect = "none"
@@ -122,6 +140,8 @@ class Declarations:
     effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
     repeatable: bool = False
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
+    permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
+    gate: Annotated[Any, AfterValidator(_gate)] = None
 
 
 DECLARED: dict[str, Any] = {

@@ -166,7 +166,7 @@ def unbound_services(spec: CapabilitySpec) -> Services:
         for name, declared in (
             ("requires_approval", spec.requires_approval),
             ('effect="once"', spec.effect == "once"),
-            ("permission", getattr(spec.cls, "permission", None) is not None),
+            ("permission", spec.permission is not None),
         )
         if declared
     ]
