@@ -285,6 +285,9 @@ def _is_network_type(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float | None:
+    own = getattr(error, "retry_after", None)
+    if isinstance(own, (int, float)) and math.isfinite(own):
+        return max(0.0, float(own))
     headers = getattr(getattr(error, "response", None), "headers", None)
     if headers is None:
         return None

@@ -51,6 +51,7 @@ def choose_strategies(
             # Hooks without a stage are about steps; a model's role brings its own.
             [item for item in options.get("behaviors", ()) if isinstance(item, Middleware)],
             own_planner="planner" in options,
+            clock=options.get("clock"),
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(

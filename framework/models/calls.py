@@ -21,8 +21,10 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.logger import clean_text, mask_secrets
 from framework.base import CapgraphError, ErrorSeverity, ModelError
 from framework.base.classify import diagnose
+from framework.base.clock import use_clock
 from framework.base.ports import STAGES, Attempt, Middleware
 from framework.models.roles import RoleModel
+from framework.pipeline.runner import in_order
 from framework.telemetry import AnswerToken, emit
 from framework.telemetry.metered import role_tag
 
@@ -70,7 +72,7 @@ async def call_model(
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
-    around = sorted(role.around, key=lambda middleware: STAGES.index(middleware.stage))
+    around = sorted(in_order(role.around), key=lambda item: STAGES.index(item.stage))
 
     async def bounded(attempt: Attempt) -> ResultT:
         async with _errors(role):
@@ -78,7 +80,8 @@ async def call_model(
 
     given = {"model": role.model, "messages": list(messages)}
     attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
-    return await _within([m for m in around if m.stage != "call"], bounded)(attempt)
+    with use_clock(role.clock):
+        return await _within([m for m in around if m.stage != "call"], bounded)(attempt)
 
 
 def _within(

@@ -19,6 +19,7 @@ from framework.base import (
     ModelError,
     require_extra,
 )
+from framework.base.clock import Clock
 from framework.base.ports import Middleware
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
@@ -38,12 +39,14 @@ class RoleModel:
         model: The chat model.
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
         around: What stands around each call.
+        clock: The graph's clock; ``None`` for the machine's.
     """
 
     role: str
     model: BaseChatModel
     limit_seconds: float | None = None
     around: Sequence[Middleware] = ()
+    clock: Clock | None = None
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.settings import Settings
 from framework.base import require_extra
+from framework.base.clock import Clock
 from framework.base.ports import Middleware
 from framework.models.answering import ModelAnswerer
 from framework.models.extraction import ModelExtractor
@@ -26,6 +27,7 @@ def model_strategies(
     behaviors: Sequence[Middleware] = (),
     *,
     own_planner: bool = False,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Return strategies for the roles that have a model.
 
@@ -38,6 +40,7 @@ def model_strategies(
         behaviors: What the operator puts around attempts; those of the stages ``reserve``,
             ``bound`` and ``call`` stand around model calls too.
         own_planner: Whether the application plans itself, so that nothing is left to the planner.
+        clock: The graph's clock; ``None`` for the machine's.
 
     Returns:
         ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
@@ -54,7 +57,7 @@ def model_strategies(
     limit = settings.limits.step_timeout_seconds
     roles = {
         role: RoleModel(
-            role, model if role == "answer" else unstreamed(model), limit, tuple(behaviors)
+            role, model if role == "answer" else unstreamed(model), limit, tuple(behaviors), clock
         )
         for role, model in models.items()
     }

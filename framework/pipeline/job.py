@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from configs.scoped import scoped
 from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
 from framework.base.ports import Attempt, Failure, Question, StepRecord
@@ -142,6 +144,18 @@ class Job:
 
 CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
 """The attempt whose body is running, so that an attempt inside it knows where it is."""
+
+_AROUND: ContextVar[Job | None] = ContextVar("capgraph_around", default=None)
+
+
+def current_job() -> Job | None:
+    """Return the run of the stages that the calling middleware stands in; ``None`` outside."""
+    return _AROUND.get()
+
+
+def standing_in(job: Job) -> AbstractContextManager[None]:
+    """Let a middleware know which run of the stages it stands in."""
+    return scoped(_AROUND, job)
 
 
 def kept_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.errors import GraphBubbleUp
 
 from configs.limits import Limits
-from framework.base.clock import Clock, SystemClock
+from framework.base.clock import Clock, SystemClock, use_clock
 from framework.base.errors import (
     CapabilityError,
     ConfigurationError,
@@ -39,7 +39,7 @@ from framework.pipeline import (
     settle,
 )
 from framework.pipeline.capacity import Capacity
-from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
+from framework.pipeline.job import CURRENT, Door, Inner, Job, Result, standing_in
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 
@@ -140,12 +140,18 @@ def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
     if stage in _INSIDE:
         inner = partial(_INSIDE[stage], inner=inner)
     own = in_order(item for item in around if _stage(item) == stage)
+    # Whoever has to wait for a limit waits without a slot.
+    outer = [item for item in own if stage == "reserve" and hasattr(item, "order")]
     if stage == "screen" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
         inner = partial(screen.leave, inner=inner)
-    for middleware in reversed(own):
+    for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
-    return partial(_SHIPPED[stage], inner=inner) if stage in _SHIPPED else inner
+    if stage in _SHIPPED:
+        inner = partial(_SHIPPED[stage], inner=inner)
+    for middleware in reversed(outer):
+        inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+    return inner
 
 
 def _stage(item: Any) -> str | None:
@@ -165,7 +171,8 @@ async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: 
     async def call_next(changed: Attempt | None = None) -> Any:
         return await inner(job, changed if changed is not None else attempt)
 
-    return await middleware.around(attempt, call_next)
+    with standing_in(job), use_clock(job.runner.clock):
+        return await middleware.around(attempt, call_next)
 
 
 async def _around_record(

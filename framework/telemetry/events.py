@@ -161,6 +161,16 @@ class Usage(_Event):
     cached_tokens: int = 0
 
 
+class CircuitChanged(_Event):
+    """A circuit breaker opened, lets probes in, or closed."""
+
+    event_type: Literal["circuit_changed"] = "circuit_changed"
+    name: str
+    state: Literal["closed", "open", "half_open"]
+    failures: int = 0
+    retry_after: float | None = None
+
+
 class EventsLost(_Event):
     """A sink was too slow: events before this one never reached it. On no stream, only there."""
 
@@ -190,6 +200,7 @@ Event = Annotated[
     | AnswerToken
     | AnswerPart
     | Usage
+    | CircuitChanged
     | EventsLost
     | TurnFinished,
     Field(discriminator="event_type"),

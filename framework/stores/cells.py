@@ -1,0 +1,292 @@
+"""Small values under a name, each changed as a whole: in memory, or in a database that processes share.
+
+A change is a function of the value and the moment. Two changes of one value never overlap, whoever
+makes them: in memory a lock is held for the function alone, in a database a change that another one
+overtook is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from langgraph.config import get_config
+
+from framework.base.clock import Clock, SystemClock
+from framework.base.errors import ConfigurationError, PersistenceError, require_extra
+from framework.base.ports import Rows
+from framework.base.threads import in_thread
+from framework.langgraph_compat import lent_saver
+from framework.stores.location import MEMORY, parse_url
+from framework.stores.rows import Found, PostgresRows, SqliteRows, rows_of
+
+T = TypeVar("T")
+
+FOREVER = float("inf")
+Change = Callable[[Any, float], tuple[Any, float, T]]
+"""Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
+many seconds it says more than an empty cell, and what the caller gets."""
+
+SAVER = "saver"
+"""Names the database of the run's own saver."""
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS capgraph_cells"
+    " (name TEXT PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
+)
+_READ = (
+    "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
+    " LEFT JOIN capgraph_cells ON name = ?"
+)
+_INSERT = (
+    "INSERT INTO capgraph_cells (value, stamp, expires, name) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (name) DO NOTHING"
+)
+_UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
+_SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
+_SWEEP_SHARE = 0.005  # of changes that clear away what expired
+_SWEEP_SIZE = 1024
+
+
+class Cells(ABC):
+    """Values under names."""
+
+    @abstractmethod
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait.
+
+        Args:
+            name: Name of the cell.
+            change: What is done with its value; it may be called more than once.
+            clock: Tells the moment.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+    @abstractmethod
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop.
+
+        Args:
+            name: Name of the cell.
+            change: What is done with its value; it may be called more than once.
+            clock: Tells the moment.
+            undo: Makes the change that takes this one back, for a caller that was cancelled while
+                it was written and never hears of it.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+
+class MemoryCells(Cells):
+    """Cells of this process.
+
+    >>> cells = MemoryCells()
+    >>> def count(value, now):
+    ...     return (value or 0) + 1, FOREVER, value
+    >>> [cells.change("calls", count, SystemClock()) for _ in range(2)]
+    [None, 1]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, tuple[Any, float]] = {}
+        self._sweep_at = _SWEEP_SIZE
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value."""
+        now = clock.monotonic()
+        with self._lock:
+            value, kept, result = change(self._values.get(name, (None,))[0], now)
+            if value is None or kept <= 0:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = (value, now + kept)
+            if len(self._values) > self._sweep_at:
+                self._values = {n: v for n, v in self._values.items() if v[1] > now}
+                self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._values))
+        return result
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value; it does not wait."""
+        return self.change(name, change, clock)
+
+
+class RowCells(Cells):
+    """Cells of a database; the moment is the database's, unless the clock is one of the caller's own.
+
+    Args:
+        rows: Runs statements; ``None`` for those beside the checkpoints of the run that asks.
+    """
+
+    def __init__(self, rows: Rows | None) -> None:
+        self._rows = rows
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait."""
+        rows = self._rows or _of_run()
+        steps = _steps(name, change, clock)
+        found = rows.run_blocking(_TABLE)
+        statement = next(steps)
+        while found is not None:
+            found = rows.run_blocking(*statement)
+            try:
+                statement = steps.send(found or (0, []))
+            except StopIteration as end:
+                return cast("T", end.value[0])
+        raise PersistenceError(
+            "What lies in a database in memory cannot be reached from a thread.", fix="Name a file."
+        )
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop."""
+        rows = self._rows or _of_run()
+        # Those of one loop go one after the other instead of overtaking each other in the database.
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            work = asyncio.ensure_future(_write(rows, name, change, clock))
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                result = await work
+                if undo is not None:
+                    await _write(rows, name, undo(result), clock)
+                raise
+
+
+async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
+    await rows.table(_TABLE)
+    steps = _steps(name, change, clock)
+    statement = next(steps)
+    while True:
+        found = await rows.run(*statement)
+        try:
+            statement = steps.send(found)
+        except StopIteration as end:
+            result, moment = end.value
+            break
+    if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
+        await rows.run(_SWEEP, (moment,))
+    return cast("T", result)
+
+
+def _steps(
+    name: str, change: Change[T], clock: Clock
+) -> Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]:
+    """Read a cell and write it, again when another one was first; yields the statements."""
+    while True:
+        ((moment, text, stamp),) = (yield _READ, (name,))[1]
+        now = float(moment) if isinstance(clock, SystemClock) else clock.now()
+        value = None if text is None else json.loads(text)
+        new, kept, result = change(value, now)
+        if new == value:
+            return result, now
+        expires = None if kept == FOREVER else now + kept
+        values = (json.dumps(new), uuid.uuid4().hex, expires, name)
+        touched, _ = yield (_INSERT, values) if stamp is None else (_UPDATE, (*values, stamp))
+        if touched:
+            return result, now
+
+
+def open_cells(store: str | Rows | None) -> Cells:
+    """Return the cells that a setting names.
+
+    Args:
+        store: ``None`` for this process; ``sqlite:///file.db`` or ``postgresql://…`` for a database
+            that processes share; ``saver`` for that of the run's own saver; or rows.
+
+    Raises:
+        ConfigurationError: It is none of these.
+        MissingExtraError: The extra of the database is not installed.
+
+    >>> type(open_cells(None)).__name__
+    'MemoryCells'
+    """
+    if store is None:
+        return MemoryCells()
+    if store == SAVER:
+        return RowCells(None)
+    if not isinstance(store, str):
+        return RowCells(store)
+    location = parse_url(store)
+    if location.target == MEMORY:
+        return MemoryCells()
+    if location.kind == "sqlite":
+        return RowCells(_FileRows(location.target))
+    require_extra("psycopg", "postgres")
+    return RowCells(_ServerRows(location.target))
+
+
+def _of_run() -> Rows:
+    try:
+        saver = lent_saver(get_config())
+    except RuntimeError:
+        saver = None
+    rows = rows_of(saver) if saver is not None else None
+    if rows is None:
+        raise ConfigurationError(
+            "The limits are to lie in the database of the run's saver, and there is none.",
+            fix="Give the graph a SQLite or PostgreSQL saver, or name a database as store.",
+        )
+    return rows
+
+
+class _FileRows(SqliteRows):
+    """Rows in a SQLite file of their own; each statement opens it, so that forks are harmless."""
+
+    def __init__(self, path: str) -> None:
+        self._made: set[str] = set()
+        self._path = path
+
+    async def _create(self, definition: str) -> None:
+        # Readers do not wait for who writes.
+        await self.run("PRAGMA journal_mode = WAL")
+        await self.run(definition)
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        return await _in_thread(self, statement, values)
+
+
+class _ServerRows(PostgresRows):
+    """Rows in a PostgreSQL database that no saver has open."""
+
+    def __init__(self, address: str) -> None:
+        self._made: set[str] = set()
+        self._address = address
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        return await _in_thread(self, statement, values)
+
+
+async def _in_thread(rows: Rows, statement: str, values: tuple[Any, ...]) -> Found:
+    found: Found = await in_thread(rows.run_blocking, statement, values)
+    return found
