@@ -29,7 +29,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
 from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
-from framework.engine.run_scope import run_scope
+from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.langgraph_compat import channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import digest_of
@@ -69,8 +69,11 @@ async def run_capability_node(
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
     inside = run_scope(bound, get_config()) if in_run else nullcontext()
-    with inside, counting(budget, bound.limits.max_model_calls):
-        record = await _answered(attempt, view, bound, budget, in_run=in_run)
+    try:
+        with inside, counting(budget, bound.limits.max_model_calls):
+            record = await _answered(attempt, view, bound, budget, in_run=in_run)
+    finally:
+        end_run(inside)
     update = _update(record, view, plain=not in_run)
     if in_run:
         if view.begun:

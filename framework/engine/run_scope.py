@@ -52,14 +52,26 @@ def run_scope(
             if before.get(var, _UNSET) is not value
         }
     held[_inside] = (*around, services)
-    return _Scope(held)
+    return _Scope(held, services)
+
+
+def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
+    """Tell the sinks that what went on in a scope is over.
+
+    Args:
+        scope: What :func:`run_scope` gave; the scope of an outer run is left to that one.
+        error: What the run was ended by.
+    """
+    if isinstance(scope, _Scope) and scope.services.events.has_sinks:
+        with scope:
+            scope.services.events.end_run(error)
 
 
 class _Scope(AbstractContextManager[None]):
     """Values of context variables, worked out once and set for each piece of a run."""
 
-    def __init__(self, held: Mapping[ContextVar[Any], Any]) -> None:
-        self._held = held
+    def __init__(self, held: Mapping[ContextVar[Any], Any], services: Services) -> None:
+        self._held, self.services = held, services
         self._tokens: list[Token[Any]] = []
 
     def __enter__(self) -> None:

@@ -150,6 +150,7 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
             duration=job.seconds(),
             severity=failure.severity.value,
             message=failure.message,
+            category=failure.metadata.get("category"),
             **attempt.event(),
         )
     )

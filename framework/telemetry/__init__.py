@@ -1,5 +1,12 @@
 """Typed events of a run, and the sinks that take them up."""
 
+from framework.telemetry.agent_events import (
+    AgentEvent,
+    AgentEventName,
+    AgentEventStatus,
+    AgentFailureClass,
+    agent_event,
+)
 from framework.telemetry.events import (
     AnswerPart,
     AnswerToken,
@@ -8,6 +15,7 @@ from framework.telemetry.events import (
     CircuitChanged,
     Event,
     EventsLost,
+    ModelFailed,
     PlanMade,
     Reclassify,
     Replan,
@@ -17,14 +25,26 @@ from framework.telemetry.events import (
     StepFinished,
     StepProgress,
     StepStarted,
+    ToolCalled,
     TurnFinished,
     Usage,
     emit,
     parse_event,
 )
-from framework.telemetry.sinks import EventDispatcher, about
+from framework.telemetry.shipped import (
+    FanoutSink,
+    JsonLinesSink,
+    NoopSink,
+    RingBufferSink,
+    SqliteEventSink,
+)
+from framework.telemetry.sinks import EventDispatcher, SentEvent, about
 
 __all__ = [
+    "AgentEvent",
+    "AgentEventName",
+    "AgentEventStatus",
+    "AgentFailureClass",
     "AnswerPart",
     "AnswerToken",
     "ApprovalAsked",
@@ -33,18 +53,27 @@ __all__ = [
     "Event",
     "EventDispatcher",
     "EventsLost",
+    "FanoutSink",
+    "JsonLinesSink",
+    "ModelFailed",
+    "NoopSink",
     "PlanMade",
     "Reclassify",
     "Replan",
     "Retry",
+    "RingBufferSink",
+    "SentEvent",
+    "SqliteEventSink",
     "Status",
     "StepFailed",
     "StepFinished",
     "StepProgress",
     "StepStarted",
+    "ToolCalled",
     "TurnFinished",
     "Usage",
     "about",
+    "agent_event",
     "emit",
     "parse_event",
 ]

@@ -33,6 +33,7 @@ class _Event(BaseModel):
     plan_id: str | None = None
     step_id: str | None = None
     attempt_id: str | None = None
+    parent_id: str | None = None
 
 
 class _StepEvent(_Event):
@@ -100,6 +101,7 @@ class StepFailed(_StepEvent):
     duration: float
     severity: str
     message: str
+    category: str | None = None
 
 
 class Retry(_Event):
@@ -159,6 +161,27 @@ class Usage(_Event):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    duration: float | None = None
+    cost_usd: float | None = None
+
+
+class ModelFailed(_Event):
+    """A call of a chat model failed; ``error`` is the type of what was raised."""
+
+    event_type: Literal["model_failed"] = "model_failed"
+    role: str
+    model: str = ""
+    duration: float = 0.0
+    error: str = ""
+
+
+class ToolCalled(_Event):
+    """A tool was called inside a step or a model's loop, and ended."""
+
+    event_type: Literal["tool_called"] = "tool_called"
+    name: str
+    duration: float = 0.0
+    error: str | None = None
 
 
 class CircuitChanged(_Event):
@@ -201,6 +224,8 @@ Event = Annotated[
     | AnswerPart
     | Usage
     | CircuitChanged
+    | ModelFailed
+    | ToolCalled
     | EventsLost
     | TurnFinished,
     Field(discriminator="event_type"),
