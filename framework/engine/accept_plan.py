@@ -14,7 +14,7 @@ from framework.approvals import PLAN
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
-from framework.engine.caller_plan import plan_digest
+from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.services import Services
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
@@ -159,7 +159,7 @@ async def accept(
         "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
-        "planning_accepted": digest,
+        "planning_accepted": Accepted(digest),
         "planning_history": [dict(version)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,

@@ -9,7 +9,7 @@ from framework.approvals.answers import Answer
 from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Failure, StepRecord
-from framework.engine.caller_plan import plan_digest
+from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
@@ -65,7 +65,8 @@ async def apply_answers(
     }
     if any(answer.decision == "edit" for answer in answers.values()):
         plan = {**view.plan, "steps": list(steps.values())}
-        update |= {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
+        digest = Accepted(plan_digest(plan))
+        update |= {"planning_execution_plan": plan, "planning_accepted": digest}
     if results:
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
 from langgraph.func import task
 
@@ -22,6 +23,7 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     InfrastructureError,
+    ValidationError,
 )
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Failure, Question, StepRecord
@@ -35,6 +37,7 @@ from framework.langgraph_compat import channels_of_graph, given_to_run, plain_va
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
+from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
@@ -150,6 +153,8 @@ async def _answered(
     runtime = current_runtime()
     # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
     apart = not view.begun and not attempt.step and runtime is not None
+    if apart and services.registry.capabilities[attempt.capability].effect != "none":
+        await _refuse_old(services.journal())
     ledger = services.ledger(view, visit=runtime.execution_info.task_id if apart else "")
     # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
     beside = not (attempt.step or services.limits.max_turn_attempts)
@@ -182,6 +187,31 @@ async def _answered(
         if answer.decision == "edit":
             changed: Any = {**attempt.step, "parameters": answer.parameters}
             attempt = replace(attempt, step=changed)
+
+
+async def _refuse_old(journal: Journal) -> None:
+    """Act once for one message: a graph of one's own has nobody else who would remember it.
+
+    Raises:
+        ValidationError: The message that this run was given has had a run before.
+    """
+    if journal.room or (began := await journal.began()) is None:
+        return  # inside another graph its task says what is new
+    given = (given_to_run(began) or {}).get("messages") or []
+    messages = convert_to_messages(given if isinstance(given, list) else [given])
+    said = next((m for m in reversed(messages) if m.type == "human"), None)
+    if said is None or said.id is None:
+        return
+    name = f"begun/{digest_of([said.id, said.content])}"
+    run = began.config["configurable"]["checkpoint_id"]
+    known = await journal.read(name)
+    if known.get("run", run) != run:
+        raise ValidationError(
+            "There is nothing new: the last message has had its run.",
+            fix="Send a new message, or None to go on with an unfinished run.",
+        )
+    if not known:
+        await journal.write(name, {"run": run})
 
 
 async def _ask(question: Question, attempt: Attempt, view: TurnView, services: Services) -> Answer:

@@ -29,6 +29,7 @@ from framework.base.errors import (
 )
 from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
+from framework.engine.caller_plan import Accepted
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
 from framework.pipeline.call import accepted_arguments
@@ -48,6 +49,7 @@ _ROUTINGS = 100
 """How often a turn may be sent on, by the router or a node of one's own, besides for its steps."""
 _CLOSING = frozenset({"respond", "clarify", "error"})
 _BEGIN = "begin_turn"
+_ACCEPTED = "planning_accepted"
 
 
 async def run_infrastructure_node(
@@ -154,8 +156,13 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
             fix="Return Command(goto=…) to go elsewhere.",
         )
+    if any(name == _ACCEPTED and not isinstance(item, Accepted | None) for name, item in written):
+        raise InfrastructureError(
+            f"{spec.name!r} returned {_ACCEPTED!r}, which only the gate of plans may write.",
+            fix="Return 'planning_execution_plan' alone: the plan is checked, then it runs.",
+        )
     plain = [
-        (name, plain_value(name, item, spec.name))
+        (name, str(item) if name == _ACCEPTED and item else plain_value(name, item, spec.name))
         for name, item in written
         # What a turn has used up, no node can give back.
         if name != "control_budget" or not isinstance(item, Overwrite)
