@@ -39,6 +39,23 @@ from framework.telemetry.shipped import (
     SqliteEventSink,
 )
 from framework.telemetry.sinks import EventDispatcher, SentEvent, about
+from framework.telemetry.usage import (
+    ModelPricing,
+    PriceTable,
+    PricingAlreadyRegisteredError,
+    UsageSnapshot,
+    UsageTracker,
+    format_cost,
+    has_pricing,
+    register_pricing,
+)
+from framework.telemetry.usage_sinks import (
+    FanoutUsageSink,
+    NoopUsageSink,
+    RingBufferUsageSink,
+    SqliteUsageSink,
+    UsageSink,
+)
 
 __all__ = [
     "AgentEvent",
@@ -54,16 +71,23 @@ __all__ = [
     "EventDispatcher",
     "EventsLost",
     "FanoutSink",
+    "FanoutUsageSink",
     "JsonLinesSink",
     "ModelFailed",
+    "ModelPricing",
     "NoopSink",
+    "NoopUsageSink",
     "PlanMade",
+    "PriceTable",
+    "PricingAlreadyRegisteredError",
     "Reclassify",
     "Replan",
     "Retry",
     "RingBufferSink",
+    "RingBufferUsageSink",
     "SentEvent",
     "SqliteEventSink",
+    "SqliteUsageSink",
     "Status",
     "StepFailed",
     "StepFinished",
@@ -72,8 +96,14 @@ __all__ = [
     "ToolCalled",
     "TurnFinished",
     "Usage",
+    "UsageSink",
+    "UsageSnapshot",
+    "UsageTracker",
     "about",
     "agent_event",
     "emit",
+    "format_cost",
+    "has_pricing",
     "parse_event",
+    "register_pricing",
 ]
