@@ -8,6 +8,7 @@ is given ``callbacks`` of its own, or one that goes past LangChain.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -18,12 +19,13 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import ChatGeneration, LLMResult
+from langgraph.errors import GraphBubbleUp
 
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
-from framework.telemetry.events import Usage
+from framework.telemetry.events import ModelFailed, ToolCalled, Usage
 
 _ROLE = "role:"
 _OTHER = "capability"
@@ -37,7 +39,18 @@ class _Turn:
     limit: int
     write: Callable[[Any], None] | None
     outer: _Turn | None
-    names: dict[UUID, str] = field(default_factory=dict)  # of models whose calls are under way
+    calls: dict[UUID, _Call] = field(default_factory=dict)  # of models and tools, under way
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is under way."""
+
+    name: str
+    began: float = field(default_factory=time.perf_counter)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("capgraph_model_calls", default=None)
@@ -81,7 +94,7 @@ class ModelMeter(BaseCallbackHandler):
     raise_error = True
     run_inline = True
     # Every node and step is a chain to LangChain; it is quicker for not being told of them.
-    ignore_chain = ignore_agent = True
+    ignore_chain = True
 
     def on_chat_model_start(
         self,
@@ -118,21 +131,41 @@ class ModelMeter(BaseCallbackHandler):
         """Report the tokens of a call."""
         turn = _turn.get()
         # Several handlers may be told of a call: the first to come reports it.
-        if turn is not None and run_id not in turn.names:
+        if turn is not None and run_id not in turn.calls:
             return
-        name = _done(run_id)
-        usage = _usage(response, _role(tags), name)
-        if usage is None:
-            return
-        while turn is not None and turn.outer is not None:
-            turn = turn.outer
-        write = turn.write if turn is not None else stream_writer()
-        if write is not None:
-            write(usage.model_dump(exclude_none=True))
+        call = _done(run_id)
+        usage = _usage(response, _role(tags), call.name if call is not None else "")
+        if usage is not None:
+            if call is not None:
+                usage.duration = call.seconds()
+            _report(usage)
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a call that failed; it stays counted."""
-        _done(run_id)
+    def on_llm_error(
+        self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
+    ) -> None:
+        """Report a call that failed; it stays counted."""
+        if (call := _done(run_id)) is not None:
+            told = {"duration": call.seconds(), "error": type(error).__name__}
+            _report(ModelFailed(role=_role(tags), model=call.name, **told))
+
+    def on_tool_start(
+        self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
+    ) -> None:
+        """Remember a call of a tool."""
+        if (turn := _turn.get()) is not None:
+            turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
+        """Report a call of a tool."""
+        if (call := _done(run_id)) is not None:
+            _report(ToolCalled(name=call.name, duration=call.seconds()))
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Report a call of a tool that failed; one that asks somebody did not."""
+        call = _done(run_id)
+        if call is not None and not isinstance(error, GraphBubbleUp):
+            told = {"duration": call.seconds(), "error": type(error).__name__}
+            _report(ToolCalled(name=call.name, **told))
 
 
 METER = ModelMeter()
@@ -141,7 +174,7 @@ METER = ModelMeter()
 def _count(run_id: UUID, name: str) -> None:
     with _lock:
         innermost = _turn.get()
-        if innermost is None or run_id in innermost.names:
+        if innermost is None or run_id in innermost.calls:
             return
         turn: _Turn | None = innermost
         while turn is not None:
@@ -155,12 +188,21 @@ def _count(run_id: UUID, name: str) -> None:
         while turn is not None:
             turn.budget.model_calls += 1
             turn = turn.outer
-        innermost.names[run_id] = name
+        innermost.calls[run_id] = _Call(name)
 
 
-def _done(run_id: UUID) -> str:
+def _done(run_id: UUID) -> _Call | None:
     turn = _turn.get()
-    return turn.names.pop(run_id, "") if turn is not None else ""
+    return turn.calls.pop(run_id, None) if turn is not None else None
+
+
+def _report(event: Usage | ModelFailed | ToolCalled) -> None:
+    turn = _turn.get()
+    while turn is not None and turn.outer is not None:
+        turn = turn.outer
+    write = turn.write if turn is not None else stream_writer()
+    if write is not None:
+        write(event.model_dump(exclude_none=True))
 
 
 def _role(tags: list[str] | None) -> str:
