@@ -43,7 +43,10 @@ class OrchestratorNode(BaseInfrastructureNode):
         view = services.view(state)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
-        active = tuple(selection["chosen"]) if deferred else view.active or ()
+        chosen = tuple(selection["chosen"]) if deferred else view.active or ()
+        # Whoever goes on with a turn may be another one than who began it.
+        hidden = services.registry.capabilities.keys() - services.registry_of(view).capabilities
+        active = tuple(name for name in chosen if name not in hidden)
         if not active:
             empty = Checked(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept(empty, view, services)
@@ -79,7 +82,7 @@ async def _plan(
     request: dict[str, Any] = {
         "task": view.task,
         "active": active,
-        "catalog": services.registry,
+        "catalog": services.registry_of(view),
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
         "notes": await services.registry.planning_notes(active, view.state, services.settings)

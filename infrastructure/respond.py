@@ -72,7 +72,7 @@ async def answer(
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),
-            abilities=services.registry.describe(),
+            abilities=services.registry_of(view).describe(),
             messages=view.messages,
             question=question,
             instructions=await services.instructions(view),

@@ -73,6 +73,8 @@ async def check(
         PlanProblemsError: It has problems, or brings back what a person rejected.
         PolicyError: A policy refuses it.
     """
+    if services.permissions is not None:
+        services.permissions.check_plan(plan, view)
     repaired = repair_plan(
         plan,
         services.registry,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.config import get_config
 from typing_extensions import Unpack
 
-from configs.logger import SecretMasker
+from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import PlanPolicy, StepPolicy
 from framework.base.spec import CapabilitySpec
@@ -17,6 +17,7 @@ from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
+from framework.governance.caller import CallerPermissions
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -79,6 +80,9 @@ def bind(
     registry = as_registry(capabilities).frozen()
     behaviors = options.get("behaviors", ())
     plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
+    permissions = _permissions(registry, options.get("permissions"))
+    if permissions is not None:
+        step_policies = (permissions, *step_policies)
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
@@ -102,6 +106,7 @@ def bind(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
+        permissions=permissions,
         events=EventDispatcher(tuple(options.get("sinks", ()))),
         masker=SecretMasker.of(settings),
         prompts=prompts,
@@ -123,6 +128,24 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
             raise RegistryError(f"{item!r} is given twice.", fix="Give each capability once.")
         registry.register(item)
     return registry
+
+
+def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:
+    if given is None:
+        unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
+        if unasked:
+            get_logger("framework", "bind").warning(
+                "These declare a permission, and nothing checks it: %s. Fix: give"
+                " permissions=PermissionPolicy(…).",
+                ", ".join(unasked),
+            )
+        return None
+    if isinstance(given, type) or not callable(getattr(given, "authorize", None)):
+        raise ConfigurationError(
+            f"{given!r} are no permissions.",
+            fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
+        )
+    return CallerPermissions(registry, given)
 
 
 def _sorted_policies(

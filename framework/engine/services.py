@@ -19,6 +19,8 @@ from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.clock import Clock
 from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.governance import Permissions
+from framework.governance.caller import CallerPermissions
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -44,6 +46,8 @@ class OperatorOptions(TypedDict, total=False):
             see ``framework.behaviors``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
             (``decide``); one object may do both. No input of a caller can switch them off.
+        permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
+            caller without a role that is configured may use none.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
         capacity: Slots for steps; shared by all graphs of the process when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
@@ -59,6 +63,7 @@ class OperatorOptions(TypedDict, total=False):
 
     behaviors: Sequence[Middleware | Behavior]
     policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
+    permissions: Permissions | None
     sinks: Sequence[Sink]
     capacity: Capacity | None
     state_schema: type[Any]
@@ -87,6 +92,7 @@ class Services:
         answerer: Writes the final message.
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
+        permissions: What callers may use; ``None`` where nobody decides about that.
         events: Stamps the events of runs and hands them to the sinks.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
@@ -104,6 +110,7 @@ class Services:
     answerer: Answerer
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
+    permissions: CallerPermissions | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
@@ -140,6 +147,12 @@ class Services:
     def chat_model(self) -> Callable[[str], Any]:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
+
+    def registry_of(self, view: TurnView) -> Registry:
+        """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
+        if self.permissions is None:
+            return self.registry
+        return self.permissions.registry_of(view.caller)
 
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""

@@ -1,6 +1,16 @@
 """What an operator allows: permissions, policies, budgets, quality gates, recovery."""
 
+from framework.base.ports import PermissionMode
 from framework.governance.budget import Budget, BudgetExceededError, Reservation
+from framework.governance.cedar import CedarPermissions
+from framework.governance.permissions import (
+    PermissionDeniedError,
+    PermissionEnforcer,
+    PermissionOutcome,
+    PermissionPolicy,
+    Permissions,
+    RolePermissionConfig,
+)
 from framework.governance.usage_limits import (
     GovernanceBreachError,
     GovernancePlane,
@@ -17,6 +27,7 @@ from framework.governance.usage_limits import (
 __all__ = [
     "Budget",
     "BudgetExceededError",
+    "CedarPermissions",
     "GovernanceBreachError",
     "GovernancePlane",
     "GovernanceState",
@@ -25,7 +36,14 @@ __all__ = [
     "MaxConsecutiveFailuresLimit",
     "MaxIterationsLimit",
     "MaxToolCallsLimit",
+    "PermissionDeniedError",
+    "PermissionEnforcer",
+    "PermissionMode",
+    "PermissionOutcome",
+    "PermissionPolicy",
+    "Permissions",
     "Reservation",
+    "RolePermissionConfig",
     "UsageLimitExceededError",
     "UsageLimits",
 ]

@@ -14,6 +14,7 @@ from framework.base.errors import (
     ErrorSeverity,
     FatalExecutionError,
     LimitError,
+    PolicyError,
 )
 from framework.base.ports import Failure
 from framework.pipeline.retry_policy import declared_policy
@@ -51,8 +52,9 @@ def read_failure(
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
-    # A bound of the run is not the author's to interpret; what asks for other parameters has been.
-    if not isinstance(exc, (LimitError, AskAgain)):
+    # What an operator decides is not the author's to interpret; what asks for other parameters
+    # has been.
+    if not isinstance(exc, (LimitError, PolicyError, AskAgain)):
         try:
             answer = cls.classify_error(exc, dict(context))
         except Exception as second:
