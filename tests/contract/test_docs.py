@@ -14,7 +14,6 @@ import pytest
 import typer
 import yaml
 
-import framework.base
 from configs.errors import CapgraphError
 from configs.settings import Settings, load_settings
 from framework.cli.exit_codes import ExitCode
