@@ -22,6 +22,7 @@ from framework.engine.accept_plan import (
 )
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
+from framework.planning.reach import stand_ins
 from framework.planning.strategies import PlanRequest
 from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
@@ -79,6 +80,10 @@ async def _plan(
     view: TurnView, services: Services, active: tuple[str, ...], deferred: bool
 ) -> tuple[Checked, int, str]:
     failure = view.last_failure
+    away = await services.runner.out_of_reach()
+    if away:
+        instead = stand_ins(active, away, services.registry.capabilities, view.contexts)
+        active = tuple(dict.fromkeys([*active, *instead]))
     request: dict[str, Any] = {
         "task": view.task,
         "active": active,
@@ -95,6 +100,7 @@ async def _plan(
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
+        "out_of_reach": away,
         "instructions": await services.instructions(view),
         "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }

@@ -399,6 +399,14 @@ class Behavior(Protocol):
         """Look at why it failed, and give a result all the same."""
 
 
+@runtime_checkable
+class Reach(Protocol):
+    """A behaviour that knows when a capability cannot be called, so that plans do without it."""
+
+    async def out_of_reach(self, capability: str) -> str | None:
+        """Say why it cannot be called now, and until when; ``None`` when it can."""
+
+
 class View(Protocol):
     """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
 

@@ -22,6 +22,7 @@ from framework.base.ports import (
     Behavior,
     Middleware,
     Question,
+    Reach,
     StepPolicy,
     StepRecord,
 )
@@ -95,6 +96,12 @@ class StepRunner:
         check_middlewares(self._behaviors, "behaviors")
         for spec in registry.capabilities.values():
             check_middlewares(spec.behaviors, f"{spec.name}.behaviors")
+        self._reach = [
+            (spec.name, item)
+            for spec in registry.capabilities.values()
+            for item in (*self._behaviors, *spec.behaviors)
+            if isinstance(item, Reach)
+        ]
         self._chains: dict[str, Inner] = {}
 
     @property
@@ -123,6 +130,12 @@ class StepRunner:
             chain = self._chains[spec.name] = self._chain(spec)
         result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
         return result
+
+    async def out_of_reach(self) -> dict[str, str]:
+        """Return the capabilities that cannot be called now, each with why and until when."""
+        with use_clock(self.clock):
+            told = [(name, await item.out_of_reach(name)) for name, item in self._reach]
+        return {name: why for name, why in told if why is not None}
 
     def _chain(self, spec: CapabilitySpec) -> Inner:
         around = [*self._behaviors, *spec.behaviors]
