@@ -31,6 +31,7 @@ from framework.telemetry.events import (
     emit,
     parse_event,
 )
+from framework.telemetry.otel import OpenTelemetrySink
 from framework.telemetry.shipped import (
     FanoutSink,
     JsonLinesSink,
@@ -77,6 +78,7 @@ __all__ = [
     "ModelPricing",
     "NoopSink",
     "NoopUsageSink",
+    "OpenTelemetrySink",
     "PlanMade",
     "PriceTable",
     "PricingAlreadyRegisteredError",

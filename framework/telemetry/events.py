@@ -161,6 +161,7 @@ class Usage(_Event):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    provider: str = ""
     duration: float | None = None
     cost_usd: float | None = None
 

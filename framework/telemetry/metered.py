@@ -47,6 +47,7 @@ class _Call:
     """A call that is under way."""
 
     name: str
+    provider: str = ""
     began: float = field(default_factory=time.perf_counter)
 
     def seconds(self) -> float:
@@ -110,8 +111,9 @@ class ModelMeter(BaseCallbackHandler):
         Raises:
             LimitError: The turn has made as many calls as it may.
         """
-        known = (metadata or {}).get("ls_model_name") or (serialized or {}).get("name")
-        _count(run_id, str(known or ""))
+        known = metadata or {}
+        name = known.get("ls_model_name") or (serialized or {}).get("name")
+        _count(run_id, _Call(str(name or ""), str(known.get("ls_provider") or "")))
 
     def on_llm_start(
         self,
@@ -137,7 +139,7 @@ class ModelMeter(BaseCallbackHandler):
         usage = _usage(response, _role(tags), call.name if call is not None else "")
         if usage is not None:
             if call is not None:
-                usage.duration = call.seconds()
+                usage.duration, usage.provider = call.seconds(), call.provider
             _report(usage)
 
     def on_llm_error(
@@ -171,7 +173,7 @@ class ModelMeter(BaseCallbackHandler):
 METER = ModelMeter()
 
 
-def _count(run_id: UUID, name: str) -> None:
+def _count(run_id: UUID, call: _Call) -> None:
     with _lock:
         innermost = _turn.get()
         if innermost is None or run_id in innermost.calls:
@@ -188,7 +190,7 @@ def _count(run_id: UUID, name: str) -> None:
         while turn is not None:
             turn.budget.model_calls += 1
             turn = turn.outer
-        innermost.calls[run_id] = _Call(name)
+        innermost.calls[run_id] = call
 
 
 def _done(run_id: UUID) -> _Call | None:

@@ -107,38 +107,24 @@ class RingBufferSink(NoopSink):
         self._events.clear()
 
 
-class _FileSink:
-    """What sinks on files share: one thread, nothing on the loop, batches, a bound."""
+class Fed:
+    """What sinks share that have something to flush: they know what feeds them."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.lost = 0
+    def __init__(self) -> None:
         self._off_loop, self._guard = OffLoop(), threading.Lock()
-        self._waiting: deque[dict[str, Any]] = deque()
         self._feeds: list[Callable[[], None]] = []
 
     def fed_by(self, wait: Callable[[], None]) -> None:
         """Know what waits until the events of a graph have come here."""
         self._feeds.append(wait)
 
-    def emit(self, event: Any) -> Any:
-        """Write one event; on an event loop it is written soon, and can be awaited."""
-        return self.emit_many([event])
-
-    def emit_many(self, events: Sequence[Any]) -> Any:
-        """Write several events at once."""
-        room = _CAPACITY - len(self._waiting)
-        self.lost += max(0, len(events) - room)
-        self._waiting.extend(plain_event(event) for event in events[:room])
-        return self._off_loop.do(self._drain)
-
     def flush(self) -> Awaitable[None] | None:
-        """Wait until what was sent so far is in the file."""
+        """Wait until what was sent so far is where it belongs."""
         done: Awaitable[None] | None = self._off_loop.do(self._fed)
         return done
 
     def close(self) -> Awaitable[None] | None:
-        """Write what waits and close the file; the next event opens it again."""
+        """Do the same and give back what the sink holds; the next event opens it again."""
         done: Awaitable[None] | None = self._off_loop.do(self._shut)
         return done
 
@@ -151,6 +137,33 @@ class _FileSink:
         self._fed()
         with self._guard:
             self._close()
+
+    def _drain(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+class _FileSink(Fed):
+    """What sinks on files share: one thread, nothing on the loop, batches, a bound."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.lost = 0
+        self._waiting: deque[dict[str, Any]] = deque()
+
+    def emit(self, event: Any) -> Any:
+        """Write one event; on an event loop it is written soon, and can be awaited."""
+        return self.emit_many([event])
+
+    def emit_many(self, events: Sequence[Any]) -> Any:
+        """Write several events at once."""
+        room = _CAPACITY - len(self._waiting)
+        self.lost += max(0, len(events) - room)
+        self._waiting.extend(plain_event(event) for event in events[:room])
+        return self._off_loop.do(self._drain)
 
     def _drain(self) -> None:
         with self._guard:

@@ -1,0 +1,325 @@
+"""Spans and metrics of whole graphs, by the real SDK (T26)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from framework import BaseCapability, CapabilityContext, build_graph, capability_node
+from framework.base import CapabilityError, ErrorSeverity
+from framework.telemetry import OpenTelemetrySink
+from framework.testing import FakeClock, ScriptedModel
+
+SECRET = "the patient has the flu"
+
+
+class Level(CapabilityContext):
+    litres: float
+
+
+class Sum(CapabilityContext):
+    litres: float
+
+
+class Wiring:
+    """A sink with the SDK's in-memory exporters behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.exporter, self.reader = InMemorySpanExporter(), InMemoryMetricReader()
+        tracer_provider = TracerProvider()
+        tracer_provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        meter_provider = MeterProvider([self.reader])
+        self.sink = OpenTelemetrySink(tracer_provider, meter_provider, **options)
+
+    async def spans(self) -> list[ReadableSpan]:
+        await self.sink.flush()  # type: ignore[misc]
+        return list(self.exporter.get_finished_spans())
+
+    def points(self, name: str) -> list[Any]:
+        data = self.reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
+
+@pytest.fixture
+def wiring() -> Wiring:
+    return Wiring()
+
+
+def tree(spans: list[ReadableSpan]) -> dict[str, list[str]]:
+    """Return the names on the way from the root to each span, by its name and place."""
+    by_id = {span.context.span_id: span for span in spans}
+
+    def way(span: ReadableSpan) -> list[str]:
+        above = by_id.get(span.parent.span_id) if span.parent is not None else None
+        return [*(way(above) if above is not None else []), span.name]
+
+    return {"/".join(way(span)): way(span) for span in spans}
+
+
+@tool
+def weigh(what: str) -> str:
+    """Weigh something."""
+    return f"1 kg of {what}"
+
+
+def answered(text: str) -> AIMessage:
+    usage: Any = {"input_tokens": 7, "output_tokens": 5, "total_tokens": 12}
+    return AIMessage(content=text, usage_metadata=usage)
+
+
+@capability_node
+class Read(BaseCapability):
+    name = "read"
+    description = "Read a level"
+    provides = [Level]
+
+    async def execute(self) -> Level:
+        await asyncio.sleep(0)
+        model = self.chat_model()
+        if model is not None:
+            await model.ainvoke(SECRET)
+            await weigh.ainvoke({"what": SECRET})
+        return Level(litres=1.0)
+
+
+@capability_node
+class Add(BaseCapability):
+    name = "add"
+    description = "Add levels"
+    requires = [Level]
+    provides = [Sum]
+
+    async def execute(self) -> Sum:
+        return Sum(litres=2.0)
+
+
+def step(key: str, capability: str, **more: Any) -> dict[str, Any]:
+    return {"context_key": key, "capability": capability, "task_objective": SECRET, **more}
+
+
+PLAN = {
+    "steps": [step("a", "read"), step("b", "add", inputs=[{"LEVEL": "a"}]), step("z", "respond")]
+}
+GIVEN: Any = {"messages": [("user", SECRET)], "planning_execution_plan": PLAN}
+
+
+async def test_a_run_is_one_trace_with_one_root(wiring: Wiring) -> None:
+    model = ScriptedModel(responses=lambda _: answered(SECRET))
+    graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
+    await graph.ainvoke(GIVEN)
+    spans = await wiring.spans()
+    assert len({span.context.trace_id for span in spans}) == 1
+    [root] = [span for span in spans if span.parent is None]
+    assert root.name == "invoke_agent"
+    ways = tree(spans)
+    assert "invoke_agent/plan/step a/attempt 1/chat scripted" in ways
+    assert "invoke_agent/plan/step a/attempt 1/execute_tool weigh" in ways
+    assert "invoke_agent/plan/step b/attempt 1" in ways
+    for span in spans:
+        above = next(
+            (s for s in spans if span.parent and s.context.span_id == span.parent.span_id), None
+        )
+        if above is not None:
+            assert above.start_time <= span.start_time, (above.name, span.name)
+            assert span.end_time <= above.end_time, (above.name, span.name)
+
+
+async def test_the_conventions_and_the_metrics(wiring: Wiring) -> None:
+    model = ScriptedModel(responses=lambda _: answered("x"))
+    graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
+    await graph.ainvoke(GIVEN)
+    chat = next(s for s in await wiring.spans() if s.name.startswith("chat"))
+    assert chat.attributes["gen_ai.operation.name"] == "chat"
+    assert chat.attributes["gen_ai.usage.input_tokens"] == 7
+    assert chat.attributes["gen_ai.usage.output_tokens"] == 5
+    assert chat.kind.name == "CLIENT"
+    tokens = wiring.points("gen_ai.client.token.usage")
+    assert {p.attributes["gen_ai.token.type"] for p in tokens} == {"input", "output"}
+    assert {p.sum / p.count for p in tokens} == {7, 5}
+    assert wiring.points("gen_ai.client.operation.duration")
+    durations = wiring.points("capgraph.step.duration")
+    assert {p.attributes["capgraph.capability"] for p in durations} == {"read", "add"}
+    assert wiring.points("capgraph.run.duration")[0].count == 1
+
+
+@pytest.mark.parametrize("content", [False, True])
+async def test_content_is_off_unless_asked(content: bool) -> None:
+    wiring = Wiring(content=content)
+    model = ScriptedModel(responses=lambda _: answered(SECRET))
+    graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
+    await graph.ainvoke(GIVEN)
+    said = "".join(json.dumps(json.loads(span.to_json())) for span in await wiring.spans())
+    assert (SECRET in said) is content
+
+
+async def test_runs_side_by_side_never_share_a_span(wiring: Wiring) -> None:
+    graph = build_graph([Level, Sum, Read, Add], checkpointer=InMemorySaver(), sinks=[wiring.sink])
+    wide = {"steps": [*(step(f"a{n}", "read") for n in range(5)), step("z", "respond")]}
+    given = {**GIVEN, "planning_execution_plan": wide}
+    await asyncio.gather(
+        *(graph.ainvoke(given, {"configurable": {"thread_id": str(n)}}) for n in range(20))
+    )
+    spans = await wiring.spans()
+    traces: dict[int, list[ReadableSpan]] = {}
+    for span in spans:
+        traces.setdefault(span.context.trace_id, []).append(span)
+    assert len(traces) == 20
+    for found in traces.values():
+        assert len([span for span in found if span.parent is None]) == 1
+        ids = {span.context.span_id for span in found}
+        assert all(span.parent.span_id in ids for span in found if span.parent is not None)
+        assert {f"invoke_agent/plan/step a{n}/attempt 1" for n in range(5)} <= set(tree(found))
+
+
+async def test_a_further_try_is_a_span_of_its_own(wiring: Wiring) -> None:
+    @capability_node
+    class Shaky(BaseCapability):
+        name = "shaky"
+        description = "Fails once"
+        provides = [Level]
+        tries: list[int] = []
+
+        async def execute(self) -> Level:
+            self.tries.append(1)
+            if len(self.tries) == 1:
+                raise CapabilityError(SECRET, severity=ErrorSeverity.RETRIABLE)
+            return Level(litres=1.0)
+
+    plan = {"steps": [step("a", "shaky"), step("z", "respond")]}
+    graph = build_graph([Level, Shaky], sinks=[wiring.sink], clock=FakeClock())
+    await graph.ainvoke({**GIVEN, "planning_execution_plan": plan})
+    spans = await wiring.spans()
+    tries = {s.name: s for s in spans if s.name.startswith("attempt")}
+    assert tries["attempt 1"].status.status_code.name == "ERROR"
+    assert tries["attempt 2"].status.is_ok or tries["attempt 2"].status.status_code.name == "UNSET"
+    assert tries["attempt 1"].parent.span_id == tries["attempt 2"].parent.span_id
+    [one] = [s for s in spans if s.name == "step a"]
+    assert one.status.status_code.name == "UNSET"
+    [retries] = wiring.points("capgraph.retries")
+    assert retries.value == 1
+    assert SECRET not in "".join(span.to_json() for span in spans)
+
+
+async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring) -> None:
+    @capability_node
+    class Pour(BaseCapability):
+        name = "pour"
+        description = "Pours"
+        provides = [Level]
+        requires_approval = True
+
+        async def execute(self) -> Level:
+            return Level(litres=1.0)
+
+    graph = build_graph([Level, Pour], checkpointer=InMemorySaver(), sinks=[wiring.sink])
+    plan = {"steps": [step("a", "pour"), step("z", "respond")]}
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke({**GIVEN, "planning_execution_plan": plan}, config)
+    assert "__interrupt__" in out
+    [first] = [s for s in await wiring.spans() if s.parent is None]
+    await graph.ainvoke(Command(resume={"a": {"decision": "approve"}}), config)
+    spans = await wiring.spans()
+    [second] = [s for s in spans if s.parent is None and s is not first]
+    assert second.context.trace_id != first.context.trace_id
+    assert [link.context.span_id for link in second.links] == [first.context.span_id]
+    for name in ("gen_ai.conversation.id", "capgraph.turn.id"):
+        assert first.attributes[name] == second.attributes[name]
+    inside = [s for s in spans if s.context.trace_id == second.context.trace_id]
+    assert "invoke_agent/plan/step a/attempt 1" in tree(inside)
+
+
+async def test_a_run_that_is_cancelled_ends_its_spans(wiring: Wiring) -> None:
+    begun = asyncio.Event()
+
+    @capability_node
+    class Wait(BaseCapability):
+        name = "wait"
+        description = "Waits"
+        provides = [Level]
+
+        async def execute(self) -> Level:
+            begun.set()
+            await asyncio.Event().wait()
+            return Level(litres=1.0)
+
+    graph = build_graph([Level, Wait], sinks=[wiring.sink])
+    plan = {"steps": [step("a", "wait"), step("z", "respond")]}
+    run = asyncio.create_task(graph.ainvoke({**GIVEN, "planning_execution_plan": plan}))
+    await begun.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    [root] = [s for s in await wiring.spans() if s.parent is None]
+    assert root.attributes["error.type"] == "CancelledError"
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[bytes]]]:
+    got: list[bytes] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.may_block
+def test_spans_reach_a_collector() -> None:
+    import gzip
+
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    with collector() as (url, got):
+        provider = TracerProvider()
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url)))
+        sink = OpenTelemetrySink(provider)
+        build_graph([Level, Sum, Read, Add], sinks=[sink]).invoke(GIVEN)
+        sink.close()
+        provider.shutdown()
+    names, roots = set(), 0
+    for body in got:
+        body = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                names |= {span.name for span in scope.spans}
+                roots += sum(not span.parent_span_id for span in scope.spans)
+    assert {"invoke_agent", "plan", "step a", "step b", "attempt 1"} <= names
+    assert roots == 1
