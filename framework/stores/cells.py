@@ -25,7 +25,7 @@ from framework.base.ports import Rows
 from framework.base.threads import in_thread
 from framework.langgraph_compat import lent_saver
 from framework.stores.location import MEMORY, parse_url
-from framework.stores.rows import Found, PostgresRows, SqliteRows, rows_of
+from framework.stores.rows import FileRows, Found, PostgresRows, rows_of
 
 T = TypeVar("T")
 
@@ -241,7 +241,7 @@ def open_cells(store: str | Rows | None) -> Cells:
     if location.target == MEMORY:
         return MemoryCells()
     if location.kind == "sqlite":
-        return RowCells(_FileRows(location.target))
+        return RowCells(FileRows(location.target))
     require_extra("psycopg", "postgres")
     return RowCells(_ServerRows(location.target))
 
@@ -260,22 +260,6 @@ def _of_run() -> Rows:
     return rows
 
 
-class _FileRows(SqliteRows):
-    """Rows in a SQLite file of their own; each statement opens it, so that forks are harmless."""
-
-    def __init__(self, path: str) -> None:
-        self._made: set[str] = set()
-        self._path = path
-
-    async def _create(self, definition: str) -> None:
-        # Readers do not wait for who writes.
-        await self.run("PRAGMA journal_mode = WAL")
-        await self.run(definition)
-
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        return await _in_thread(self, statement, values)
-
-
 class _ServerRows(PostgresRows):
     """Rows in a PostgreSQL database that no saver has open."""
 
@@ -284,9 +268,5 @@ class _ServerRows(PostgresRows):
         self._address = address
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        return await _in_thread(self, statement, values)
-
-
-async def _in_thread(rows: Rows, statement: str, values: tuple[Any, ...]) -> Found:
-    found: Found = await in_thread(rows.run_blocking, statement, values)
-    return found
+        found: Found = await in_thread(self.run_blocking, statement, values)
+        return found

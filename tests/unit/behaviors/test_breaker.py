@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from framework.behaviors import (
     AsyncCircuitBreaker,
@@ -281,5 +287,7 @@ class Model(RuleBasedStateMachine):
         assert self.breaker.is_open() is (self.expected == "open")
 
 
-TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_a_breaker_agrees_with_a_written_model() -> None:
+    run_state_machine_as_test(
+        Model, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
