@@ -51,6 +51,7 @@ class ModelSettings(Section):
         api_key: Key; the provider's environment variable when not given.
         timeout_seconds: Time limit of one call.
         options: Further arguments of the model's class.
+        behaviors: What stands around its calls: ``{use: retry, max_retries: 2}``.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ModelSettings(Section):
     api_key: SecretStr | None = None
     timeout_seconds: float | None = Field(60.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
+    behaviors: list[Any] = Field(default_factory=list)
 
 
 class SelectionSettings(Section):
@@ -137,7 +139,10 @@ class Settings(BaseSettings):
         selection: How capabilities are chosen.
         approvals: When a person is asked.
         persistence: Where threads live.
-        capabilities: Capability name to its own settings.
+        behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
+            with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
+        capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
+            around it.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
@@ -173,6 +178,7 @@ class Settings(BaseSettings):
     selection: SelectionSettings = Field(default_factory=lambda: SelectionSettings())
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
+    behaviors: list[dict[str, Any]] = Field(default_factory=list)
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None
@@ -186,7 +192,8 @@ class Settings(BaseSettings):
         {'data_folders': ['/srv/data']}
         """
         folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
-        return {**self.capabilities.get(capability, {}), **folders}
+        own = self.capabilities.get(capability, {})
+        return {name: own[name] for name in own if name != "behaviors"} | folders
 
     @classmethod
     def settings_customise_sources(

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from framework.base.errors import (
+    CapabilityError,
     CapgraphError,
     ErrorSeverity,
     MissingExtraError,
@@ -161,7 +162,7 @@ def diagnose(exc: BaseException) -> Diagnosis:
     >>> diagnose(KeyError("speed")).category
     'programming_error'
     """
-    for error in _chain(exc):
+    for error in cause_chain(exc):
         category = _category(error)
         if category != "unknown":
             return Diagnosis(category, error, _retry_after(error))
@@ -202,7 +203,19 @@ def classify_exception(
     return ErrorClassification(severity, f"{origin}: {text}", metadata)
 
 
-def _chain(exc: BaseException) -> Iterator[BaseException]:
+def speaks_for_itself(exc: BaseException) -> bool:
+    """Tell whether an exception says what it means, or is about something else than the work.
+
+    >>> speaks_for_itself(RuntimeError("broken")), speaks_for_itself(MissingExtraError("no x"))
+    (False, True)
+    """
+    cause = diagnose(exc).cause
+    plain = isinstance(cause, (CapabilityError, ModelError, ValidationError))
+    return isinstance(cause, CapgraphError) and not (plain and cause.severity is None)
+
+
+def cause_chain(exc: BaseException) -> Iterator[BaseException]:
+    """Go through an exception and what it was raised for or while, each once."""
     seen: set[int] = set()
     pending: list[BaseException] = [exc]
     while pending:

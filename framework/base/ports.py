@@ -31,6 +31,25 @@ STAGES = (
 """The stages that every attempt passes, from the outside in."""
 
 
+Source = Literal["run", "ledger", "cache", "fallback"]
+"""Where a step's result comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result that is there already; ``settle`` takes it in place of calling what is inside.
+
+    Attributes:
+        value: In any form that the capability could have returned.
+        source: What the record says of where it comes from.
+        told: Whether listeners were told already that the step ended.
+    """
+
+    value: Any
+    source: Source
+    told: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One request for one step, or for one call of a chat model.
@@ -49,6 +68,7 @@ class Attempt:
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
         kind: ``step`` or ``model``.
+        given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
     """
 
     capability: str
@@ -63,6 +83,7 @@ class Attempt:
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
     kind: Literal["step", "model"] = "step"
+    given: Given | None = None
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
@@ -97,6 +118,7 @@ class Failure:
         timestamp: When, as ISO text.
         attempts: Tries so far.
         final: Whether nothing is left to try; a try that another failure cut short has some.
+        unclassified: Whether nobody said what it means, so that the severity is the default one.
     """
 
     severity: ErrorSeverity
@@ -111,6 +133,7 @@ class Failure:
     timestamp: str = field(default_factory=now_text)
     attempts: int = 1
     final: bool = True
+    unclassified: bool = False
 
     @property
     def classification(self) -> ErrorClassification:
@@ -196,7 +219,7 @@ class StepRecord:
     attempts: int = 1
     execution_time: float = 0.0
     timestamp: str = field(default_factory=now_text)
-    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    source: Source = "run"
     effect: str | None = None
 
     @property
@@ -359,6 +382,39 @@ class Middleware(Protocol):
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Do something, ``await call_next(attempt)``, and return what it gave."""
+
+
+@runtime_checkable
+class RetryRule(Protocol):
+    """Says how often something is tried, in place of what its class says; of stage ``retry``.
+
+    ``framework.behaviors.RetryBehavior`` is one.
+    """
+
+    @property
+    def max_attempts(self) -> int:
+        """Tries in all, the first included."""
+
+    def applies(self, error: BaseException | None, failure: Failure) -> bool:
+        """Tell whether a failure is worth another try."""
+
+    def delay(self, failures: int) -> float:
+        """Return how long to wait after so many failures, in seconds."""
+
+    def policy(self) -> dict[str, Any]:
+        """Return the same in the form of ``get_retry_policy``."""
+
+
+@runtime_checkable
+class TimeLimit(Protocol):
+    """Takes the place of a class's own time limit; of stage ``bound``.
+
+    ``framework.behaviors.TimeoutBehavior`` is one.
+    """
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds that one try may take."""
 
 
 @dataclass(slots=True)

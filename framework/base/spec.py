@@ -316,6 +316,7 @@ class InfrastructureSpec:
         quiet: Whether start and end are kept out of the log.
         before: For a node that has no role of its own: the node that runs after it.
         after: For a node that has no role of its own: the node that runs before it.
+        behaviors: What stands around it: hooks, and what says how often and how long it is tried.
         cls: The decorated class.
     """
 
@@ -324,4 +325,5 @@ class InfrastructureSpec:
     quiet: bool = False
     before: str | None = None
     after: str | None = None
+    behaviors: tuple[Any, ...] = ()
     cls: type[Any] = field(default=object, repr=False, compare=False)

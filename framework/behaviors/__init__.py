@@ -1,5 +1,6 @@
 """What can be put around a step or a model call, declared once."""
 
+from framework.behaviors.audit import AuditBehavior
 from framework.behaviors.base import BaseBehavior, BehaviorContext
 from framework.behaviors.breaker import (
     AsyncCircuitBreaker,
@@ -8,31 +9,45 @@ from framework.behaviors.breaker import (
     CircuitOpenError,
     CircuitState,
 )
+from framework.behaviors.cache import CacheBehavior
+from framework.behaviors.fallback import FallbackBehavior
+from framework.behaviors.human_in_loop import (
+    HumanApprovalRequired,
+    HumanInLoopBehavior,
+    PendingApproval,
+)
 from framework.behaviors.providers import (
     ProviderRouter,
     RoundRobinProviderRouter,
     StaticProviderRouter,
     WeightedProviderRouter,
 )
-from framework.behaviors.rate_limit import (
-    RateLimitBehavior,
-    RateLimiter,
-    RateLimitExceededError,
-)
+from framework.behaviors.rate_limit import RateLimitBehavior, RateLimiter, RateLimitExceededError
+from framework.behaviors.retry import RetryBehavior, TimeoutBehavior
+from framework.pipeline.retry_policy import backoff_delay
 
 __all__ = [
     "AsyncCircuitBreaker",
+    "AuditBehavior",
     "BaseBehavior",
     "BehaviorContext",
+    "CacheBehavior",
     "CircuitBreaker",
     "CircuitBreakerBehavior",
     "CircuitOpenError",
     "CircuitState",
+    "FallbackBehavior",
+    "HumanApprovalRequired",
+    "HumanInLoopBehavior",
+    "PendingApproval",
     "ProviderRouter",
     "RateLimitBehavior",
     "RateLimitExceededError",
     "RateLimiter",
+    "RetryBehavior",
     "RoundRobinProviderRouter",
     "StaticProviderRouter",
+    "TimeoutBehavior",
     "WeightedProviderRouter",
+    "backoff_delay",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,10 @@ def bind(
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
-    behaviors = options.get("behaviors", ())
+    # What the settings name stands inside of what the program gives.
+    behaviors = (*options.get("behaviors", ()), *_named(settings.behaviors, "behaviors"))
+    options = {**options, "behaviors": behaviors}
+    sections = settings.capabilities.items()
     plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
     permissions = _permissions(registry, options.get("permissions"))
     if permissions is not None:
@@ -99,6 +102,10 @@ def bind(
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         behaviors=behaviors,
+        own_behaviors={
+            name: _named(section.get("behaviors", ()), f"capabilities.{name}.behaviors")
+            for name, section in sections
+        },
         step_policies=step_policies,
         schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
@@ -146,6 +153,14 @@ def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:
             fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
         )
     return CallerPermissions(registry, given)
+
+
+def _named(given: Any, where: str) -> Sequence[Any]:
+    if not given:
+        return ()
+    from framework.behaviors.named import behaviors_from
+
+    return behaviors_from(given, where)
 
 
 def _sorted_policies(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from configs.errors import ConfigurationError
-from framework.base.ports import Middleware
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.engine.services import OperatorOptions
+from framework.pipeline.runner import check_middlewares
 from framework.registry import Registry
 
 
@@ -41,15 +42,22 @@ def choose_strategies(
     strategy = settings.selection.strategy
     configured = model if model is not None else (settings.model or settings.models or None)
     if configured is not None:
-        from framework.models import model_strategies
+        from framework.models import model_strategies, role_behaviors
 
+        own = role_behaviors(configured)
+        if isinstance(configured, str) and configured == settings.model:
+            own = role_behaviors({"default": configured, **settings.models})
         chosen |= model_strategies(
             configured,
             registry,
             settings,
             offline,
-            # Hooks without a stage are about steps; a model's role brings its own.
-            [item for item in options.get("behaviors", ()) if isinstance(item, Middleware)],
+            options.get("behaviors", ()),
+            own_behaviors={
+                role: _around_calls(given, f"models.{role}.behaviors")
+                for role, given in own.items()
+                if given
+            },
             own_planner="planner" in options,
             clock=options.get("clock"),
         )
@@ -60,3 +68,12 @@ def choose_strategies(
         )
     given: dict[str, Any] = dict(options)
     return {name: given.get(name, found) for name, found in chosen.items()}
+
+
+def _around_calls(given: Sequence[Any], where: str) -> list[Any]:
+    from framework.behaviors.langchain import adapted
+    from framework.behaviors.named import behaviors_from
+
+    found = [adapted(item, where) for item in behaviors_from(given, where)]
+    check_middlewares(found, where, "model")
+    return found

@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from configs.logger import get_logger, mask_data, mask_secrets
-from framework.base.classify import ErrorClassification, classify_exception
+from framework.base.classify import (
+    ErrorClassification,
+    classify_exception,
+    speaks_for_itself,
+)
 from framework.base.errors import (
     AskAgain,
     CapgraphError,
@@ -52,6 +56,7 @@ def read_failure(
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
+    default = classify_exception(exc, origin, effect=context.get("effect", "none"))
     # What an operator decides is not the author's to interpret; what asks for other parameters
     # has been.
     if not isinstance(exc, (LimitError, PolicyError, AskAgain)):
@@ -63,7 +68,7 @@ def read_failure(
                 "classify_error of %s raised %r; the default is used", name, second
             )
     if not isinstance(answer, ErrorClassification):
-        answer = classify_exception(exc, origin, effect=context.get("effect", "none"))
+        answer = default
     return Failure(
         severity=answer.severity,
         message=mask_secrets(answer.user_message or str(exc) or type(exc).__name__),
@@ -75,6 +80,7 @@ def read_failure(
         retry_policy=declared_policy(cls),
         execution_time=float(context.get("execution_time") or 0.0),
         attempts=attempts,
+        unclassified=answer == default and not speaks_for_itself(exc),
     )
 
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from configs.scoped import scoped
 from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
-from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.ports import Attempt, Failure, Question, Source, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.capacity import Slot
 from framework.state.turn_view import TurnView
@@ -76,19 +76,6 @@ class Door:
     budget: TurnBudget = field(default_factory=TurnBudget)
 
 
-@dataclass(frozen=True, slots=True)
-class StandIn:
-    """A result that a hook gave in place of the capability's.
-
-    Attributes:
-        value: In any form that the capability could have returned.
-        source: What the record says of where it comes from.
-    """
-
-    value: Any
-    source: Literal["run", "ledger", "cache", "fallback"]
-
-
 @dataclass(slots=True)
 class Job:
     """One run of the stages.
@@ -101,7 +88,6 @@ class Job:
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
-        stand_in: What a hook gave in its place.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -120,9 +106,8 @@ class Job:
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     returned: Any = None
-    stand_in: StandIn | None = None
     stored: list[Any] = field(default_factory=list)
-    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    source: Source = "run"
     effect: str | None = None
     worked: tuple[Any] | None = None
     effect_done: bool = False

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.approvals import STEP
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Question, Verdict
+from framework.base.ports import Attempt, Question, StepPolicy, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
 
 
-async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Refuse a step, ask about it, or let it pass; nothing below has begun."""
+async def permit(
+    job: Job, attempt: Attempt, inner: Inner, policies: Sequence[StepPolicy] = ()
+) -> Result:
+    """Refuse a step, ask about it, or let it pass; nothing below has begun.
+
+    Args:
+        job: The run of the stages.
+        attempt: What is asked for.
+        inner: What it may go on with.
+        policies: What is asked about the step.
+    """
     reasons: list[str] = []
-    if job.runner.step_policies:
+    if policies:
         step: Any = {
             **attempt.step,
             "context_key": attempt.key,
@@ -26,7 +35,7 @@ async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:
             "parameters": dict(attempt.values),
         }
         try:
-            verdict = await judge(job.runner.step_policies, step, job.view)
+            verdict = await judge(policies, step, job.view)
         except PolicyError as exc:
             return failed_record(job, attempt, exc)
         if verdict.decision == "ask":

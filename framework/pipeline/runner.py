@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
@@ -23,10 +23,12 @@ from framework.base.ports import (
     Middleware,
     Question,
     Reach,
+    RetryRule,
     StepPolicy,
     StepRecord,
+    TimeLimit,
 )
-from framework.base.spec import CapabilitySpec
+from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.pipeline import (
     bound,
     call,
@@ -55,6 +57,19 @@ _SHIPPED: dict[str, Any] = {
 _INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
 
+Kind = Literal["step", "effect", "model", "node"]
+"""What a behaviour may stand around: a step without or with an effect, a model call, a node."""
+
+STANDS_AROUND: dict[Kind, str] = {
+    "step": "steps without an effect",
+    "effect": "steps with an effect",
+    "model": "model calls",
+    "node": "infrastructure nodes",
+}
+"""What may stand in the attribute ``stands_around`` of a behaviour; all of it where it has none."""
+
+_T = TypeVar("_T")
+
 if TYPE_CHECKING:
     from configs.settings import Settings
 
@@ -69,6 +84,7 @@ class StepRunner:
         capacity: Slots of the process.
         chat_model: Role to chat model, or ``None``.
         behaviors: What stands around each attempt, besides what a capability brings itself.
+        own_behaviors: Name of a capability to what stands around it besides.
         step_policies: What is asked before a step starts.
         schema: Keys of the graph's state.
     """
@@ -82,6 +98,7 @@ class StepRunner:
         capacity: Capacity | None = None,
         chat_model: Callable[[str], Any] = lambda _role: None,
         behaviors: Sequence[Middleware | Behavior] = (),
+        own_behaviors: Mapping[str, Sequence[Any]] | None = None,
         step_policies: Sequence[StepPolicy] = (),
         schema: StateSchema | None = None,
     ) -> None:
@@ -94,12 +111,15 @@ class StepRunner:
         self.schema = schema or StateSchema.of(AgentState)
         self._behaviors = tuple(behaviors)
         check_middlewares(self._behaviors, "behaviors")
+        self._own = own_behaviors or {}
         for spec in registry.capabilities.values():
-            check_middlewares(spec.behaviors, f"{spec.name}.behaviors")
+            check_middlewares(self._owned(spec), f"{spec.name}.behaviors", _kind(spec))
+        for node in registry.infrastructure.values():
+            check_node_behaviors(node)
         self._reach = [
             (spec.name, item)
             for spec in registry.capabilities.values()
-            for item in (*self._behaviors, *spec.behaviors)
+            for item in self._around(spec)
             if isinstance(item, Reach)
         ]
         self._chains: dict[str, Inner] = {}
@@ -137,22 +157,50 @@ class StepRunner:
             told = [(name, await item.out_of_reach(name)) for name, item in self._reach]
         return {name: why for name, why in told if why is not None}
 
+    def _owned(self, spec: CapabilitySpec) -> list[Any]:
+        return [*spec.behaviors, *self._own.get(spec.name, ())]
+
+    def _around(self, spec: CapabilitySpec) -> list[Any]:
+        return [*fitting(self._behaviors, _kind(spec)), *self._owned(spec)]
+
     def _chain(self, spec: CapabilitySpec) -> Inner:
-        around = [*self._behaviors, *spec.behaviors]
+        around = self._around(spec)
+        asked = [item for item in around if callable(getattr(item, "decide", None))]
+        told: dict[str, dict[str, Any]] = {
+            "permit": {"policies": (*self.step_policies, *asked)},
+            "retry": {"rule": innermost(around, RetryRule)},
+            "bound": {"instead": innermost(around, TimeLimit)},
+        }
         inner: Inner = call.call
+        again = inner
         for stage in reversed(STAGES):
             if stage == "observe" and (own := [item for item in around if not _stage(item)]):
-                again = _within("settle", around, hooks.given)
                 inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
-            inner = _within(stage, around, inner)
+            inner = _within(stage, around, inner, told.get(stage, {}))
+            if stage == "settle":
+                again = inner
         return inner
 
 
-def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
+def _kind(spec: CapabilitySpec) -> Kind:
+    return "step" if spec.effect == "none" else "effect"
+
+
+def fitting(given: Iterable[_T], kind: Kind) -> list[_T]:
+    """Return those of a graph's behaviours that can stand around something of a kind."""
+    return [item for item in given if kind in getattr(item, "stands_around", (kind,))]
+
+
+def innermost(around: Sequence[Any], rule: Any) -> Any:
+    """Return the innermost of the rules of a type; the others have no say."""
+    return next((item for item in reversed(around) if isinstance(item, rule)), None)
+
+
+def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, Any]) -> Inner:
     """Return a stage, with whatever stands at it, around ``inner``."""
     if stage in _INSIDE:
-        inner = partial(_INSIDE[stage], inner=inner)
-    own = in_order(item for item in around if _stage(item) == stage)
+        inner = partial(_INSIDE[stage], inner=inner, **told)
+    own = in_order(item for item in around if _stage(item) == stage and not is_rule(item))
     # Whoever has to wait for a limit waits without a slot.
     outer = [item for item in own if stage == "reserve" and hasattr(item, "order")]
     if stage == "screen" and own:
@@ -161,7 +209,7 @@ def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
     for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
     if stage in _SHIPPED:
-        inner = partial(_SHIPPED[stage], inner=inner)
+        inner = partial(_SHIPPED[stage], inner=inner, **told)
     for middleware in reversed(outer):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
     return inner
@@ -169,6 +217,11 @@ def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
 
 def _stage(item: Any) -> str | None:
     return getattr(item, "stage", None)
+
+
+def is_rule(item: Any) -> bool:
+    """Tell whether something takes the place of what a stage goes by, and stands around nothing."""
+    return isinstance(item, (RetryRule, TimeLimit))
 
 
 def in_order(around: Iterable[Any]) -> list[Any]:
@@ -221,14 +274,41 @@ _WRAPS: dict[str, Any] = {
 }
 
 
-def check_middlewares(given: Sequence[Any], where: str) -> None:
+def check_node_behaviors(spec: InfrastructureSpec) -> None:
+    """Make sure that what an infrastructure node declares can stand around it.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    where = f"{spec.name}.behaviors"
+    check_middlewares(spec.behaviors, where, "node")
+    for item in spec.behaviors:
+        if _stage(item) is not None and not is_rule(item):
+            raise ConfigurationError(
+                f"{item!r} in {where} names the stage {_stage(item)!r}, which a node does not pass.",
+                fix="Give a node hooks (without a stage), RetryBehavior or TimeoutBehavior.",
+            )
+
+
+def check_middlewares(given: Sequence[Any], where: str, kind: Kind | None = None) -> None:
     """Make sure that everything in a list can stand around an attempt.
+
+    Args:
+        given: The list.
+        where: Names it.
+        kind: What it is declared for; ``None`` for whatever fits.
 
     Raises:
         ConfigurationError: It names no stage, or an unknown one, or has no ``around``; and it has
-            no hooks of a behaviour either.
+            no hooks of a behaviour either. Or it cannot stand around this.
     """
     for item in given:
+        fits = getattr(item, "stands_around", STANDS_AROUND)
+        if kind is not None and kind not in fits and not isinstance(item, type):
+            raise ConfigurationError(
+                f"{item!r} in {where} cannot stand around {STANDS_AROUND[kind]}.",
+                fix=f"It is for {' and '.join(STANDS_AROUND[other] for other in fits)}.",
+            )
         stage = _stage(item)
         if stage is None and isinstance(item, Behavior) and not isinstance(item, type):
             continue
@@ -238,7 +318,7 @@ def check_middlewares(given: Sequence[Any], where: str) -> None:
                 fix=f"Give an object (not a class) whose 'stage' is one of {', '.join(STAGES)}, or one"
                 " with the hooks of BaseBehavior.",
             )
-        if not callable(getattr(item, "around", None)):
+        if not (callable(getattr(item, "around", None)) or is_rule(item)):
             raise ConfigurationError(
                 f"{item!r} in {where} has no method 'around'.",
                 fix="Write 'async def around(self, attempt, call_next)'.",

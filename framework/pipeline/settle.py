@@ -53,9 +53,10 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
 
 async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     """Return what the try gave, sorted; or what stands in its place."""
-    result = await inner(job, attempt)
-    if job.stand_in is None:
-        job.returned = result
+    if attempt.given is not None:
+        job.source, result = attempt.given.source, attempt.given.value
+    else:
+        result = job.returned = await inner(job, attempt)
     if result is STOPPED or isinstance(result, Question):
         return None if result is STOPPED else result
     if isinstance(result, Skipped):
@@ -87,8 +88,7 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    # What a hook put in the place of a result was told of when the step ended.
-    if is_heard() and not (job.stand_in and job.stand_in.source != "fallback"):
+    if is_heard() and not (attempt.given and attempt.given.told):
         duration = record.execution_time
         emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
     return record
