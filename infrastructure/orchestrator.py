@@ -18,6 +18,7 @@ from framework.engine.accept_plan import (
     PlanProblemsError,
     accept,
     check,
+    labels_of_words,
     respond_step,
 )
 from framework.planning import CLOSING, RESPOND
@@ -104,13 +105,16 @@ async def _plan(
         "instructions": await services.instructions(view),
         "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }
+    labels = labels_of_words("orchestrator", view, services)
+    if services.flow is not None:
+        labels = {**services.flow.notes(request["notes"]), **labels}
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
     problem: PlanError | None = None
     for attempt in range(1, allowed + 1):
         plan = await services.planner.plan(PlanRequest(**request))
         try:
-            checked = await check(plan, view, services, active)
+            checked = await check(plan, view, services, active, labels)
             typed = services.answer_type is not None
             return checked, attempt, "" if typed else _answer(plan, checked, view)
         except PlanProblemsError as exc:

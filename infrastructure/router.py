@@ -18,7 +18,7 @@ from framework.base import (
 )
 from framework.base.ports import Failure
 from framework.engine import Services
-from framework.engine.accept_plan import accept, check, review_possible
+from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
@@ -144,7 +144,8 @@ class _Work:
                     fix="Raise limits.max_planning_attempts, or plan less.",
                     severity=ErrorSeverity.CRITICAL,
                 )
-            checked = await check(proposed, view, self.services, active=None)
+            labels = labels_of_words(author, view, self.services)
+            checked = await check(proposed, view, self.services, None, labels)
             update = await accept(checked, view, self.services, author=author, previous=previous)
         except (PlanError, PolicyError) as exc:
             self._refuse(exc, view)

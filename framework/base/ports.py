@@ -204,6 +204,8 @@ class StepRecord:
         source: ``run``; ``ledger`` for the result of the same effect done earlier in the turn;
             ``cache`` or ``fallback``.
         effect: Name of the effect in the ledger.
+        labels: What is to be known of what it gave: context type to label to where the label comes
+            from; under ``""`` the same of its words, such as those of a failure.
     """
 
     key: str
@@ -221,6 +223,7 @@ class StepRecord:
     timestamp: str = field(default_factory=now_text)
     source: Source = "run"
     effect: str | None = None
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -503,6 +506,16 @@ class StepPolicy(Protocol):
 
     async def decide(self, step: PlannedStep, view: View) -> Verdict:
         """Allow the step, refuse it, or have a person decide."""
+
+
+class Flow(Protocol):
+    """Knows what labels the data of a turn carries, and where such data must not go."""
+
+    def at_step(self, step: PlannedStep, view: Any, *, words: bool = True) -> Verdict:
+        """Look at what is about to reach a step, with the plan's own words or without."""
+
+    def labelled(self, record: StepRecord, step: PlannedStep, view: Any) -> StepRecord:
+        """Say of what a step left behind which labels it carries."""
 
 
 class Sink(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
@@ -93,6 +93,15 @@ def type_name(entry: Any) -> str | None:
     return entry if isinstance(entry, str) and entry else None
 
 
+def in_order(given: Iterable[str]) -> tuple[str, ...]:
+    """Return names in one order, each once.
+
+    >>> in_order({"untrusted", "secret"})
+    ('secret', 'untrusted')
+    """
+    return tuple(sorted(set(given)))
+
+
 def _gate(given: Any) -> Any:
     if given is None or (callable(getattr(given, "examine", None)) and not isinstance(given, type)):
         return given
@@ -129,6 +138,9 @@ class Declarations:
         permission: What its caller must be allowed, as ``PermissionMode`` or by name; ``None`` for
             what its effect asks for.
         gate: What its result has to be good enough for: a ``QualityGate``.
+        labels: What is to be known of whatever it gives, such as ``untrusted`` or ``secret``.
+        outside: Whether what it is given leaves the house.
+        removes_labels: What need no longer be known of what it gives, because it checks that.
     """
 
     effect: Effect = "none"
@@ -142,6 +154,9 @@ class Declarations:
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
     permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
     gate: Annotated[Any, AfterValidator(_gate)] = None
+    labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
+    outside: bool = False
+    removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
 
 
 DECLARED: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,9 @@ from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import Accepted, plan_digest
+from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.engine.services import Services
+from framework.governance.flow import words_of
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -59,7 +61,11 @@ class Checked:
 
 
 async def check(
-    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+    plan: Any,
+    view: TurnView,
+    services: Services,
+    active: tuple[str, ...] | None,
+    labels: Mapping[str, str] | None = None,
 ) -> Checked:
     """Check a plan, mend what has one right answer, and ask the operator's policies.
 
@@ -68,6 +74,7 @@ async def check(
         view: The turn.
         services: Shared dependencies.
         active: The capabilities that it may use; ``None`` for all.
+        labels: Labels of what its author had before him, each with its source.
 
     Raises:
         PlanProblemsError: It has problems, or brings back what a person rejected.
@@ -90,6 +97,8 @@ async def check(
             repaired.problems,
         )
     mended = by_depth(repaired.plan)
+    if labels:
+        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
     _refuse_rejected(mended, view)
     verdict = await _judged(mended, view, services)
     return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
@@ -146,6 +155,9 @@ async def accept(
         kept=carried.kept,
         outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
+    if words := words_of(plan, view):
+        version["labels"] = {key: dict(labels) for key, labels in words.items()}
+    moved = carried.context_updates(view.labels)
     again = set(carried.rerun)
     digest = plan_digest(plan)
     stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
@@ -167,6 +179,7 @@ async def accept(
         "planning_current_step_index": 0,
         "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
         "execution_pending_approvals": {},
+        **({"capability_context_labels": moved} if moved else {}),
         **await _review(checked, plan, digest, author, view, services),
         **(clear_failure() if view.failure else {}),
     }
@@ -234,6 +247,20 @@ def _kept(carried: CarryOver) -> dict[str, Any]:
         else record
         for key, record in carried.results.items()
     }
+
+
+def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str, str]:
+    """Return the labels of all that the author of a plan had before him, each with its source.
+
+    The person's own words carry none, nor what the offline planner makes of them; a model is shown
+    stored results, failures and earlier answers, and a capability may look at them.
+    """
+    if services.flow is None or author in ("caller", "approval"):
+        return {}
+    offline = author == "orchestrator" and isinstance(services.planner, ChainPlanner)
+    if offline and (isinstance(services.extractor, LastMessageExtractor) or len(view.messages) < 2):
+        return {}
+    return dict(services.flow.seen(view))
 
 
 def respond_step(task: str) -> PlannedStep:

@@ -301,7 +301,12 @@ def _kept(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
             f"{spec.name!r} failed: {info['user_message']}",
             fix="Give the graph AgentState (or a subclass) as its state, to handle failures there.",
         )
-    carried = {"capability_context_data", "messages", "planning_execution_plan"}
+    carried = {
+        "capability_context_data",
+        "capability_context_labels",
+        "messages",
+        "planning_execution_plan",
+    }
     lost = sorted(name for name in carried & set(update) if name not in channels)
     if lost:
         raise InfrastructureError(

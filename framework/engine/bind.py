@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.caller import CallerPermissions
+from framework.governance.flow import InformationFlow, declares_labels
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -86,6 +87,9 @@ def bind(
     permissions = _permissions(registry, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
+    flow, plan_policies = _information_flow(
+        plan_policies, registry, lambda: running_journal(checkpointer).durable
+    )
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
@@ -107,6 +111,7 @@ def bind(
             for name, section in sections
         },
         step_policies=step_policies,
+        flow=flow,
         schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     return Services(
@@ -114,6 +119,7 @@ def bind(
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
         permissions=permissions,
+        flow=flow,
         events=EventDispatcher(tuple(options.get("sinks", ()))),
         masker=SecretMasker.of(settings),
         prompts=prompts,
@@ -161,6 +167,21 @@ def _named(given: Any, where: str) -> Sequence[Any]:
     from framework.behaviors.named import behaviors_from
 
     return behaviors_from(given, where)
+
+
+def _information_flow(
+    policies: tuple[PlanPolicy, ...], registry: Registry, may_ask: Callable[[], bool]
+) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
+    """Return the check of labels, and the policies with it: the given one, or the usual one."""
+    given = [policy for policy in policies if isinstance(policy, InformationFlow)]
+    if len(given) > 1:
+        raise ConfigurationError(
+            "Several InformationFlow stand in 'policies'.", fix="Give one, with all its rules."
+        )
+    if not given and not declares_labels(registry):
+        return None, policies
+    flow = (given[0] if given else InformationFlow()).of(registry, may_ask)
+    return flow, (*(policy for policy in policies if policy not in given), flow)
 
 
 def _sorted_policies(

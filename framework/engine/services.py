@@ -21,6 +21,7 @@ from framework.base.clock import Clock
 from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
 from framework.governance import Permissions
 from framework.governance.caller import CallerPermissions
+from framework.governance.flow import InformationFlow
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -93,6 +94,7 @@ class Services:
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
         permissions: What callers may use; ``None`` where nobody decides about that.
+        flow: Knows the labels of data; ``None`` where nothing declares one.
         events: Stamps the events of runs and hands them to the sinks.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
@@ -111,6 +113,7 @@ class Services:
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
     permissions: CallerPermissions | None = None
+    flow: InformationFlow | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None

@@ -3,6 +3,7 @@
 from framework.base.ports import PermissionMode
 from framework.governance.budget import Budget, BudgetExceededError, Reservation
 from framework.governance.cedar import CedarPermissions
+from framework.governance.flow import InformationFlow
 from framework.governance.permissions import (
     PermissionDeniedError,
     PermissionEnforcer,
@@ -31,6 +32,7 @@ __all__ = [
     "GovernanceBreachError",
     "GovernancePlane",
     "GovernanceState",
+    "InformationFlow",
     "LimitOutcome",
     "MaxBudgetLimit",
     "MaxConsecutiveFailuresLimit",

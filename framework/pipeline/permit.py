@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.approvals import STEP
+from framework.approvals import PLAN, STEP
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Question, StepPolicy, Verdict
+from framework.base.ports import Attempt, Flow, Question, StepPolicy, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
@@ -27,19 +27,19 @@ async def permit(
         policies: What is asked about the step.
     """
     reasons: list[str] = []
+    if job.runner.flow is not None:
+        try:
+            reasons += await _labels_in_the_way(job, attempt, job.runner.flow)
+        except PolicyError as exc:
+            return failed_record(job, attempt, exc)
     if policies:
-        step: Any = {
-            **attempt.step,
-            "context_key": attempt.key,
-            "capability": attempt.capability,
-            "parameters": dict(attempt.values),
-        }
+        step: Any = {**step_of(attempt), "parameters": dict(attempt.values)}
         try:
             verdict = await judge(policies, step, job.view)
         except PolicyError as exc:
             return failed_record(job, attempt, exc)
         if verdict.decision == "ask":
-            reasons = list(verdict.problems) or ["A policy asks for a person's agreement."]
+            reasons += verdict.problems or ["A policy asks for a person's agreement."]
     if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
         shown = {"parameters": dict(attempt.values), "input_values": plain_inputs(attempt.inputs)}
         digest = agreement_digest(attempt.capability, shown)
@@ -50,6 +50,30 @@ async def permit(
             return Question(STEP, attempt.capability, why, digest=digest, shown=shown)
     result: Result = await inner(job, attempt)
     return result
+
+
+async def _labels_in_the_way(job: Job, attempt: Attempt, flow: Flow) -> Sequence[str]:
+    """Say why a person has to agree to data that would reach a step.
+
+    Raises:
+        PolicyError: It must not.
+    """
+    step = step_of(attempt)
+    verdict = flow.at_step(step, job.view)
+    if verdict.decision == "allow":
+        return ()
+    said = flow.at_step(step, job.view, words=False)
+    if said.decision == "allow" and job.view.steps:
+        # What stands in the plan word for word was shown with it.
+        agreed = await job.door.ledger.agreed(digest_of(job.view.steps), PLAN, ())
+        verdict = said if agreed else verdict
+    return weighed([verdict], f"the step {attempt.key!r} ({attempt.capability})").problems
+
+
+def step_of(attempt: Attempt) -> PlannedStep:
+    """Return the step of an attempt, which need not be one of a plan."""
+    named: Any = {"context_key": attempt.key, "capability": attempt.capability}
+    return {**attempt.step, **named}
 
 
 def agreement_digest(capability: str, shown: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from framework.base.ports import (
     STAGES,
     Attempt,
     Behavior,
+    Flow,
     Middleware,
     Question,
     Reach,
@@ -86,6 +87,7 @@ class StepRunner:
         behaviors: What stands around each attempt, besides what a capability brings itself.
         own_behaviors: Name of a capability to what stands around it besides.
         step_policies: What is asked before a step starts.
+        flow: Knows the labels of data; ``None`` where nothing declares one.
         schema: Keys of the graph's state.
     """
 
@@ -100,6 +102,7 @@ class StepRunner:
         behaviors: Sequence[Middleware | Behavior] = (),
         own_behaviors: Mapping[str, Sequence[Any]] | None = None,
         step_policies: Sequence[StepPolicy] = (),
+        flow: Flow | None = None,
         schema: StateSchema | None = None,
     ) -> None:
         self.registry = registry
@@ -108,6 +111,7 @@ class StepRunner:
         self.capacity = capacity or Capacity.of_process()
         self.chat_model = chat_model
         self.step_policies = tuple(step_policies)
+        self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
         self._behaviors = tuple(behaviors)
         check_middlewares(self._behaviors, "behaviors")
@@ -149,6 +153,8 @@ class StepRunner:
         if chain is None:
             chain = self._chains[spec.name] = self._chain(spec)
         result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
+        if self.flow is not None and isinstance(result, StepRecord):
+            return self.flow.labelled(result, permit.step_of(attempt), door.view)
         return result
 
     async def out_of_reach(self) -> dict[str, str]:

@@ -21,12 +21,14 @@ Contexts = dict[str, dict[str, Any]]
 KEPT_BY_THE_GRAPH = frozenset(
     {
         "approval_decisions",
+        "capability_context_labels",
         "control_attempts",
         "control_begun",
         "control_budget",
         "control_error_info",
         "control_goto",
         "control_has_error",
+        "control_labels",
         "control_max_retries",
         "control_turn",
         "execution_effects",

@@ -51,6 +51,11 @@ class AgentState(TypedDict, total=False):
         FromCaller,
         DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
     ]
+    capability_context_labels: Annotated[
+        dict[str, dict[str, dict[str, str]]],
+        Key("labels of the results, each with its source", "router"),
+        DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
     agent_control: Annotated[dict[str, Any], Key("switches"), FromCaller, merge_by_key]
     runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
     status_updates: Annotated[list[Any], _Turn("what a capability reports", "capabilities"), append]
@@ -118,6 +123,11 @@ class AgentState(TypedDict, total=False):
     ]
 
     control_turn: Annotated[dict[str, Any] | None, Key("id and number of the turn", "begin_turn")]
+    control_labels: Annotated[
+        dict[str, str],
+        Key("labels of all that steps left behind, each with its source", "router"),
+        merge_by_key,
+    ]
     control_begun: Annotated[
         list[str],
         Key("marks of the messages that opened turns", "begin_turn"),

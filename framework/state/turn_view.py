@@ -149,6 +149,16 @@ class TurnView:
         return {kind: _mapping(stored) for kind, stored in found.items()}
 
     @property
+    def labels(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+        """Context type to context key to label to its source, where a step left word of it."""
+        return _mapping(self.state.get("capability_context_labels"))
+
+    @property
+    def seen_labels(self) -> Mapping[str, str]:
+        """Labels of all that steps of the thread left behind, failures too, with their sources."""
+        return _mapping(self.state.get("control_labels"))
+
+    @property
     def pending(self) -> Mapping[str, Mapping[str, Any]]:
         """Steps that wait for a person, with what is asked."""
         return _mapping(self.state.get("execution_pending_approvals"))
