@@ -7,7 +7,7 @@ plain values, so the place where a step is asked for and the place where it runs
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -462,8 +462,9 @@ class Behavior(Protocol):
 class Reach(Protocol):
     """A behaviour that knows when a capability cannot be called, so that plans do without it."""
 
-    async def out_of_reach(self, capability: str) -> str | None:
-        """Say why it cannot be called now, and until when; ``None`` when it can."""
+    async def out_of_reach(self, capabilities: Collection[str]) -> Mapping[str, str]:
+        """Return which of some capabilities cannot be called now, with why and until when."""
+        ...
 
 
 class View(Protocol):

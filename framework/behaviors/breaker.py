@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -424,8 +424,7 @@ class CircuitBreakerBehavior:
         worked: bool | None = None
         try:
             result = await call_next(attempt)
-            # What came from the ledger, or is a question, says nothing about the dependency.
-            worked = None if job is not None and job.worked is None else True
+            worked = _came_back(attempt, job)
         except Exception as exc:
             worked = False if _is_its_failure(exc, attempt, job) else None
             raise
@@ -435,13 +434,18 @@ class CircuitBreakerBehavior:
                 _tell(name, moved.after, moved.failures, self._rules.timeout)
         return result
 
-    async def out_of_reach(self, capability: str) -> str | None:
-        """Say why a capability cannot be called now, and until when; ``None`` when it can."""
-        name = self._name(capability, "step")
-        state, left = await self._cells.achange(f"breaker/{name}", self._rules.look, self._clock)
-        if state is not CircuitState.OPEN:
-            return None
-        return f"out of reach until {_moment(self._clock, left)}: {name} failed again and again"
+    async def out_of_reach(self, capabilities: Collection[str]) -> dict[str, str]:
+        """Return which capabilities cannot be called now, each with why and until when."""
+        clock = self._clock
+        values, now = await self._cells.aread("breaker/", clock)
+        told = {}
+        for capability in capabilities:
+            name = self._name(capability, "step")
+            _, _, (state, left) = self._rules.look(values.get(f"breaker/{name}"), now)
+            if state is CircuitState.OPEN:
+                until = _moment(clock, left)
+                told[capability] = f"out of reach until {until}: {name} failed again and again"
+        return told
 
     @property
     def _clock(self) -> Clock:
@@ -464,6 +468,16 @@ def _with_severity(error: CircuitOpenError, attempt: Attempt, job: Job | None) -
     elif not again:
         error.severity = ErrorSeverity.REPLANNING
     return error
+
+
+def _came_back(attempt: Attempt, job: Job | None) -> bool | None:
+    """Say what a result means: one from the ledger, or a question, says nothing by itself."""
+    if job is None or job.worked is not None:
+        return True
+    failed = job.failure[0] if job.failure is not None else None
+    # A failure whose effect may have happened is a question or a step passed over.
+    is_one = isinstance(failed, Exception) and _is_its_failure(failed, attempt, job)
+    return False if is_one else None
 
 
 def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:

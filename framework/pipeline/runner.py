@@ -120,11 +120,15 @@ class StepRunner:
             check_middlewares(self._owned(spec), f"{spec.name}.behaviors", _kind(spec))
         for node in registry.infrastructure.values():
             check_node_behaviors(node)
+        known = registry.capabilities
         self._reach = [
-            (spec.name, item)
-            for spec in registry.capabilities.values()
-            for item in self._around(spec)
-            if isinstance(item, Reach)
+            *((item, [*known]) for item in self._behaviors if isinstance(item, Reach)),
+            *(
+                (i, [name])
+                for name in known
+                for i in self._owned(known[name])
+                if isinstance(i, Reach)
+            ),
         ]
         self._chains: dict[str, Inner] = {}
 
@@ -159,9 +163,11 @@ class StepRunner:
 
     async def out_of_reach(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
+        found: dict[str, str] = {}
         with use_clock(self.clock):
-            told = [(name, await item.out_of_reach(name)) for name, item in self._reach]
-        return {name: why for name, why in told if why is not None}
+            for item, names in self._reach:
+                found |= await item.out_of_reach(names)
+        return found
 
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
         return [*spec.behaviors, *self._own.get(spec.name, ())]

@@ -45,6 +45,10 @@ _READ = (
     "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
     " LEFT JOIN capgraph_cells ON name = ?"
 )
+_LIST = (
+    "SELECT {now} AS moment, name, value FROM (SELECT 1 AS one) AS always"
+    " LEFT JOIN capgraph_cells ON name LIKE ?"
+)
 _INSERT = (
     "INSERT INTO capgraph_cells (value, stamp, expires, name) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (name) DO NOTHING"
@@ -92,6 +96,14 @@ class Cells(ABC):
             PersistenceError: The database refused, or is away.
         """
 
+    @abstractmethod
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
 
 class MemoryCells(Cells):
     """Cells of this process.
@@ -131,6 +143,12 @@ class MemoryCells(Cells):
     ) -> T:
         """Change a value; it does not wait."""
         return self.change(name, change, clock)
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+        with self._lock:
+            found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
+        return found, clock.monotonic()
 
 
 class RowCells(Cells):
@@ -182,6 +200,14 @@ class RowCells(Cells):
                     await _write(rows, name, undo(result), clock)
                 raise
 
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+        rows = self._rows or _of_run()
+        await rows.table(_TABLE)
+        _, found = await rows.run(_LIST, (f"{prefix}%",))
+        named = {name: json.loads(value) for _, name, value in found if name is not None}
+        return named, _moment(found[0][0], clock)
+
 
 async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
     await rows.table(_TABLE)
@@ -205,7 +231,7 @@ def _steps(
     """Read a cell and write it, again when another one was first; yields the statements."""
     while True:
         ((moment, text, stamp),) = (yield _READ, (name,))[1]
-        now = float(moment) if isinstance(clock, SystemClock) else clock.now()
+        now = _moment(moment, clock)
         value = None if text is None else json.loads(text)
         new, kept, result = change(value, now)
         if new == value:
@@ -215,6 +241,10 @@ def _steps(
         touched, _ = yield (_INSERT, values) if stamp is None else (_UPDATE, (*values, stamp))
         if touched:
             return result, now
+
+
+def _moment(told: Any, clock: Clock) -> float:
+    return float(told) if isinstance(clock, SystemClock) else clock.now()
 
 
 def open_cells(store: str | Rows | None) -> Cells:

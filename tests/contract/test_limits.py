@@ -176,6 +176,17 @@ async def test_only_failures_of_the_dependency_count(error: Exception) -> None:
     assert bool(known) is isinstance(error, ValueError)
 
 
+async def test_an_effect_of_unknown_end_is_a_failure_of_the_dependency() -> None:
+    clock = QuickClock()
+    tank = Tank(ConnectionError("gone"), effect="once", on_unknown="skip")
+    breaker = CircuitBreakerBehavior(failure_threshold=1)
+    graph = build_graph(
+        [tank.capability], behaviors=[breaker], clock=clock, checkpointer=InMemorySaver()
+    )
+    await ask(graph, READ, thread_id="1")
+    assert list(await graph.services.runner.out_of_reach()) == ["read"]
+
+
 async def test_a_cancelled_probe_does_not_shut_the_capability_for_ever() -> None:
     tank, clock = Tank(RuntimeError("broken")), QuickClock()
     breaker = CircuitBreakerBehavior(failure_threshold=1, recovery_timeout=10)
