@@ -88,7 +88,8 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
         checked = await check(plan, view, services, active=None)
         update |= await accept(checked, view, services, author="approval", previous=view.plan)
     elif answer.decision == "approve":
-        await services.ledger(view).agree(plan_digest(view.plan), PLAN)
+        agreements = services.ledger(view).agreements
+        await agreements.agree(plan_digest(view.plan), PLAN, view.caller, services.clock.now())
     return {**update, **over}
 
 

@@ -56,6 +56,9 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
+        if services.asks_another_than_requester:
+            opened = services.view({**state, **update})
+            await services.ledger(opened).agreements.opened_by(opened.caller)
         problem: CapgraphError | None = _problem(state, services, brought, mark)
         if problem is None and mark is not None and mark not in begun:
             update["control_begun"] = [mark]

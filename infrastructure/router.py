@@ -160,7 +160,8 @@ class _Work:
         view = self.view
         if not review_possible(view, self.services):
             return False
-        return await self.services.ledger(view).review_open(plan_digest(view.plan))
+        agreements = self.services.ledger(view).agreements
+        return await agreements.review_open(plan_digest(view.plan))
 
 
 def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+from configs.safe_text import clean_text
 from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.value_context import item_types
@@ -49,6 +51,19 @@ def step_question(keys: Sequence[str], view: TurnView, registry: Registry) -> di
     return question_of(view.plan, entries)
 
 
+def cleaned(value: Any) -> Any:
+    r"""Return plain data as it is shown: what would deceive a reader becomes a visible escape.
+
+    >>> cleaned({"to": ["pay\u202elap"]})
+    {'to': ['pay\\u202elap']}
+    """
+    if isinstance(value, str):
+        return "\n".join(clean_text(line) for line in value.split("\n"))
+    if isinstance(value, Mapping):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def question_entry(
     step: Mapping[str, Any],
     asked: Mapping[str, Any],
@@ -84,11 +99,34 @@ def question_entry(
     }
     if asked.get("idempotency_key"):
         entry["idempotency_key"] = asked["idempotency_key"]
+    if who := asked.get("approvals"):
+        entry["approvals"] = who
+        entry["reason"] = " ".join(text for text in (reason, _who_is_needed(who)) if text) or None
     return _whole_or_refused(entry)
+
+
+def is_personal(asked: Mapping[str, Any]) -> bool:
+    """Tell whether it matters who agrees to what is asked."""
+    return "needed" in (asked.get("approvals") or {})
+
+
+def _who_is_needed(who: Mapping[str, Any]) -> str:
+    """Say who has agreed and who is still needed."""
+    told = [str(who["refused"])] if who.get("refused") else []
+    if "needed" in who:
+        agreed = ", ".join(map(str, who["agreed"])) or "nobody"
+        other = ", none of them whoever asked for it" if who["not_requester"] else ""
+        told.append(f"{who['needed']} have to agree{other}; so far {agreed}.")
+    if "until" in who:
+        moment = datetime.fromtimestamp(who["until"], UTC).isoformat(timespec="seconds")
+        told.append(f"The question lapses at {moment}.")
+    return " ".join(told)
 
 
 def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
     """Take agreement out of the decisions where not all of an entry can be shown."""
+    # The decisions and the key are the graph's own words; all else may be anybody's.
+    entry = {**cleaned(entry), "context_key": entry["context_key"]}
     size = len(json.dumps(entry, default=repr))
     if size <= MAX_SHOWN:
         return entry

@@ -1,5 +1,6 @@
 """What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
 
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.capability import BaseCapability
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
@@ -51,6 +52,7 @@ from framework.base.spec import (
 from framework.base.step_context import StepContext
 
 __all__ = [
+    "ApprovalPolicy",
     "AskAgain",
     "AttemptNumber",
     "BaseCapability",

@@ -268,6 +268,9 @@ class Question:
         run: Which run of an effect the question is about.
         effect: Name of the effect in the ledger.
         idempotency_key: Key under which the outside system knows the effect.
+        approvals: Where it matters who agrees, or for how long: ``needed`` (how many people),
+            ``agreed`` (who has), ``not_requester``, ``refused`` (why the last answer did not
+            count) and ``until`` (when the question lapses).
     """
 
     kind: str
@@ -278,6 +281,7 @@ class Question:
     run: int = 0
     effect: str = ""
     idempotency_key: str = ""
+    approvals: Mapping[str, Any] = field(default_factory=dict)
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data; what is empty is left out."""

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.ports import PermissionMode
@@ -125,7 +126,8 @@ class Declarations:
 
     Attributes:
         effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
-        requires_approval: Whether a person must agree before it runs.
+        requires_approval: Whether a person must agree before it runs; an ``ApprovalPolicy`` says who,
+            how many, and for how long.
         max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
         timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
         on_unknown: What to do when a ``once`` step started and its end is not known.
@@ -144,7 +146,7 @@ class Declarations:
     """
 
     effect: Effect = "none"
-    requires_approval: bool = False
+    requires_approval: bool | ApprovalPolicy = False
     max_parallel: Annotated[int, Field(ge=1)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_unknown: OnUnknown = "ask"

@@ -202,9 +202,9 @@ async def _review(
     if not (asked and works):
         return {}
     if author == "approval":
-        await ledger.agree(digest, PLAN)
+        await ledger.agreements.agree(digest, PLAN)
         return {}
-    await ledger.want_review(digest, problems)
+    await ledger.agreements.want_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,
         "control_validation_context": {

@@ -7,8 +7,9 @@ from typing import Any
 
 from framework.approvals.answers import Answer
 from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure, StepRecord
+from framework.base.ports import Caller, Failure, StepRecord
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import EffectLedger
@@ -16,8 +17,8 @@ from framework.pipeline.failures import raise_failure
 from framework.pipeline.permit import agreement_digest
 from framework.planning import fingerprints
 from framework.planning.parameters import validated_parameters
-from framework.registry import Registry
 from framework.state import TurnView
+from framework.telemetry import ApprovalGiven, emit
 
 
 async def apply_answers(
@@ -42,11 +43,14 @@ async def apply_answers(
     ledger = services.ledger(view)
     for key, rule in (rules or {}).items():
         decisions[key] = {"decision": "approve", "rule": rule}
-        await take_up(key, pending[key], Answer(decision="approve"), ledger, services.registry)
+        await take_up(key, pending[key], Answer(decision="approve"), ledger, services, Caller())
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
-        await take_up(key, asked or {"kind": MISSING}, answer, ledger, services.registry)
+        if view.caller.user_id is not None:
+            decisions[key]["by"] = view.caller.user_id
+        asked = asked or {"kind": MISSING, "capability": steps[key]["capability"]}
+        await take_up(key, asked, answer, ledger, services, view.caller)
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
@@ -75,28 +79,51 @@ async def apply_answers(
 
 
 async def take_up(
-    key: str, asked: Mapping[str, Any], answer: Answer, ledger: EffectLedger, registry: Registry
+    key: str,
+    asked: Mapping[str, Any],
+    answer: Answer,
+    ledger: EffectLedger,
+    services: Services,
+    by: Caller,
 ) -> None:
     """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
+
+    An answer that does not count (of the wrong person, or too late) is written down with the
+    reason; the step asks again and says so.
 
     Args:
         key: The step.
         asked: What was asked, as :class:`framework.base.ports.Question` writes it.
         answer: What the person decided.
         ledger: The records of the turn.
-        registry: What is registered.
+        services: Shared dependencies.
+        by: Who decided.
     """
-    kind = asked.get("kind", STEP)
+    kind, refused = asked.get("kind", STEP), ""
+    spec = services.registry.capabilities.get(asked["capability"])
+    digest = asked.get("digest", "")
     if kind == UNKNOWN and answer.decision in {"rerun", "skip", "done"}:
         decision = {"decision": answer.decision, "outputs": answer.outputs}
         await ledger.decide(asked["effect"], int(asked["run"]), decision)
-    elif kind in {STEP, ACTED} and answer.decision == "approve":
-        await ledger.agree(asked["digest"], key)
-    elif kind == STEP and answer.decision == "edit":
-        spec = registry.capabilities[asked["capability"]]
+    elif kind == STEP and answer.decision == "edit" and spec is not None:
         _, parameters = validated_parameters(spec, answer.parameters or {})
         shown = {**(asked.get("shown") or {}), "parameters": parameters}
-        await ledger.agree(agreement_digest(spec.name, shown), key)
+        digest = agreement_digest(spec.name, shown)
+    if kind in {STEP, ACTED} and answer.decision in {"approve", "edit"}:
+        policy = ApprovalPolicy.of(spec.requires_approval if spec is not None else False)
+        now = services.clock.now()
+        refused = await ledger.agreements.vote(digest, key, policy, by, now)
+    emit(
+        ApprovalGiven(
+            context_key=key,
+            capability=asked["capability"],
+            decision=answer.decision,
+            by=by.user_id,
+            authenticated=by.authenticated,
+            digest=digest or None,
+            refused=refused or None,
+        )
+    )
 
 
 def ending(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -26,7 +26,7 @@ from framework.base.errors import (
     ValidationError,
 )
 from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.ports import Attempt, Caller, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
 from framework.engine.asking import ask_person, reader, remember
@@ -38,7 +38,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import current_runtime
+from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.metered import counting
@@ -156,6 +156,10 @@ async def _answered(
     if apart and services.registry.capabilities[attempt.capability].effect != "none":
         await _refuse_old(services.journal())
     ledger = services.ledger(view, visit=runtime.execution_info.task_id if apart else "")
+    if not view.begun and services.asks_another_than_requester:
+        began = await services.journal().began()
+        run = began.config["configurable"]["checkpoint_id"] if began is not None else "run"
+        await ledger.agreements.opened_by(view.caller, run)
     # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
     beside = not (attempt.step or services.limits.max_turn_attempts)
     bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
@@ -180,10 +184,10 @@ async def _answered(
                 f"The step {attempt.key!r} was put off, and no router is there to take it up.",
                 fix="Run the graph again; it goes on with this node.",
             )
-        answer = await _ask(result, attempt, view, services)
+        answer, by = await _ask(result, attempt, view, services)
         if answer.decision in {"reject", "respond"}:
             return _refused(attempt, answer)
-        await take_up(attempt.key, result.to_state(), answer, ledger, services.registry)
+        await take_up(attempt.key, result.to_state(), answer, ledger, services, by)
         if answer.decision == "edit":
             changed: Any = {**attempt.step, "parameters": answer.parameters}
             attempt = replace(attempt, step=changed)
@@ -214,7 +218,9 @@ async def _refuse_old(journal: Journal) -> None:
         await journal.write(name, {"run": run})
 
 
-async def _ask(question: Question, attempt: Attempt, view: TurnView, services: Services) -> Answer:
+async def _ask(
+    question: Question, attempt: Attempt, view: TurnView, services: Services
+) -> tuple[Answer, Caller]:
     if not services.journal().durable:
         raise ConfigurationError(
             f"A person has to decide about {attempt.capability!r}, and nothing would keep the"
@@ -225,7 +231,7 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
     store = getattr(current_runtime(), "store", None)
     rules = await standing_rules(store, services.clock.now())
     if rules.covering(asked, view):
-        return Answer(decision="approve")
+        return Answer(decision="approve"), Caller()
     step = {**attempt.step, "context_key": attempt.key, "capability": attempt.capability}
     shown = question_of({}, [question_entry(step, asked, view.contexts, services.registry)])
     if rules.problem:
@@ -235,16 +241,17 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        return [digest_of(shown), ask_person(shown, read)]
+        # Who answers is kept with the answer: another person's run may come back to it.
+        return [digest_of(shown), ask_person(shown, read), asdict(current_caller())]
 
     decorate: Any = task(name=f"ask about {attempt.capability}")
     while True:
         # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        about, given = await decorate(ask)()
+        about, given, who = await decorate(ask)()
         if about == digest_of(shown):
             answers, _ = read(given)
             await remember(answers, shown, view, store)
-            return answers[attempt.key]
+            return answers[attempt.key], Caller(**who)
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from configs.limits import Limits
 from configs.logger import SecretMasker
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
 from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
 from framework.governance import Permissions
@@ -162,6 +163,12 @@ class Services:
         own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
         text = str(await own if inspect.isawaitable(own) else own or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
+
+    @property
+    def asks_another_than_requester(self) -> bool:
+        """Whether who asks for a turn has to be known later on."""
+        known = self.registry.capabilities.values()
+        return any(ApprovalPolicy.of(spec.requires_approval).not_requester for spec in known)
 
     async def warm_up(self) -> None:
         """Do ahead what a first request would wait for: fit the choice, import libraries."""

@@ -1,5 +1,6 @@
 """What an operator allows: permissions, policies, budgets, quality gates, recovery."""
 
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import PermissionMode
 from framework.governance.budget import Budget, BudgetExceededError, Reservation
 from framework.governance.cedar import CedarPermissions
@@ -26,6 +27,7 @@ from framework.governance.usage_limits import (
 )
 
 __all__ = [
+    "ApprovalPolicy",
     "Budget",
     "BudgetExceededError",
     "CedarPermissions",

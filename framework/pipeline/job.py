@@ -94,7 +94,8 @@ class Job:
         worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
-        agreed: Whether a person agreed to this very step.
+        agreed: What people agreed to of this very step; ``None`` when nobody was asked.
+        agreed_until: When that lapses, by the graph's clock; ``None`` for never.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
     """
@@ -112,7 +113,8 @@ class Job:
     worked: tuple[Any] | None = None
     effect_done: bool = False
     cut_off: bool = False
-    agreed: bool = False
+    agreed: Question | None = None
+    agreed_until: float | None = None
     announced: int = 0
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None

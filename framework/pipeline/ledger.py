@@ -18,6 +18,7 @@ from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
 from framework.pipeline.job import Inner, Job, kept_effects
+from framework.pipeline.permit import last_look
 from framework.pipeline.settle import Skipped, read_job_failure
 from framework.planning import fingerprints
 
@@ -38,7 +39,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """
     spec, book = job.spec, job.door.ledger
     if spec.effect == "none":
-        return await _parts_of(job, inner, attempt)
+        return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
     # What knows its keys bears being called by two; what acts once does not.
     await book.ready(confirm=spec.effect == "once")
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
@@ -47,7 +48,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     job.effect = claim.name
     keyed = replace(attempt, idempotency_key=book.key(claim.name))
     if spec.effect != "once":
-        return await _parts_of(job, inner, keyed)
+        return await last_look(job, keyed) or await _parts_of(job, inner, keyed)
     status = claim.record.get("status")
     if status == "finished":
         job.source, job.effect_done = "run" if claim.mine else "ledger", True
@@ -57,6 +58,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
         if instead is not None:
             return instead
     question = await _acted_before(job, keyed, claim, plan, taken)
+    question = question or await last_look(job, keyed)
     if question is not None:
         return question
     return await _act(job, keyed, claim, inner)
@@ -148,7 +150,7 @@ async def _acted_before(
     if not book.acted_before(spec, plan, claim.name, taken) or _was_planned(job, attempt):
         return None
     digest = digest_of([ACTED, claim.name])
-    if await book.agreed(digest, attempt.key, list(job.door.plan_keys)):
+    if await book.agreements.agreed(digest, attempt.key, list(job.door.plan_keys)):
         return None
     return Question(
         ACTED,

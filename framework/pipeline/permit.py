@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from framework.approvals import PLAN, STEP
-from framework.base.errors import ErrorSeverity, PolicyError
-from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Flow, Question, StepPolicy, Verdict
+from framework.base.approval_policy import ApprovalPolicy
+from framework.base.errors import ErrorSeverity, PlanError, PolicyError
+from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.ports import Attempt, Flow, Question, StepPolicy, StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
+from framework.planning import fingerprints
 
 
 async def permit(
@@ -41,14 +44,19 @@ async def permit(
         if verdict.decision == "ask":
             reasons += verdict.problems or ["A policy asks for a person's agreement."]
     if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
-        shown = {"parameters": dict(attempt.values), "input_values": plain_inputs(attempt.inputs)}
+        shown = {
+            "parameters": dict(attempt.values),
+            "input_values": plain_inputs(attempt.inputs),
+            "rests_on": rests_on(job.view.plan, attempt.step),
+        }
         digest = agreement_digest(attempt.capability, shown)
-        ledger = job.door.ledger
-        job.agreed = await ledger.agreed(digest, attempt.key, list(job.door.plan_keys))
-        if not job.agreed:
-            why = " ".join(reasons)
-            return Question(STEP, attempt.capability, why, digest=digest, shown=shown)
+        ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
+        question = await agreement(job, attempt, ask)
+        if question is not None:
+            return question
     result: Result = await inner(job, attempt)
+    if job.agreed and isinstance(result, StepRecord) and result.success:
+        await job.door.ledger.agreements.use(job.agreed.digest, attempt.key)
     return result
 
 
@@ -65,7 +73,7 @@ async def _labels_in_the_way(job: Job, attempt: Attempt, flow: Flow) -> Sequence
     said = flow.at_step(step, job.view, words=False)
     if said.decision == "allow" and job.view.steps:
         # What stands in the plan word for word was shown with it.
-        agreed = await job.door.ledger.agreed(digest_of(job.view.steps), PLAN, ())
+        agreed = await job.door.ledger.agreements.agreed(digest_of(job.view.steps), PLAN, ())
         verdict = said if agreed else verdict
     return weighed([verdict], f"the step {attempt.key!r} ({attempt.capability})").problems
 
@@ -76,9 +84,61 @@ def step_of(attempt: Attempt) -> PlannedStep:
     return {**attempt.step, **named}
 
 
+async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | None:
+    """Return the question that people still have to agree to; ``None`` when they have.
+
+    Args:
+        job: The run of the stages; it is told of the agreement.
+        attempt: The step.
+        ask: What is asked.
+    """
+    policy = ApprovalPolicy.of(job.spec.requires_approval)
+    others, now = list(job.door.plan_keys), job.runner.clock.now()
+    book = job.door.ledger.agreements
+    found = await book.consent(ask.digest, attempt.key, others, policy, now)
+    job.agreed = ask if found.enough else None
+    job.agreed_until = found.until
+    if found.enough:
+        return None
+    told: dict[str, Any] = {}
+    if policy.personal:
+        told = {"needed": policy.approvers, "agreed": list(found.agreed)}
+        told["not_requester"] = policy.not_requester
+    if found.refused:
+        told["refused"] = found.refused
+    if found.asked is not None and policy.expires_seconds is not None:
+        told["until"] = found.asked + policy.expires_seconds
+    return replace(ask, approvals=told)
+
+
+async def last_look(job: Job, attempt: Attempt) -> Question | None:
+    """Look again, just before a step begins, whether the agreement to it still holds."""
+    if job.agreed is None or job.agreed_until is None:
+        return None
+    return await agreement(job, attempt, job.agreed)
+
+
+def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
+    """Name the work of the plan that gives a step its inputs, whatever the steps are called."""
+    keys = {key for entry in step.get("inputs") or [] for key in entry.values()}
+    if not keys:
+        return []
+    try:
+        prints = fingerprints(plan)
+    except PlanError:  # nobody checks the plan of a graph of one's own
+        return []
+    return sorted(prints[key] for key in keys & prints.keys())
+
+
 def agreement_digest(capability: str, shown: Mapping[str, Any]) -> str:
-    """Name what a person is shown of a step: what runs must have the same name."""
-    return digest_of([capability, shown.get("parameters"), shown.get("input_values")])
+    """Name what a person is shown of a step: what runs must have the same name.
+
+    These are the capability, the validated parameters, the values of the inputs, and the part of
+    the plan on which it rests.
+    """
+    return digest_of(
+        [capability, *(shown.get(name) for name in ("parameters", "input_values", "rests_on"))]
+    )
 
 
 def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
@@ -86,8 +146,9 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
     wanted = settings.approvals
     if wanted.steps == "none":
         return False
-    if wanted.may_be_switched_off and switches.get("approval_disabled"):
-        return False
+    personal = ApprovalPolicy.of(spec.requires_approval).personal
+    if wanted.may_be_switched_off and switches.get("approval_disabled") and not personal:
+        return False  # where it matters who agrees, it is not the requester's to leave out
     return bool(spec.requires_approval or wanted.steps == "all")
 
 

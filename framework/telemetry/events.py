@@ -138,6 +138,19 @@ class ApprovalAsked(_Event):
     steps: list[dict[str, Any]]
 
 
+class ApprovalGiven(_Event):
+    """Somebody decided about a step; ``refused`` says why it does not count."""
+
+    event_type: Literal["approval_given"] = "approval_given"
+    context_key: str
+    capability: str
+    decision: str
+    by: str | None = None
+    authenticated: bool = False
+    digest: str | None = None
+    refused: str | None = None
+
+
 class AnswerToken(_Event):
     """A piece of the answer."""
 
@@ -221,6 +234,7 @@ Event = Annotated[
     | Replan
     | Reclassify
     | ApprovalAsked
+    | ApprovalGiven
     | AnswerToken
     | AnswerPart
     | Usage
