@@ -39,8 +39,7 @@ def adapted(item: Any, where: str) -> Any:
         return getattr(type(item), method) is not getattr(base, method)
 
     needs = [method for method in _NOT_CALLED if own(method)]
-    if type(item).state_schema is not base.state_schema:
-        needs.append("state_schema")
+    needs += sorted(set(item.state_schema.__annotations__) - set(types.AgentState.__annotations__))
     if needs or not any(own(method) for method in (*_USED, *(m[1:] for m in _USED))):
         raise ConfigurationError(
             f"{name} in {where} is about an agent ({', '.join(needs) or 'no model call'}), and a"

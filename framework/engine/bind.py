@@ -82,7 +82,6 @@ def bind(
     # What the settings name stands inside of what the program gives.
     behaviors = (*options.get("behaviors", ()), *_named(settings.behaviors, "behaviors"))
     options = {**options, "behaviors": behaviors}
-    sections = settings.capabilities.items()
     plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
     permissions = _permissions(registry, options.get("permissions"))
     if permissions is not None:
@@ -106,10 +105,7 @@ def bind(
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         behaviors=behaviors,
-        own_behaviors={
-            name: _named(section.get("behaviors", ()), f"capabilities.{name}.behaviors")
-            for name, section in sections
-        },
+        own_behaviors=_own_behaviors(registry, settings),
         step_policies=step_policies,
         flow=flow,
         schema=StateSchema.of(options.get("state_schema", AgentState)),
@@ -159,6 +155,28 @@ def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:
             fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
         )
     return CallerPermissions(registry, given)
+
+
+def _own_behaviors(registry: Registry, settings: Settings) -> dict[str, Sequence[Any]]:
+    """Return what the settings put around single capabilities.
+
+    Raises:
+        ConfigurationError: They name one that there is not: what guards it would guard nothing.
+    """
+    found = {}
+    for name, section in settings.capabilities.items():
+        given = section.get("behaviors")
+        left_out = name in settings.exclude or (settings.include and name not in settings.include)
+        if not given or left_out:
+            continue
+        where = f"capabilities.{name}.behaviors"
+        if name not in registry.capabilities:
+            raise ConfigurationError(
+                f"{where}: there is no capability called {name!r}.",
+                fix=f"Use one of: {', '.join(sorted(registry.capabilities))}.",
+            )
+        found[name] = _named(given, where)
+    return found
 
 
 def _named(given: Any, where: str) -> Sequence[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage
@@ -30,6 +31,7 @@ from framework.base.errors import (
 from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
 from framework.engine.caller_plan import Accepted
+from framework.engine.node_behaviors import executed, ruled
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
 from framework.pipeline.call import accepted_arguments
@@ -83,9 +85,13 @@ async def run_infrastructure_node(
                 fix="Look at the nodes of your own that send it to the router, or say goto.",
             )
         with about(**ids), counting(budget, limits.max_model_calls):
-            result = await spec.cls.execute(
-                state, **_arguments(spec, state, services, logger, extra)
-            )
+            given = _arguments(spec, state, services, logger, extra)
+            work = partial(spec.cls.execute, state, **given)
+            if spec.behaviors:
+                read = partial(_read, spec, view=view)
+                result = await executed(spec, view, limits, work, read)
+            else:
+                result = await work()
         update = _checked(spec, result, services)
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         # What cannot be saved must not be reported as done: the run stops, the thread stays.
@@ -199,7 +205,9 @@ def _taken_back(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
     return {**clear_failure(), "control_attempts": {spec.name: 0}}
 
 
-def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
+def _read(
+    spec: InfrastructureSpec, exc: Exception, duration: float = 0.0, *, view: TurnView
+) -> Failure:
     context = {
         "infrastructure_node": spec.name,
         "execution_time": duration,
@@ -207,6 +215,11 @@ def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: Tu
     }
     tries = view.attempts.get(spec.name, 0) + 1
     failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
+    return ruled(spec, failure, exc)
+
+
+def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
+    failure = _read(spec, exc, duration, view=view)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(spec.name, failure) from exc
     get_logger("framework", spec.name).warning(
