@@ -135,6 +135,7 @@ class Declarations:
         effect_key: Names of the parameters that make two effects the same one; ``None`` for all
             parameters and inputs.
         repeatable: Whether a new plan of the same turn may let it act again without asking.
+        cost_usd: What one try costs besides the models that it calls, in US dollars.
         behaviors: What stands around each of its attempts: objects with ``stage`` and
             ``async around(attempt, call_next)``.
         permission: What its caller must be allowed, as ``PermissionMode`` or by name; ``None`` for
@@ -153,6 +154,7 @@ class Declarations:
     always_active: bool = False
     effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
     repeatable: bool = False
+    cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
     permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
     gate: Annotated[Any, AfterValidator(_gate)] = None

@@ -41,6 +41,7 @@ from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
+from framework.telemetry.accounts import paying
 from framework.telemetry.metered import counting
 
 _JUMPS = 2
@@ -73,7 +74,8 @@ async def run_capability_node(
     # In a graph of one's own nobody has said yet what holds inside its run.
     inside = run_scope(bound, get_config()) if in_run else nullcontext()
     try:
-        with inside, counting(budget, bound.limits.max_model_calls):
+        account = bound.spending(view)
+        with inside, counting(budget, bound.limits.max_model_calls), paying(account):
             record = await _answered(attempt, view, bound, budget, in_run=in_run)
     finally:
         end_run(inside)

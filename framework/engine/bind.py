@@ -19,6 +19,7 @@ from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow, declares_labels
+from framework.governance.spending import BudgetStage, Purse
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -89,6 +90,7 @@ def bind(
     flow, plan_policies = _information_flow(
         plan_policies, registry, lambda: running_journal(checkpointer).durable
     )
+    purse = Purse.of(options.get("budget"), options.get("prices"))
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
@@ -104,7 +106,7 @@ def bind(
         clock=options.get("clock"),
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
-        behaviors=behaviors,
+        behaviors=(*behaviors, BudgetStage()) if purse.budgets else behaviors,
         own_behaviors=_own_behaviors(registry, settings),
         step_policies=step_policies,
         flow=flow,
@@ -117,6 +119,7 @@ def bind(
         permissions=permissions,
         flow=flow,
         events=EventDispatcher(tuple(options.get("sinks", ()))),
+        purse=purse,
         masker=SecretMasker.of(settings),
         prompts=prompts,
         retention=Retention(settings.persistence),

@@ -34,6 +34,7 @@ from framework.engine.caller_plan import Accepted
 from framework.engine.node_behaviors import executed, ruled
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
+from framework.governance.spending import spending_of
 from framework.pipeline.call import accepted_arguments
 from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
 from framework.pipeline.run_config import current_runtime, raw_errors_wanted
@@ -84,14 +85,16 @@ async def run_infrastructure_node(
                 f"The turn was sent on {budget.routings} times, and it does not end.",
                 fix="Look at the nodes of your own that send it to the router, or say goto.",
             )
-        with about(**ids), counting(budget, limits.max_model_calls):
-            given = _arguments(spec, state, services, logger, extra)
-            work = partial(spec.cls.execute, state, **given)
-            if spec.behaviors:
-                read = partial(_read, spec, view=view)
-                result = await executed(spec, view, limits, work, read)
-            else:
-                result = await work()
+        account = services.spending(services.view(state)) if services is not None else None
+        async with spending_of(account, spec.name):
+            with about(**ids), counting(budget, limits.max_model_calls):
+                given = _arguments(spec, state, services, logger, extra)
+                work = partial(spec.cls.execute, state, **given)
+                if spec.behaviors:
+                    read = partial(_read, spec, view=view)
+                    result = await executed(spec, view, limits, work, read)
+                else:
+                    result = await work()
         update = _checked(spec, result, services)
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         # What cannot be saved must not be reported as done: the run stops, the thread stays.

@@ -20,9 +20,10 @@ from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
 from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
-from framework.governance import Permissions
+from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow
+from framework.governance.spending import Purse, Spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -34,7 +35,7 @@ from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
 from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher
+from framework.telemetry import EventDispatcher, PriceTable
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -50,6 +51,9 @@ class OperatorOptions(TypedDict, total=False):
             (``decide``); one object may do both. No input of a caller can switch them off.
         permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
             caller without a role that is configured may use none.
+        budget: What may be used up: a ``Budget``, or several with different ``per``, ``window`` or
+            ``name``.
+        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
         capacity: Slots for steps; shared by all graphs of the process when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
@@ -66,6 +70,8 @@ class OperatorOptions(TypedDict, total=False):
     behaviors: Sequence[Middleware | Behavior]
     policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
     permissions: Permissions | None
+    budget: Budget | Sequence[Budget] | None
+    prices: PriceTable | None
     sinks: Sequence[Sink]
     capacity: Capacity | None
     state_schema: type[Any]
@@ -97,6 +103,7 @@ class Services:
         permissions: What callers may use; ``None`` where nobody decides about that.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         events: Stamps the events of runs and hands them to the sinks.
+        purse: What may be spent.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
         retention: What stays of threads.
@@ -116,6 +123,7 @@ class Services:
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
+    purse: Purse = field(default_factory=Purse)
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
     retention: Retention | None = None
@@ -187,6 +195,11 @@ class Services:
         return TurnView(
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
+
+    def spending(self, view: TurnView) -> Spending | None:
+        """Return what the running turn may spend; ``None`` when nothing is bounded or kept."""
+        journal = self.journal()
+        return self.purse.spending(view, journal.rows, kept=journal.durable)
 
     def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
         """Return the effects, waits and agreements of the running turn.

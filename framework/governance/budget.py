@@ -192,9 +192,13 @@ class Budget:
                 "seconds": seconds,
             }
         )
-        made = Reservation(self, self._place(key), resumable)
+        made = self.open(key, resumable=resumable)
         await made.hold(asked)
         return made
+
+    def open(self, key: str = "", *, resumable: str = "") -> Reservation:
+        """Return a reservation of nothing yet, for parts that take what they need."""
+        return Reservation(self, self._place(key), resumable)
 
     async def left(self, key: str = "") -> dict[str, float]:
         """Return what is left of each limit, reservations taken off."""
@@ -308,6 +312,16 @@ class Reservation:
         zero = dict.fromkeys(METRICS, 0)
         await _whole(self._move(zero, zero))
 
+    async def left(self) -> dict[str, float]:
+        """Return what a part of it could take of each limit."""
+        left = await self.budget.left(self.place.subject)
+        free = {name: self._held[name] - self._open[name] for name in METRICS}
+        return {name: value + value_of(name, free.get(name, 0)) for name, value in left.items()}
+
+    async def count(self, **used: float) -> None:
+        """Count what was used without having been reserved."""
+        await Part(self, dict.fromkeys(METRICS, 0)).settle(**used)
+
     async def draw(self, **asked: float) -> Part:
         """Take what a part of it needs: of what is reserved, and only what is missing besides.
 
@@ -367,6 +381,15 @@ class Part:
     def __init__(self, whole: Reservation, asked: Mapping[str, int]) -> None:
         self._whole, self.asked = whole, asked
         self._over = False
+
+    @property
+    def budget(self) -> Budget:
+        """Whose part it is."""
+        return self._whole.budget
+
+    async def settle_as_asked(self) -> None:
+        """Say that it used what was reserved."""
+        await self._end(self.asked)
 
     async def settle(self, **used: float) -> None:
         """Say what it used."""

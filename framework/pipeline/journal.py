@@ -21,9 +21,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError
+from framework.base.ports import Rows
 from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
 from framework.stores.records import read_record, write_record
+from framework.stores.rows import rows_of
 
 _CHECKPOINT_SECONDS = 10.0
 
@@ -69,6 +71,11 @@ class Journal:
     def durable(self) -> bool:
         """Whether records outlive the process."""
         return self._saver is not None and self._thread_id is not None
+
+    @property
+    def rows(self) -> Rows | None:
+        """Tables of the project's own beside the threads; ``None`` where there is no database."""
+        return rows_of(self._saver) if self._saver is not None else None
 
     @property
     def room(self) -> str:

@@ -18,13 +18,14 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
+from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
 from framework.telemetry.events import ModelFailed, ToolCalled, Usage
 
 _ROLE = "role:"
@@ -104,16 +105,17 @@ class ModelMeter(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Count a call before it is sent.
 
         Raises:
-            LimitError: The turn has made as many calls as it may.
+            LimitError: The turn has made as many calls as it may, or a budget does not hold it.
         """
         known = metadata or {}
         name = known.get("ls_model_name") or (serialized or {}).get("name")
         _count(run_id, _Call(str(name or ""), str(known.get("ls_provider") or "")))
+        pay_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
 
     def on_llm_start(
         self,
@@ -122,10 +124,10 @@ class ModelMeter(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Count a call of a model without messages; see :meth:`on_chat_model_start`."""
-        self.on_chat_model_start(serialized, [], run_id=run_id, metadata=metadata)
+        self.on_chat_model_start(serialized, [prompts], run_id=run_id, metadata=metadata, **more)
 
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
@@ -136,8 +138,16 @@ class ModelMeter(BaseCallbackHandler):
         if turn is not None and run_id not in turn.calls:
             return
         call = _done(run_id)
-        usage = _usage(response, _role(tags), call.name if call is not None else "")
-        if usage is not None:
+        model, used = used_by(response, call.name if call is not None else "")
+        note_use(run_id, model, _role(tags), used)
+        if used is not None:
+            usage = Usage(
+                role=_role(tags),
+                model=model,
+                input_tokens=used.prompt_tokens,
+                output_tokens=used.output_tokens,
+                cached_tokens=used.cache_read_tokens,
+            )
             if call is not None:
                 usage.duration, usage.provider = call.seconds(), call.provider
             _report(usage)
@@ -146,6 +156,7 @@ class ModelMeter(BaseCallbackHandler):
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
     ) -> None:
         """Report a call that failed; it stays counted."""
+        note_failure(run_id)
         if (call := _done(run_id)) is not None:
             told = {"duration": call.seconds(), "error": type(error).__name__}
             _report(ModelFailed(role=_role(tags), model=call.name, **told))
@@ -210,19 +221,3 @@ def _report(event: Usage | ModelFailed | ToolCalled) -> None:
 def _role(tags: list[str] | None) -> str:
     found = (tag.removeprefix(_ROLE) for tag in tags or () if tag.startswith(_ROLE))
     return next(found, _OTHER)
-
-
-def _usage(response: LLMResult, role: str, name: str) -> Usage | None:
-    for generation in (item for row in response.generations for item in row):
-        if not isinstance(generation, ChatGeneration):
-            continue
-        usage = getattr(generation.message, "usage_metadata", None)
-        if usage:
-            return Usage(
-                role=role,
-                model=(generation.message.response_metadata or {}).get("model_name") or name,
-                input_tokens=usage.get("input_tokens", 0),
-                output_tokens=usage.get("output_tokens", 0),
-                cached_tokens=(usage.get("input_token_details") or {}).get("cache_read") or 0,
-            )
-    return None
