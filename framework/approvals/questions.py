@@ -29,12 +29,15 @@ MAX_SHOWN = 200_000
 PLAN = "plan"
 """Key of the entry that shows the whole plan."""
 STEP = "step"
+RESULT = "result"
+"""Kind of a question about what a step gave, before anything uses it."""
 UNKNOWN = "unknown_outcome"
 ACTED = "acted_before"
 MISSING = "missing_capability"
 _DECISIONS = {
     STEP: ["approve", "edit", "reject", "respond"],
     PLAN: ["approve", "edit", "reject", "respond"],
+    RESULT: ["approve", "reject", "respond"],
     ACTED: ["approve", "reject", "respond"],
     UNKNOWN: ["rerun", "skip", "done", "reject"],
     MISSING: ["rerun", "skip", "reject", "respond"],
@@ -97,6 +100,8 @@ def question_entry(
         "reason": reason,
         "decisions": _DECISIONS[kind],
     }
+    if "result" in shown:
+        entry["result"] = shown["result"]
     if asked.get("idempotency_key"):
         entry["idempotency_key"] = asked["idempotency_key"]
     if who := asked.get("approvals"):
@@ -137,7 +142,7 @@ def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
         for name, text in entry["input_summaries"].items()
     }
     return {
-        **entry,
+        **{name: value for name, value in entry.items() if name != "result"},
         "input_values": {},
         "input_summaries": summaries,
         "reason": " ".join(text for text in (entry["reason"], told) if text),

@@ -69,6 +69,7 @@ class Attempt:
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
         kind: ``step`` or ``model``.
         given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
+        asks: Why a person has to agree before it runs, in words; added at the stage ``screen``.
     """
 
     capability: str
@@ -84,6 +85,7 @@ class Attempt:
     idempotency_key: str = ""
     kind: Literal["step", "model"] = "step"
     given: Given | None = None
+    asks: tuple[str, ...] = ()
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
@@ -206,6 +208,8 @@ class StepRecord:
         effect: Name of the effect in the ledger.
         labels: What is to be known of what it gave: context type to label to where the label comes
             from; under ``""`` the same of its words, such as those of a failure.
+        asks: Why a person has to agree to the result before anything uses it, in words; added at
+            the stage ``settle``.
     """
 
     key: str
@@ -224,6 +228,7 @@ class StepRecord:
     source: Source = "run"
     effect: str | None = None
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    asks: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -259,8 +264,8 @@ class Question:
     """What a person has to decide before a step may go on.
 
     Attributes:
-        kind: ``step`` (agreement), ``unknown_outcome``, ``acted_before`` or
-            ``missing_capability``.
+        kind: ``step`` (agreement), ``result`` (agreement to what it gave), ``unknown_outcome``,
+            ``acted_before`` or ``missing_capability``.
         capability: The capability.
         reason: Why it is asked.
         digest: Names what was shown; an agreement holds for nothing else.

@@ -11,6 +11,23 @@ from framework.behaviors.breaker import (
 )
 from framework.behaviors.cache import CacheBehavior
 from framework.behaviors.fallback import FallbackBehavior
+from framework.behaviors.guarding import GuardrailBehavior
+from framework.behaviors.guardrail_texts import (
+    GuardrailRule,
+    PatternGuardrail,
+    PromptInjectionGuardrail,
+)
+from framework.behaviors.guardrails import (
+    AllowAllGuardrail,
+    AsyncGuardrail,
+    Guardrail,
+    GuardrailOutcome,
+    GuardrailStage,
+    GuardrailViolatedError,
+    GuardrailViolation,
+    GuardrailViolationError,
+    Guards,
+)
 from framework.behaviors.human_in_loop import (
     HumanApprovalRequired,
     HumanInLoopBehavior,
@@ -27,7 +44,9 @@ from framework.behaviors.retry import RetryBehavior, TimeoutBehavior
 from framework.pipeline.retry_policy import backoff_delay
 
 __all__ = [
+    "AllowAllGuardrail",
     "AsyncCircuitBreaker",
+    "AsyncGuardrail",
     "AuditBehavior",
     "BaseBehavior",
     "BehaviorContext",
@@ -37,9 +56,20 @@ __all__ = [
     "CircuitOpenError",
     "CircuitState",
     "FallbackBehavior",
+    "Guardrail",
+    "GuardrailBehavior",
+    "GuardrailOutcome",
+    "GuardrailRule",
+    "GuardrailStage",
+    "GuardrailViolatedError",
+    "GuardrailViolation",
+    "GuardrailViolationError",
+    "Guards",
     "HumanApprovalRequired",
     "HumanInLoopBehavior",
+    "PatternGuardrail",
     "PendingApproval",
+    "PromptInjectionGuardrail",
     "ProviderRouter",
     "RateLimitBehavior",
     "RateLimitExceededError",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from framework.approvals.answers import Answer
-from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
+from framework.approvals.questions import ACTED, MISSING, PLAN, RESULT, STEP, UNKNOWN
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Caller, Failure, StepRecord
@@ -109,8 +109,9 @@ async def take_up(
         _, parameters = validated_parameters(spec, answer.parameters or {})
         shown = {**(asked.get("shown") or {}), "parameters": parameters}
         digest = agreement_digest(spec.name, shown)
-    if kind in {STEP, ACTED} and answer.decision in {"approve", "edit"}:
-        policy = ApprovalPolicy.of(spec.requires_approval if spec is not None else False)
+    if kind in {STEP, RESULT, ACTED} and answer.decision in {"approve", "edit"}:
+        wanted = spec.requires_approval if spec is not None and kind != RESULT else False
+        policy = ApprovalPolicy.of(wanted)
         now = services.clock.now()
         refused = await ledger.agreements.vote(digest, key, policy, by, now)
     emit(

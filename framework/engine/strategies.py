@@ -8,7 +8,7 @@ from typing import Any
 from configs.errors import ConfigurationError
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
 from framework.engine.services import OperatorOptions
-from framework.pipeline.runner import check_middlewares
+from framework.pipeline.runner import check_middlewares, in_parts
 from framework.registry import Registry
 
 
@@ -74,6 +74,6 @@ def _around_calls(given: Sequence[Any], where: str) -> list[Any]:
     from framework.behaviors.langchain import adapted
     from framework.behaviors.named import behaviors_from
 
-    found = [adapted(item, where) for item in behaviors_from(given, where)]
+    found = list(in_parts(adapted(item, where) for item in behaviors_from(given, where)))
     check_middlewares(found, where, "model")
     return found

@@ -286,6 +286,14 @@ class EffectLedger:
 
     # --- decisions ----------------------------------------------------------------------
 
+    async def hold(self, key: str, result: Mapping[str, Any]) -> None:
+        """Keep a step's result that a person has to agree to before anything uses it."""
+        await self._write(f"{self._turn}/held/{self._owner(key)}", dict(result))
+
+    async def held(self, key: str) -> dict[str, Any]:
+        """Return the step's result about which a person is asked; empty for none."""
+        return await self._read(f"{self._turn}/held/{self._owner(key)}")
+
     async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Leave word what a person decided about an effect of unknown outcome."""
         await self._write(f"{effect}/decided/{run}", dict(decision))

@@ -88,6 +88,7 @@ class Job:
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
+        made: What the last try gave, as it was sorted and checked.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -107,6 +108,7 @@ class Job:
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     returned: Any = None
+    made: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stored: list[Any] = field(default_factory=list)
     source: Source = "run"
     effect: str | None = None

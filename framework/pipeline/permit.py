@@ -29,7 +29,7 @@ async def permit(
         inner: What it may go on with.
         policies: What is asked about the step.
     """
-    reasons: list[str] = []
+    reasons = list(attempt.asks)
     if job.runner.flow is not None:
         try:
             reasons += await _labels_in_the_way(job, attempt, job.runner.flow)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -113,7 +112,7 @@ class StepRunner:
         self.step_policies = tuple(step_policies)
         self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
-        self._behaviors = tuple(behaviors)
+        self._behaviors = in_parts(behaviors)
         check_middlewares(self._behaviors, "behaviors")
         self._own = own_behaviors or {}
         for spec in registry.capabilities.values():
@@ -170,7 +169,7 @@ class StepRunner:
         return found
 
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
-        return [*spec.behaviors, *self._own.get(spec.name, ())]
+        return [*in_parts([*spec.behaviors, *self._own.get(spec.name, ())])]
 
     def _around(self, spec: CapabilitySpec) -> list[Any]:
         return [*fitting(self._behaviors, _kind(spec)), *self._owned(spec)]
@@ -220,6 +219,8 @@ def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, 
         inner = partial(screen.leave, inner=inner)
     for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+    if stage == "settle":
+        inner = partial(settle.finished, inner=inner, checked=bool(own))
     if stage in _SHIPPED:
         inner = partial(_SHIPPED[stage], inner=inner, **told)
     for middleware in reversed(outer):
@@ -239,10 +240,15 @@ def is_rule(item: Any) -> bool:
 def in_order(around: Iterable[Any]) -> list[Any]:
     """Return what stands at one stage from the outside in.
 
-    Those with a number (``order``) have one place however they are listed; the others follow them,
-    as they are listed.
+    Those with a number (``order``) have one place however they are listed; the others, as they are
+    listed, stand inside of those below 1,000 and outside of those above.
     """
-    return sorted(around, key=lambda item: getattr(item, "order", math.inf))
+    return sorted(around, key=lambda item: getattr(item, "order", 1_000))
+
+
+def in_parts(given: Iterable[Any]) -> tuple[Any, ...]:
+    """Return behaviours with those that stand at several stages (``parts``) taken apart."""
+    return tuple(part for item in given for part in getattr(item, "parts", (item,)))
 
 
 async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:

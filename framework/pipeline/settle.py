@@ -11,12 +11,16 @@ from langgraph.errors import GraphBubbleUp
 
 from configs.logger import get_logger
 from configs.streaming import is_heard
-from framework.base.errors import ErrorSeverity, PersistenceError
+from framework.approvals import RESULT
+from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.values import to_plain
+from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import after_effect, fatal, read_failure
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
+from framework.state import dump_context
 from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
 
 
@@ -88,10 +92,74 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    if is_heard() and not (attempt.given and attempt.given.told):
-        duration = record.execution_time
-        emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
+    job.made = record.contexts
     return record
+
+
+async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -> Result:
+    """Let a result out of the stage: valid whatever changed it, and agreed to where that is asked.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        inner: The stage, with what stands around it.
+        checked: Whether anything does.
+    """
+    held = await job.door.ledger.held(attempt.key) if checked and attempt.given is None else {}
+    if held and await _agreed(job, attempt, held["digest"]):
+        # A person agreed to this very result; another try would give another one.
+        job.effect, found = held["effect"], _record(job, attempt, success=True)
+        found = replace(found, contexts=held["contexts"])
+    else:
+        came: Result = await inner(job, attempt)
+        if not isinstance(came, StepRecord) or not came.success:
+            return came
+        found = came
+        if found.contexts is not job.made:
+            try:
+                found = replace(found, contexts=_valid(job, found.contexts))
+            except ValidationError as exc:
+                return failed_record(job, attempt, exc)
+        if found.asks:
+            question = await _asked(job, attempt, found)
+            if question is not None:
+                return question
+    if is_heard() and not (attempt.given and attempt.given.told):
+        duration = found.execution_time
+        emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+    return found
+
+
+def _valid(job: Job, contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    types = job.runner.registry.context_types
+    return {
+        kind: {key: dump_context(kind, key, value, types) for key, value in entries.items()}
+        for kind, entries in contexts.items()
+    }
+
+
+async def _agreed(job: Job, attempt: Attempt, digest: str) -> bool:
+    book = job.door.ledger.agreements
+    agreed = await book.agreed(digest, attempt.key, list(job.door.plan_keys))
+    if agreed:
+        await book.use(digest, attempt.key)
+    return agreed
+
+
+async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | None:
+    """Return the question about a result; ``None`` when a person agreed to it."""
+    gave = {kind: entries[record.key] for kind, entries in record.contexts.items()}
+    gave |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
+    if record.plan is not None:
+        gave["plan"] = to_plain(record.plan, lenient=True)
+    digest = digest_of([RESULT, attempt.capability, gave])
+    if await _agreed(job, attempt, digest):
+        return None
+    if not record.updates and record.plan is None:
+        kept = {"digest": digest, "contexts": record.contexts, "effect": job.effect}
+        await job.door.ledger.hold(attempt.key, kept)
+    shown = {"parameters": dict(attempt.values), "result": gave}
+    return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
 
 
 def announce(job: Job, attempt: Attempt) -> None:
