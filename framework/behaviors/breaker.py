@@ -24,7 +24,6 @@ from framework.base.errors import (
     ModelError,
 )
 from framework.base.ports import Attempt, CallNext, Rows
-from framework.models.calls import Malformed
 from framework.pipeline.job import Job, current_job
 from framework.pipeline.settle import read_job_failure
 from framework.stores.cells import FOREVER, Change, open_cells
@@ -486,9 +485,8 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
         return False
     found = diagnose(exc)
     if found.category == "declared":
-        cause = found.cause
-        told = isinstance(cause, (CapabilityError, ModelError))
-        if not told or isinstance(cause, (AskAgain, Malformed)):
+        told = isinstance(found.cause, (CapabilityError, ModelError))
+        if not told or isinstance(found.cause, AskAgain) or _is_malformed(found.cause):
             return False
     elif found.category in ("programming_error", "context_too_long"):
         return False
@@ -498,6 +496,14 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
         return True
     severity = read_job_failure(job, attempt, exc).severity
     return severity not in (ErrorSeverity.REPLANNING, ErrorSeverity.RECLASSIFICATION)
+
+
+def _is_malformed(error: BaseException) -> bool:
+    if not isinstance(error, ModelError):
+        return False
+    from framework.models.calls import Malformed  # not before there is a model
+
+    return isinstance(error, Malformed)
 
 
 def _tell(name: str, state: CircuitState, failures: int, seconds: float) -> None:

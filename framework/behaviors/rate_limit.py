@@ -6,12 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from langchain_core.messages.utils import count_tokens_approximately
-
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import ConfigurationError, ErrorSeverity, LimitError
 from framework.base.ports import Attempt, CallNext, Rows
-from framework.models.roles import model_name
 from framework.pipeline.job import current_job
 from framework.pipeline.run_config import current_caller
 from framework.stores.cells import Change, open_cells
@@ -61,8 +58,8 @@ class RateLimiter:
         input_tpm: Tokens of prompts a minute.
         output_tpm: Tokens of answers a minute.
         burst: How many requests may come at once; those of a minute when not given.
-        clock: Source of time: a clock, or a function that returns seconds. The graph's own inside of
-            one, else the machine's.
+        clock: Source of time: a clock, or a function that returns seconds. When not given, the
+            graph's own around a step or a model call, else the machine's.
         store: Where the counts lie, for processes that share them: ``sqlite:///file.db``,
             ``postgresql://…``, or ``saver`` for the database of the graph's saver.
 
@@ -112,7 +109,7 @@ class RateLimiter:
     async def try_acquire(
         self, key: str, *, requests: float = 1, input_tokens: float = 0, output_tokens: float = 0
     ) -> bool:
-        """Take a place if there is one now.
+        """Take a place if there is one now; there never is one for more than fits at once.
 
         Raises:
             ConfigurationError: An amount is negative or no number.
@@ -274,8 +271,7 @@ class RateLimitBehavior:
     Args:
         calls_per_second: How many calls a second; may be below one.
         burst: How many may come at once; those of a second, and at least one, when not given.
-        wait_on_limit: Whether a call waits; else it fails at once, and is tried again by the
-            capability's policy.
+        wait_on_limit: Whether a call waits; else it fails at once, for good.
         limiter: A limiter in place of these numbers. The tokens of its model calls are estimated
             before a call and corrected by what the model says it used.
         per: For whom calls are counted: one or more of ``capability`` (of a model call, its role),
@@ -334,7 +330,11 @@ class RateLimitBehavior:
         tokens: Mapping[str, int] = {}
         if attempt.kind == "model" and self._limiter.counts_tokens:
             tokens = self._limiter.fitting(_estimated(attempt.inputs))
-        await self._limiter.acquire(key, timeout=self._patience(attempt), **tokens)
+        try:
+            await self._limiter.acquire(key, timeout=self._patience(attempt), **tokens)
+        except RateLimitExceededError as exc:
+            exc.severity = ErrorSeverity.CRITICAL  # who would wait for it has done so above
+            raise
         if not tokens:
             return await call_next(attempt)
         used: Mapping[str, int] = {"output_tokens": 0}
@@ -360,7 +360,9 @@ class RateLimitBehavior:
                 model = attempt.kind == "model"
                 found.append(f"model {attempt.capability}" if model else attempt.capability)
             elif name == "model":
-                found.append(model_name(attempt.inputs.get("model")) if attempt.inputs else "")
+                from framework.models.roles import model_name  # not before there is a model
+
+                found.append(model_name(attempt.inputs["model"]) if attempt.kind == "model" else "")
             else:
                 caller = current_caller()
                 found.append((caller.user_id if name == "user" else caller.tenant) or "")
@@ -369,6 +371,8 @@ class RateLimitBehavior:
 
 def _estimated(inputs: Mapping[str, Any]) -> dict[str, int]:
     """Return about how many tokens a model call takes, as far as one can know before."""
+    from langchain_core.messages.utils import count_tokens_approximately
+
     cap = getattr(inputs["model"], "max_tokens", None)
     return {
         "input_tokens": count_tokens_approximately(inputs["messages"]),

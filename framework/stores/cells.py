@@ -22,7 +22,6 @@ from langgraph.config import get_config
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
-from framework.base.threads import in_thread
 from framework.langgraph_compat import lent_saver
 from framework.stores.location import MEMORY, parse_url
 from framework.stores.rows import FileRows, Found, PostgresRows, rows_of
@@ -298,5 +297,5 @@ class _ServerRows(PostgresRows):
         self._address = address
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        found: Found = await in_thread(self.run_blocking, statement, values)
-        return found
+        # Threads of the loop's own: those of a pool are not there after a fork.
+        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))

@@ -10,8 +10,15 @@ import pytest
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
+from configs.settings import load_settings
 from framework import AskAgain, CapabilityContext, build_graph, capability_node
-from framework.behaviors import CircuitBreakerBehavior, RateLimitBehavior, RateLimiter
+from framework.behaviors import (
+    CircuitBreakerBehavior,
+    RateLimitBehavior,
+    RateLimiter,
+    RetryBehavior,
+)
+from framework.pipeline import Capacity
 from framework.stores import open_saver
 from framework.telemetry import CircuitChanged, parse_event
 from framework.testing import ScriptedModel
@@ -230,14 +237,10 @@ async def test_changes_of_a_breaker_are_events() -> None:
 async def test_a_wait_for_the_rate_holds_no_slot() -> None:
     clock = ManualClock()
     tank = Tank(behaviors=[RateLimitBehavior(calls_per_second=1, burst=1)])
-    from configs.settings import load_settings
-
     settings = load_settings()
     settings = settings.model_copy(
         update={"limits": settings.limits.model_copy(update={"max_parallel": 1})}
     )
-    from framework.pipeline import Capacity
-
     graph = build_graph(
         [tank.capability, estimate], clock=clock, settings=settings, capacity=Capacity()
     )
@@ -253,14 +256,57 @@ async def test_a_wait_for_the_rate_holds_no_slot() -> None:
     assert tank.calls == 2
 
 
-async def test_a_rate_that_is_not_waited_for_fails_and_is_tried_again() -> None:
+async def test_a_rate_that_is_not_waited_for_fails_at_once() -> None:
     clock = QuickClock()
-    limited = RateLimitBehavior(calls_per_second=0.1, wait_on_limit=False)
-    tank = Tank(behaviors=[limited])
+    tank = Tank(behaviors=[RateLimitBehavior(calls_per_second=0.1, wait_on_limit=False)])
     graph = build_graph([tank.capability], clock=clock)
+    assert (await ask(graph, READ))["execution_outcome"]["status"] == "completed"
+    out = await ask(graph, READ)
+    assert "'read' has room in 10 s" in said(out)
+    assert (tank.calls, clock.slept) == (1, [])
+
+
+async def test_a_capability_that_limits_itself_is_tried_again_when_there_is_room() -> None:
+    clock = QuickClock()
+    limiter = RateLimiter(rpm=6, burst=1, clock=clock)
+
+    @capability_node
+    async def read() -> Level:
+        """Read how full the tank is."""
+        await limiter.acquire("gauge", timeout=0)
+        return Level(litres=7)
+
+    graph = build_graph([read], clock=clock)
     for _ in range(2):
         assert (await ask(graph, READ))["execution_outcome"]["status"] == "completed"
-    assert clock.slept == [pytest.approx(10)]  # as long as the limit asked for
+    assert clock.slept == [pytest.approx(10)]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_retries_and_breaker_mean_the_same_in_any_order(swapped: bool) -> None:
+    tank = Tank(RuntimeError("broken"))
+    items = [RetryBehavior(max_retries=9), CircuitBreakerBehavior(failure_threshold=4)]
+    graph = build_graph(
+        [tank.capability], behaviors=items[::-1] if swapped else items, clock=QuickClock()
+    )
+    out = await ask(graph, READ)
+    assert tank.calls == 4
+    assert "'read' is out of reach until" in said(out)
+
+
+async def test_settings_name_them() -> None:
+    settings = load_settings().model_copy(
+        update={
+            "behaviors": [
+                {"use": "rate_limit", "calls_per_second": 0.5, "wait_on_limit": False},
+                {"use": "circuit_breaker", "failure_threshold": 1},
+            ]
+        }
+    )
+    tank = Tank(RuntimeError("broken"))
+    graph = build_graph([tank.capability], settings=settings)
+    await ask(graph, READ)
+    assert list(await graph.services.runner.out_of_reach()) == ["read"]
 
 
 async def test_calls_are_counted_for_each_user() -> None:
