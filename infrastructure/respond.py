@@ -63,6 +63,7 @@ async def answer(
 
     Raises:
         InfrastructureError: The answer is not of the form that the application asked for.
+        CapgraphError: It is not good enough for the gate on answers.
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
@@ -79,6 +80,9 @@ async def answer(
             form=form,
         )
     )
+    gate = services.answer_gate
+    if gate is not None and purpose == "results":
+        await gate.examine(found.text if isinstance(found, AIMessage) else found, "the answer")
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(
             f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",

@@ -163,7 +163,7 @@ def diagnose(exc: BaseException) -> Diagnosis:
     'programming_error'
     """
     for error in cause_chain(exc):
-        category = _category(error)
+        category = category_of(error)
         if category != "unknown":
             return Diagnosis(category, error, _retry_after(error))
     return Diagnosis("unknown", exc)
@@ -232,7 +232,8 @@ def cause_chain(exc: BaseException) -> Iterator[BaseException]:
             pending.append(error.__context__)
 
 
-def _category(error: BaseException) -> Category:
+def category_of(error: BaseException) -> Category:
+    """Return what kind of failure one exception shows by itself, without its causes."""
     if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
         return "unknown"  # it means what its cause means
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):

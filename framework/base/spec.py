@@ -104,9 +104,13 @@ def in_order(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def _gate(given: Any) -> Any:
-    if given is None or (callable(getattr(given, "examine", None)) and not isinstance(given, type)):
-        return given
-    raise ValueError("this is no gate; a QualityGate is one")
+    if given is None:
+        return None
+    if isinstance(given, type) or not callable(getattr(given, "examine", None)):
+        raise ValueError("this is no gate; a QualityGate is one")
+    if getattr(given, "check", given) is None:
+        raise ValueError("it has no check, so no result could pass it")
+    return given
 
 
 def _table(cls: type[_T]) -> type[_T]:

@@ -118,6 +118,7 @@ def bind(
         plan_policies=plan_policies,
         permissions=permissions,
         flow=flow,
+        answer_gate=_answer_gate(options.get("answer_gate")),
         events=EventDispatcher(tuple(options.get("sinks", ()))),
         purse=purse,
         masker=SecretMasker.of(settings),
@@ -140,6 +141,17 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
             raise RegistryError(f"{item!r} is given twice.", fix="Give each capability once.")
         registry.register(item)
     return registry
+
+
+def _answer_gate(given: Any) -> Any:
+    if given is None or callable(getattr(given, "examine", None)):
+        if getattr(given, "below", None) == "ask":
+            raise ConfigurationError(
+                "answer_gate asks a person, who is shown the answer anyhow.",
+                fix="Use below='retry', 'replan' or 'fail'.",
+            )
+        return given
+    raise ConfigurationError(f"{given!r} is no gate.", fix="Give a QualityGate.")
 
 
 def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:

@@ -19,7 +19,7 @@ from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
-from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import Behavior, Gate, Middleware, PlanPolicy, Sink, StepPolicy
 from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow
@@ -54,6 +54,7 @@ class OperatorOptions(TypedDict, total=False):
         budget: What may be used up: a ``Budget``, or several with different ``per``, ``window`` or
             ``name``.
         prices: What models cost; the process's own table, and ``genai-prices``, when not given.
+        answer_gate: What the answer has to be good enough for: a ``QualityGate``.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
         capacity: Slots for steps; shared by all graphs of the process when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
@@ -72,6 +73,7 @@ class OperatorOptions(TypedDict, total=False):
     permissions: Permissions | None
     budget: Budget | Sequence[Budget] | None
     prices: PriceTable | None
+    answer_gate: Gate | None
     sinks: Sequence[Sink]
     capacity: Capacity | None
     state_schema: type[Any]
@@ -100,6 +102,7 @@ class Services:
         answerer: Writes the final message.
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
+        answer_gate: Looks at the answer before it is given.
         permissions: What callers may use; ``None`` where nobody decides about that.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         events: Stamps the events of runs and hands them to the sinks.
@@ -122,6 +125,7 @@ class Services:
     plan_policies: Sequence[PlanPolicy] = ()
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
+    answer_gate: Gate | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     purse: Purse = field(default_factory=Purse)
     masker: SecretMasker = field(default_factory=SecretMasker)

@@ -15,8 +15,9 @@ from framework.approvals import RESULT
 from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.values import to_plain
-from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.failures import after_effect, fatal, read_failure
+from framework.pipeline.gate import examined
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
@@ -48,11 +49,14 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     with about(attempt_id=name):
         try:
             found = await _gave(job, attempt, inner)
+            if isinstance(found, Sorted):
+                asks = await examined(job, attempt, found)
+                return replace(_succeeded(job, attempt, found), asks=asks)
         except GraphBubbleUp:
             raise
         except Exception as exc:
             return failed_record(job, attempt, exc)
-        return _succeeded(job, attempt, found) if isinstance(found, Sorted) else found
+        return found
 
 
 async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
@@ -105,11 +109,12 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
         inner: The stage, with what stands around it.
         checked: Whether anything does.
     """
-    held = await job.door.ledger.held(attempt.key) if checked and attempt.given is None else {}
-    if held and await _agreed(job, attempt, held["digest"]):
-        # A person agreed to this very result; another try would give another one.
+    may_ask = (checked or job.spec.gate is not None) and attempt.given is None
+    held = await job.door.ledger.held(attempt.key) if may_ask else {}
+    if held and held["of"] == _work(attempt):
+        # A person is asked about this very result; another try would give another one.
         job.effect, found = held["effect"], _record(job, attempt, success=True)
-        found = replace(found, contexts=held["contexts"])
+        found = replace(found, contexts=held["contexts"], asks=tuple(held["asks"]))
     else:
         came: Result = await inner(job, attempt)
         if not isinstance(came, StepRecord) or not came.success:
@@ -120,10 +125,10 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
                 found = replace(found, contexts=_valid(job, found.contexts))
             except ValidationError as exc:
                 return failed_record(job, attempt, exc)
-        if found.asks:
-            question = await _asked(job, attempt, found)
-            if question is not None:
-                return question
+    if found.asks:
+        question = await _asked(job, attempt, found)
+        if question is not None:
+            return question
     if is_heard() and not (attempt.given and attempt.given.told):
         duration = found.execution_time
         emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
@@ -156,10 +161,16 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
     if await _agreed(job, attempt, digest):
         return None
     if not record.updates and record.plan is None:
-        kept = {"digest": digest, "contexts": record.contexts, "effect": job.effect}
+        kept = {"contexts": record.contexts, "effect": job.effect, "asks": list(record.asks)}
+        kept["of"] = _work(attempt)
         await job.door.ledger.hold(attempt.key, kept)
     shown = {"parameters": dict(attempt.values), "result": gave}
     return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
+
+
+def _work(attempt: Attempt) -> str:
+    """Name what a step does: another plan may have another step under its key."""
+    return digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
 
 
 def announce(job: Job, attempt: Attempt) -> None:

@@ -1,0 +1,38 @@
+"""What a capability's gate says of its result, inside the stage ``settle``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base.ports import Attempt
+from framework.pipeline.job import Job
+from framework.pipeline.sort_result import Sorted
+from framework.state import load_context
+
+
+async def examined(job: Job, attempt: Attempt, found: Sorted) -> tuple[str, ...]:
+    """Let a result pass, or say why a person has to look at it.
+
+    Raises:
+        CapgraphError: It is not good enough; the severity says what happens then.
+    """
+    if job.spec.gate is None:
+        return ()
+    what = f"the result of {attempt.key!r} ({attempt.capability})"
+    reason = await job.spec.gate.examine(_value(job, attempt, found), what)
+    return () if reason is None else (reason,)
+
+
+def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:
+    """Return what the capability returned; of a result that was there already, its objects."""
+    if attempt.given is not None:
+        return attempt.given.value
+    if job.worked is not None:
+        return job.worked[0] if job.worked[0] is not None or not job.stored else job.stored[-1]
+    types = job.runner.registry.context_types
+    objects = {
+        kind: load_context(kind, key, data, types)
+        for kind, entries in found.contexts.items()
+        for key, data in entries.items()
+    }
+    return next(iter(objects.values())) if len(objects) == 1 else objects or dict(found.updates)
