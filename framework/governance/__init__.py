@@ -47,6 +47,7 @@ from framework.governance.usage_limits import (
     UsageLimitExceededError,
     UsageLimits,
 )
+from framework.pipeline.retry_policy import backoff_delay
 
 __all__ = [
     "ApprovalPolicy",
@@ -86,6 +87,7 @@ __all__ = [
     "UsageLimits",
     "aattempt_recovery",
     "attempt_recovery",
+    "backoff_delay",
     "classify_exception",
     "next_provider",
     "recipe_for",
