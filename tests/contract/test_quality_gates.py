@@ -106,7 +106,7 @@ async def test_ask_shows_the_result_and_agreeing_makes_no_other(desk: Any, ran: 
     asked = question(out)["steps"][0]
     assert (asked["kind"], asked["result"]) == (
         "result",
-        {"GAUGE": {"a": {"value": 1, "origin": ""}}},
+        {"GAUGE": {"value": 1, "origin": ""}},
     )
     assert "observed Minimal" in shown(out)
     assert "GAUGE" not in (out.get("capability_context_data") or {})
