@@ -26,7 +26,7 @@ from framework.base.errors import (
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import Job, current_job
 from framework.pipeline.settle import read_job_failure
-from framework.stores.cells import FOREVER, Change, open_cells
+from framework.stores.cells import FOREVER, Change, logged_only, open_cells
 from framework.telemetry import CircuitChanged, emit
 
 T = TypeVar("T")
@@ -400,6 +400,9 @@ class CircuitBreakerBehavior:
         store: str | Rows | None = None,
     ) -> None:
         self._rules = _rules(failure_threshold, recovery_timeout, half_open_max_probes, store)
+        # Objects that share a database and not their numbers have circuits of their own.
+        numbers = (failure_threshold, recovery_timeout, half_open_max_probes)
+        self._prefix = f"breaker/{':'.join(f'{number:g}' for number in numbers)}/"
         self._dependency = dependency
         self._own_clock = as_clock(clock) if clock is not None else None
         self._cells = open_cells(store)
@@ -412,7 +415,7 @@ class CircuitBreakerBehavior:
         """
         job = current_job() if attempt.kind == "step" else None
         name = self._name(attempt.capability, attempt.kind)
-        cell, clock = f"breaker/{name}", self._clock
+        cell, clock = self._prefix + name, self._clock
         ticket, first = await self._cells.achange(
             cell, self._rules.admit, clock, self._rules.give_back
         )
@@ -428,19 +431,21 @@ class CircuitBreakerBehavior:
             worked = False if _is_its_failure(exc, attempt, job) else None
             raise
         finally:
-            moved = await self._cells.achange(cell, self._rules.end(ticket, worked), clock)
-            if moved.before is not moved.after:
-                _tell(name, moved.after, moved.failures, self._rules.timeout)
+            # What was done is done, whether or not it can be written down.
+            with logged_only(f"How a call of {name!r} ended"):
+                moved = await self._cells.achange(cell, self._rules.end(ticket, worked), clock)
+                if moved.before is not moved.after:
+                    _tell(name, moved.after, moved.failures, self._rules.timeout)
         return result
 
     async def out_of_reach(self, capabilities: Collection[str]) -> dict[str, str]:
         """Return which capabilities cannot be called now, each with why and until when."""
         clock = self._clock
-        values, now = await self._cells.aread("breaker/", clock)
+        values, now = await self._cells.aread(self._prefix, clock)
         told = {}
         for capability in capabilities:
             name = self._name(capability, "step")
-            _, _, (state, left) = self._rules.look(values.get(f"breaker/{name}"), now)
+            _, _, (state, left) = self._rules.look(values.get(self._prefix + name), now)
             if state is CircuitState.OPEN:
                 until = _moment(clock, left)
                 told[capability] = f"out of reach until {until}: {name} failed again and again"

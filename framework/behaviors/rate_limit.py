@@ -11,7 +11,7 @@ from framework.base.errors import ConfigurationError, ErrorSeverity, LimitError
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import current_job
 from framework.pipeline.run_config import current_caller
-from framework.stores.cells import Change, open_cells
+from framework.stores.cells import Change, logged_only, open_cells
 from framework.telemetry import Status, emit
 
 _MINUTE = 60.0
@@ -98,6 +98,9 @@ class RateLimiter:
             if not _positive("burst", burst) or burst < 1:
                 raise ConfigurationError(f"burst is {burst!r}.", fix="Give at least 1.")
             self._buckets[0] = self._buckets[0]._replace(capacity=float(burst))
+        # Limiters that share a database and not their numbers count apart.
+        numbers = (f"{bucket.name}:{bucket.capacity:g}:{bucket.rate:g}" for bucket in self._buckets)
+        self._prefix = f"rate/{'/'.join(numbers)}/"
         self.counts_tokens = input_tpm is not None or output_tpm is not None
         self._given_clock = as_clock(clock) if clock is not None else None
         self._cells = open_cells(store)
@@ -218,10 +221,10 @@ class RateLimiter:
         def undo(taken: _Taken) -> Change[None]:
             return self._adding(amounts if taken.granted else [0.0] * len(amounts))
 
-        return await self._cells.achange(f"rate/{key}", take, self._clock, undo)
+        return await self._cells.achange(self._prefix + key, take, self._clock, undo)
 
     async def _add(self, key: str, amounts: Sequence[float]) -> None:
-        await self._cells.achange(f"rate/{key}", self._adding(amounts), self._clock)
+        await self._cells.achange(self._prefix + key, self._adding(amounts), self._clock)
 
     def _adding(self, amounts: Sequence[float]) -> Change[None]:
         def add(value: Any, now: float) -> tuple[Any, float, None]:
@@ -343,7 +346,8 @@ class RateLimitBehavior:
             used = _used(result) or tokens
         finally:
             more = {name: count - tokens[name] for name, count in used.items()}
-            await self._limiter.correct(key, **more)
+            with logged_only(f"What a call under {key!r} used"):
+                await self._limiter.correct(key, **more)
         return result
 
     def _patience(self, attempt: Attempt) -> float | None:

@@ -213,7 +213,7 @@ def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, 
         inner = partial(_INSIDE[stage], inner=inner, **told)
     own = in_order(item for item in around if _stage(item) == stage and not is_rule(item))
     # Whoever has to wait for a limit waits without a slot.
-    outer = [item for item in own if stage == "reserve" and hasattr(item, "order")]
+    outer = [i for i in own if stage == "reserve" and getattr(i, "order", 1_000) < 1_000]
     if stage == "screen" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
         inner = partial(screen.leave, inner=inner)
@@ -241,9 +241,12 @@ def in_order(around: Iterable[Any]) -> list[Any]:
     """Return what stands at one stage from the outside in.
 
     Those with a number (``order``) have one place however they are listed; the others, as they are
-    listed, stand inside of those below 1,000 and outside of those above.
+    listed, stand inside of those below 1,000 and outside of those above. What is listed twice, for
+    the graph and for a capability, stands once.
     """
-    return sorted(around, key=lambda item: getattr(item, "order", 1_000))
+    return sorted(
+        {id(item): item for item in around}.values(), key=lambda item: getattr(item, "order", 1_000)
+    )
 
 
 def in_parts(given: Iterable[Any]) -> tuple[Any, ...]:

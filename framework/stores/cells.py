@@ -13,12 +13,14 @@ import random
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
+from configs.logger import get_logger
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
@@ -273,6 +275,15 @@ def open_cells(store: str | Rows | None) -> Cells:
         return RowCells(FileRows(location.target))
     require_extra("psycopg", "postgres")
     return RowCells(_ServerRows(location.target))
+
+
+@contextmanager
+def logged_only(what: str) -> Iterator[None]:
+    """Let the rest go on when something cannot be written down, and say so in the log."""
+    try:
+        yield
+    except PersistenceError as exc:
+        get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
 
 
 def _of_run() -> Rows:

@@ -12,6 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from configs.settings import load_settings
 from framework import AskAgain, CapabilityContext, build_graph, capability_node
+from framework.base.errors import PersistenceError
 from framework.behaviors import (
     CircuitBreakerBehavior,
     RateLimitBehavior,
@@ -20,6 +21,7 @@ from framework.behaviors import (
 )
 from framework.pipeline import Capacity
 from framework.stores import open_saver
+from framework.stores.rows import FileRows
 from framework.telemetry import CircuitChanged, parse_event
 from framework.testing import ScriptedModel
 from tests.unit.behaviors.test_rate_limit import ManualClock, settle
@@ -292,6 +294,63 @@ async def test_retries_and_breaker_mean_the_same_in_any_order(swapped: bool) -> 
     out = await ask(graph, READ)
     assert tank.calls == 4
     assert "'read' is out of reach until" in said(out)
+
+
+async def test_one_breaker_of_graph_and_capability_stands_once() -> None:
+    clock = QuickClock()
+    breaker = CircuitBreakerBehavior(failure_threshold=2, recovery_timeout=10)
+    tank = Tank(RuntimeError("broken"), behaviors=[breaker])
+    graph = build_graph([tank.capability], behaviors=[breaker], clock=clock)
+    await ask(graph, READ)
+    assert not await graph.services.runner.out_of_reach()
+    await ask(graph, READ)
+    assert await graph.services.runner.out_of_reach()
+    clock.seconds += 10
+    tank.error = None
+    assert (await ask(graph, READ))["execution_outcome"]["status"] == "completed"
+
+
+async def test_a_model_that_is_down_is_left_alone_and_named() -> None:
+    clock = QuickClock()
+    calls: list[int] = []
+
+    class Down(ScriptedModel):
+        def _generate(self, messages: Any, *args: Any, **more: Any) -> Any:
+            calls.append(1)
+            raise ConnectionError("no route")
+
+    breaker = CircuitBreakerBehavior(failure_threshold=2)
+    model = {"planning": Down(responses=["never"])}
+    graph = build_graph([Tank().capability], model=model, behaviors=[breaker], clock=clock)
+    out = await ask(graph)
+    assert len(calls) == 2
+    assert "'model planning' is out of reach until" in said(out)
+    assert len(clock.slept) == 2  # the node's tries ended at the open circuit
+
+
+class Lost(FileRows):
+    """A database that goes away while a call is under way."""
+
+    gone = False
+
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
+        if self.gone:
+            raise PersistenceError("The disk is gone.")
+        return super().run_blocking(statement, values)
+
+
+async def test_an_end_that_cannot_be_written_down_harms_no_step(tmp_path: Path) -> None:
+    rows = Lost(str(tmp_path / "limits.db"))
+
+    @capability_node(effect="once", behaviors=[CircuitBreakerBehavior(store=rows)])
+    async def read() -> Level:
+        """Read how full the tank is."""
+        rows.gone = True
+        return Level(litres=7)
+
+    graph = build_graph([read], checkpointer=InMemorySaver())
+    out = await ask(graph, READ, thread_id="1")
+    assert out["execution_outcome"]["status"] == "completed"
 
 
 async def test_settings_name_them() -> None:
