@@ -102,6 +102,7 @@ async def _plan(
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
         "out_of_reach": away,
+        "budget_left": await services.budget_left(),
         "instructions": await services.instructions(view),
         "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }

@@ -18,6 +18,7 @@ from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.engine.services import Services
 from framework.governance.flow import words_of
+from framework.governance.spending import running_spending
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -79,6 +80,7 @@ async def check(
     Raises:
         PlanProblemsError: It has problems, or brings back what a person rejected.
         PolicyError: A policy refuses it.
+        BudgetExceededError: It needs more than is left.
     """
     if services.permissions is not None:
         services.permissions.check_plan(plan, view)
@@ -101,6 +103,10 @@ async def check(
         mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
     _refuse_rejected(mended, view)
     verdict = await _judged(mended, view, services)
+    if (spending := running_spending()) is not None:
+        works = [step for step in mended["steps"] if step["capability"] not in CLOSING]
+        new = [step["capability"] for step in works if step["context_key"] not in view.done]
+        await spending.admit(new, services.registry.capabilities)
     return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
 
 

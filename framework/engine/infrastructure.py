@@ -123,7 +123,10 @@ async def run_infrastructure_node(
     used = _used(spec, budget, before, services)
     if isinstance(update, Command):
         return replace(update, update=[*_pairs(update.update), *used.items()])
-    return _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
+    spoken = _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
+    if spoken.get("execution_outcome") and account is not None and (left := await account.left()):
+        spoken["execution_outcome"] = {**spoken["execution_outcome"], "budget_left": left}
+    return spoken
 
 
 def _arguments(

@@ -23,7 +23,7 @@ from framework.base.ports import Behavior, Gate, Middleware, PlanPolicy, Sink, S
 from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow
-from framework.governance.spending import Purse, Spending
+from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -204,6 +204,11 @@ class Services:
         """Return what the running turn may spend; ``None`` when nothing is bounded or kept."""
         journal = self.journal()
         return self.purse.spending(view, journal.rows, kept=journal.durable)
+
+    async def budget_left(self) -> dict[str, float]:
+        """Return what is left of each limit of the budget; empty without one."""
+        spending = running_spending()
+        return {} if spending is None else await spending.left()
 
     def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
         """Return the effects, waits and agreements of the running turn.

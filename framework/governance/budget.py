@@ -55,6 +55,13 @@ class BudgetExceededError(LimitError):
     used: float = 0
     asked: float = 0
 
+    def saying(self, message: str) -> BudgetExceededError:
+        """Return the same error with other words."""
+        other = type(self)(message, fix=self.fix)
+        other.limit, other.value, other.used = self.limit, self.value, self.used
+        other.asked = self.asked
+        return other
+
 
 class Budget:
     """What may be used up by a step, a turn, a thread, a person or a tenant, for ever or in a window.

@@ -23,6 +23,7 @@ from langgraph.errors import GraphBubbleUp
 from configs.scoped import scoped
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Attempt, Caller, CallNext, Question, Rows
+from framework.base.spec import CapabilitySpec
 from framework.governance.budget import (
     Budget,
     BudgetExceededError,
@@ -31,13 +32,14 @@ from framework.governance.budget import (
     amounts,
 )
 from framework.governance.counters import SharedCounters
+from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_caller
 from framework.state import TurnView
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
 from framework.telemetry.usage import PriceTable, UsageSnapshot
-from framework.telemetry.usage_book import UsageBook
+from framework.telemetry.usage_book import UsageBook, usage_of_capabilities
 
 _HELD: ContextVar[Mapping[int, tuple[Reservation, ...]]] = ContextVar(
     "capgraph_reserved", default=MappingProxyType({})
@@ -182,18 +184,31 @@ class Spending:
             await made.hold(amounts(asked))
         return made
 
-    async def admit(self, needs: Mapping[str, float]) -> None:
+    async def admit(self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]) -> None:
         """Make sure that all of a plan fits at once, before anything of it runs.
 
+        Args:
+            names: The capability of each step that has to run.
+            specs: What they declare.
+
         Raises:
-            BudgetExceededError: It does not; the message has the figure.
+            BudgetExceededError: It does not fit; the message has the figure.
         """
+        if not self._budgets or not names:
+            return
+        kept = self._rows
+        history = await usage_of_capabilities(kept, sorted(set(names))) if kept is not None else {}
+        needs = estimate_plan(names, specs, history).needs()
         for budget in self._budgets:
             if budget.per == "step":
                 continue
             asked = {name: value for name, value in needs.items() if name in budget.limits}
             made = budget.open(self._subjects[budget.per])
-            await made.hold(amounts(asked))
+            try:
+                await made.hold(amounts(asked))
+            except BudgetExceededError as error:
+                told = f"The plan is too dear. {error.message}"
+                raise error.saying(told) from None
             await made.release()
 
     async def left(self) -> dict[str, float]:
@@ -323,6 +338,11 @@ class Spending:
                 self._late.append((reservation, used))
 
 
+def running_spending() -> Spending | None:
+    """Return what the turn that calls this may spend, the innermost one's."""
+    return next((item for item in running_accounts() if isinstance(item, Spending)), None)
+
+
 @asynccontextmanager
 async def spending_of(account: Spending | None, name: str) -> AsyncIterator[None]:
     """Have an account pay for what a node of the graph does.
@@ -351,9 +371,7 @@ class BudgetStage:
         Raises:
             BudgetExceededError: A budget does not hold it; nothing has begun.
         """
-        job = current_job()
-        paying = running_accounts()
-        spending = next((item for item in paying if isinstance(item, Spending)), None)
+        job, spending = current_job(), running_spending()
         if job is None or spending is None:
             return await call_next(attempt)
         clock = job.runner.clock

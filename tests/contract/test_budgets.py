@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.types import Command, interrupt
+from typer.testing import CliRunner
 
-from framework import BaseCapability, bind, capability_node
+from framework import BaseCapability, bind, build_graph, capability_node
+from framework.cli.main import app
 from framework.governance import Budget
 from framework.stores import open_saver, rows_of
 from framework.telemetry import ModelPricing, PriceTable
@@ -329,3 +332,119 @@ async def test_what_calls_used_is_kept_by_model_thread_and_user(
 def test_a_budget_that_is_none_is_refused_when_the_graph_is_built(wrong: Any, agent: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         agent(Gauge, chatter(0), budget=wrong)
+
+
+async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
+    agent: Any, step: Any
+) -> None:
+    ran = []
+
+    @capability_node
+    class Dear(BaseCapability):
+        name = "dear"
+        description = "Costs"
+        provides = ["GAUGE"]
+        cost_usd = 0.4
+
+        async def execute(self) -> Gauge:
+            ran.append(1)
+            return Gauge(value=1)
+
+    plans = [[step(key, "dear") for key in "abc"]]
+    out = await soon(agent(Gauge, Dear, plans=plans, budget=Budget(cost_usd=1.0)).ask())
+    assert ran == []
+    assert status(out) == "stopped"
+    assert "plan is too dear" in last_words(out)
+    assert "1.2 more would be needed" in last_words(out)
+
+
+async def test_a_plan_is_priced_by_what_its_capabilities_used_before(
+    agent: Any, step: Any, tmp_path: Path
+) -> None:
+    model = ScriptedModel(responses=answer(99))
+    async with open_saver(f"sqlite:///{tmp_path}/t.db") as saver:
+        options: dict[str, Any] = {"model": {"capability": model}, "checkpointer": saver}
+        one = agent(Gauge, chatter(2), plans=[[step("a", "chatter")]], **options)
+        await soon(one.ask(thread="t"))
+        await asyncio.to_thread(one.graph.services.purse.book.flush)
+        plans = [[step(key, "chatter") for key in "abc"]]
+        it = agent(Gauge, chatter(2), plans=plans, budget=Budget(tokens=500), **options)
+        out = await soon(it.ask(thread="u"))
+        assert len(model.calls) == 2  # those of the first graph
+        assert "tokens is limited to 500" in last_words(out)
+        assert "600 more would be needed" in last_words(out)
+
+
+async def test_what_is_left_is_known_to_the_planner_and_in_the_outcome(
+    agent: Any, step: Any
+) -> None:
+    model = ScriptedModel(responses=answer(9))
+    it = agent(
+        Gauge,
+        chatter(1),
+        plans=[[step("a", "chatter")]],
+        model={"capability": model},
+        budget=Budget(requests=5, tokens=5000),
+    )
+    out = await soon(it.ask())
+    assert it.planner.calls[0].budget_left == {"requests": 5, "tokens": 5000}
+    assert out["execution_outcome"]["budget_left"] == {"requests": 4, "tokens": 4990}
+
+
+async def test_a_model_that_plans_reads_what_is_left() -> None:
+    plan = {"steps": [{"capability": "chatter", "task_objective": "talk"}]}
+    model = ScriptedModel(responses=lambda call: plan if call.schema else "Done.")
+    graph = build_graph([Gauge, chatter(0)], model=model, budget=Budget(requests=7))
+    out = await soon(graph.ainvoke({"messages": [("user", "Talk to me")]}))
+    assert any("Left of the budget: requests" in call.prompt for call in model.calls)
+    assert out["execution_outcome"]["budget_left"]["requests"] == 7 - len(model.calls)
+
+
+async def test_several_budgets_hold_together(agent: Any, step: Any) -> None:
+    model = ScriptedModel(responses=answer(9))
+    it = agent(
+        Gauge,
+        chatter(2),
+        plans=[[step("a", "chatter")]],
+        model={"capability": model},
+        budget=[Budget(requests=2), Budget(requests=3, per="tenant", window="day")],
+    )
+    assert status(await soon(it.ask())) == "completed"
+    out = await soon(it.ask())
+    assert len(model.calls) == 3
+    assert "tenant" in last_words(out)
+    assert "per day" in last_words(out)
+
+
+def test_the_command_shows_what_was_used(agent: Any, step: Any, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+
+    async def run() -> None:
+        async with open_saver(url) as saver:
+            for name in ("known", "mystery"):
+                model = ScriptedModel(responses=lambda call: "hm", model_name=name)
+                it = agent(
+                    Gauge,
+                    chatter(1),
+                    plans=[[step("a", "chatter")]],
+                    model={"capability": model},
+                    checkpointer=saver,
+                    prices=PriceTable({"known": ModelPricing(1, 10_000)}),
+                )
+                config = {"configurable": {"thread_id": name, "user_id": "ada"}}
+                await it.graph.ainvoke({"messages": [("user", "talk")]}, config)
+                await asyncio.to_thread(it.graph.services.purse.book.flush)
+
+    asyncio.run(run())
+    runner = CliRunner()
+    shown = runner.invoke(app, ["usage", "--db", url])
+    assert shown.exit_code == 0, shown.output
+    known, mystery = (line.split("\t") for line in shown.output.splitlines())
+    assert known[0] == "known"
+    assert known[-1].startswith("$0.01")
+    assert (mystery[0], mystery[-1]) == ("mystery", "unknown price")
+    told = json.loads(
+        runner.invoke(app, ["usage", "--db", url, "--thread", "known", "--json"]).output
+    )
+    assert [item["model"] for item in told] == ["known"]
+    assert runner.invoke(app, ["usage", "--db", url, "--user", "bob"]).output.strip() == ""
