@@ -39,7 +39,8 @@ def report(state: AgentState, services: Services) -> str:
     if origin and origin != "begin_turn":
         where = f"step {key!r} ({origin})" if key else f"the {origin} node"
         tries = f" after {attempts} attempts" if attempts > 1 else ""
-        lines.append(f"It failed in {where}{tries}.")
+        killed = state.get("control_is_killed")
+        lines.append(f"It was stopped at {where}." if killed else f"It failed in {where}{tries}.")
     lines += [
         f"Step {other['context_key']!r} failed too: {other['user_message']}"
         for other in info.get("other_failures") or []

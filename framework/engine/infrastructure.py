@@ -36,8 +36,8 @@ from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
 from framework.governance.spending import spending_of
 from framework.pipeline.call import accepted_arguments
-from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
-from framework.pipeline.run_config import current_runtime, raw_errors_wanted
+from framework.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from framework.pipeline.run_config import current_caller, current_runtime, raw_errors_wanted
 from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
 from framework.telemetry import about
@@ -80,11 +80,7 @@ async def run_infrastructure_node(
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
-        if endless and spec.name not in _CLOSING:
-            raise LimitError(
-                f"The turn was sent on {budget.routings} times, and it does not end.",
-                fix="Look at the nodes of your own that send it to the router, or say goto.",
-            )
+        await _may_begin(spec, services, budget, endless=endless)
         account = services.spending(services.view(state)) if services is not None else None
         async with spending_of(account, spec.name):
             with about(**ids), counting(budget, limits.max_model_calls):
@@ -105,7 +101,7 @@ async def run_infrastructure_node(
         failure = _failure(spec, exc, time.perf_counter() - started, view)
         _count(spec, budget, failure)
         update = {**raise_failure([failure]), "control_attempts": {spec.name: failure.attempts}}
-        update |= _used(spec, budget, before, services)
+        update |= killed(exc) | _used(spec, budget, before, services)
         if spec.name == "error":  # nothing comes after it, and a turn ends with a message
             told = {"messages": [AIMessage(content=failure.message)]}
             return {**update, **told, "execution_outcome": outcome_of({**state, **update})}
@@ -127,6 +123,26 @@ async def run_infrastructure_node(
     if spoken.get("execution_outcome") and account is not None and (left := await account.left()):
         spoken["execution_outcome"] = {**spoken["execution_outcome"], "budget_left": left}
     return spoken
+
+
+async def _may_begin(
+    spec: InfrastructureSpec, services: Services | None, budget: TurnBudget, *, endless: bool
+) -> None:
+    """Make sure that the turn may go on; what ends it may run in any case.
+
+    Raises:
+        LimitError: It goes round in circles.
+        StoppedError: Somebody stopped it.
+    """
+    if spec.name in _CLOSING:
+        return
+    if endless:
+        raise LimitError(
+            f"The turn was sent on {budget.routings} times, and it does not end.",
+            fix="Look at the nodes of your own that send it to the router, or say goto.",
+        )
+    if services is not None and spec.name != _BEGIN:
+        await services.journal().go_on(current_caller().user_id)
 
 
 def _arguments(

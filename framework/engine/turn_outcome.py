@@ -43,7 +43,7 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
         metadata = (info.get("classification") or {}).get("metadata") or {}
-        if metadata.get("code") == "CG-LIMIT":
+        if metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}:
             outcome["status"] = "stopped"
         outcome |= {
             "reason": info.get("user_message"),

@@ -5,6 +5,7 @@ from framework.base.ports import PermissionMode
 from framework.governance.budget import Budget, BudgetExceededError, Reservation
 from framework.governance.cedar import CedarPermissions
 from framework.governance.flow import InformationFlow
+from framework.governance.kill_switch import clear_stop, list_stops, stop
 from framework.governance.permissions import (
     PermissionDeniedError,
     PermissionEnforcer,
@@ -89,7 +90,10 @@ __all__ = [
     "attempt_recovery",
     "backoff_delay",
     "classify_exception",
+    "clear_stop",
+    "list_stops",
     "next_provider",
     "recipe_for",
     "smaller_context_budget",
+    "stop",
 ]

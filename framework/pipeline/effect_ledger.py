@@ -164,6 +164,14 @@ class EffectLedger:
         """
         await self._journal.ready_for_effects(confirm=confirm)
 
+    async def go_on(self, *, confirm: bool = False) -> None:
+        """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
+
+        Raises:
+            StoppedError: Somebody did.
+        """
+        await self._journal.go_on(self._view.caller.user_id, confirm=confirm)
+
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
     ) -> Claim:
@@ -270,6 +278,7 @@ class EffectLedger:
                         effect=name,
                     )
                 )
+        await self.go_on(confirm=True)
         await self.begin(name)
         try:
             found = call()

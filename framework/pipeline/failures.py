@@ -19,6 +19,7 @@ from framework.base.errors import (
     FatalExecutionError,
     LimitError,
     PolicyError,
+    StoppedError,
 )
 from framework.base.ports import Failure
 from framework.pipeline.retry_policy import declared_policy
@@ -59,7 +60,7 @@ def read_failure(
     default = classify_exception(exc, origin, effect=context.get("effect", "none"))
     # What an operator decides is not the author's to interpret; what asks for other parameters
     # has been.
-    if not isinstance(exc, (LimitError, PolicyError, AskAgain)):
+    if not isinstance(exc, (LimitError, PolicyError, StoppedError, AskAgain)):
         try:
             answer = cls.classify_error(exc, dict(context))
         except Exception as second:
@@ -139,6 +140,13 @@ def clear_failure() -> dict[str, Any]:
         "control_retry_count": 0,
         "control_current_step_retry_count": 0,
     }
+
+
+def killed(exc: Exception) -> dict[str, Any]:
+    """Return the state update that ends a stopped turn; empty for any other failure."""
+    if not isinstance(exc, StoppedError):
+        return {}
+    return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
 
 
 def decisive(failures: Sequence[Failure]) -> Failure:

@@ -36,8 +36,10 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     Raises:
         CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
         PersistenceError: The record cannot be kept, or another process has the thread.
+        StoppedError: Somebody stopped the run.
     """
     spec, book = job.spec, job.door.ledger
+    await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
         return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
     # What knows its keys bears being called by two; what acts once does not.
@@ -68,6 +70,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     book = job.door.ledger
     run = await book.begin(claim.name)
     try:
+        await book.go_on(confirm=True)
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
         await book.end(claim.name, "asking")

@@ -16,7 +16,7 @@ from framework.base.errors import ErrorSeverity, PersistenceError, ValidationErr
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.values import to_plain
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.failures import after_effect, fatal, read_failure
+from framework.pipeline.failures import after_effect, fatal, killed, read_failure
 from framework.pipeline.gate import examined
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
@@ -240,7 +240,7 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         # The start of the default message; a failure that the router handles is no such thing.
         failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
     )
-    return _record(job, attempt, error=failure)
+    return _record(job, attempt, error=failure, updates=killed(exc))
 
 
 def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:

@@ -151,8 +151,8 @@ class AgentState(TypedDict, total=False):
     control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
     control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
     control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
-    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node")]
-    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node")]
+    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node"), latest]
+    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node"), latest]
     control_is_awaiting_validation: Annotated[
         bool, _Turn("whether a person is asked about the plan", "orchestrator")
     ]

@@ -6,6 +6,7 @@ from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
 from framework.stores.rows import file_rows, rows_of
+from framework.stores.stops import Stop, stops_of
 from framework.stores.threads import (
     ThreadSummary,
     fork_thread,
@@ -22,6 +23,7 @@ __all__ = [
     "Location",
     "Rows",
     "Rule",
+    "Stop",
     "ThreadSummary",
     "add_rule",
     "file_rows",
@@ -35,6 +37,7 @@ __all__ = [
     "prune_threads",
     "revoke_rule",
     "rows_of",
+    "stops_of",
     "thread_messages",
     "thread_summary",
 ]
