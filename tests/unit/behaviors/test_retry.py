@@ -147,6 +147,32 @@ async def test_what_acted_is_not_repeated_when_its_result_is_refused() -> None:
     assert tries.count == 1
 
 
+async def test_tries_are_counted_on_when_a_process_dies() -> None:
+    class Dies(FakeClock):
+        async def sleep(self, seconds: float) -> None:
+            self.sleeps.append(seconds)
+            waiting.set()
+            await asyncio.Event().wait()
+
+    waiting = asyncio.Event()
+    tries, saver = Tries(*[RuntimeError("x")] * 9), InMemorySaver()
+    rule = RetryBehavior(max_retries=3)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    start = {"messages": [("user", "Read how full the tank is")]}
+    dying = build_graph([tries.capability], behaviors=[rule], checkpointer=saver, clock=Dies())
+    task = asyncio.create_task(dying.ainvoke(start, config))
+    await waiting.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert tries.count == 1
+    clock = FakeClock()
+    again = build_graph([tries.capability], behaviors=[rule], checkpointer=saver, clock=clock)
+    out = await again.ainvoke(None, config)
+    (record,) = (r for r in out["execution_step_results"].values() if r["capability"] == "read")
+    assert (tries.count, record["attempts"]) == (4, 4)
+    assert clock.sleeps == [1, 2, 4]
+
+
 async def test_a_hundred_runs_over_one_rule_count_for_themselves() -> None:
     rule = RetryBehavior(max_retries=2)
     tries = [Tries(*[RuntimeError("x")] * (n % 4)) for n in range(100)]
