@@ -17,7 +17,8 @@ def behaviors_from(given: Iterable[Any], where: str) -> list[Any]:
 
     Args:
         given: Objects, or ``{"use": name, …arguments}`` with the name of a shipped behaviour
-            (``retry``, ``circuit_breaker``) or ``"module:Class"``.
+            (``retry``, ``circuit_breaker``), of another class of ``framework.behaviors`` or
+            ``"module:Class"``; arguments may be such descriptions too.
         where: Names the list, such as ``models.planning.behaviors``.
 
     Raises:
@@ -34,7 +35,9 @@ def behaviors_from(given: Iterable[Any], where: str) -> list[Any]:
 
 def _made(item: Mapping[str, Any], where: str) -> Any:
     cls = _named(item.get("use"), where)
-    arguments = {name: value for name, value in item.items() if name != "use"}
+    arguments = {
+        name: _inside(value, f"{where}.{name}") for name, value in item.items() if name != "use"
+    }
     known = list(inspect.signature(cls).parameters)
     for name in arguments:
         if name not in known:
@@ -49,6 +52,15 @@ def _made(item: Mapping[str, Any], where: str) -> Any:
         raise ConfigurationError(f"{where}: {exc}") from exc
 
 
+def _inside(value: Any, where: str) -> Any:
+    """Make what an argument names: ``rules: [{use: GuardrailRule, …}]``."""
+    if isinstance(value, Mapping) and "use" in value:
+        return _made(value, where)
+    if isinstance(value, list):
+        return [_inside(item, f"{where}[{place}]") for place, item in enumerate(value)]
+    return value
+
+
 def _named(name: Any, where: str) -> Any:
     room = importlib.import_module("framework.behaviors")
 
@@ -57,8 +69,8 @@ def _named(name: Any, where: str) -> Any:
         for exported in room.__all__
         if exported.endswith("Behavior") and exported != "BaseBehavior"
     }
-    if name in shipped:
-        return getattr(room, shipped[name])
+    if name in shipped or name in room.__all__:
+        return getattr(room, shipped.get(name, name))
     module, _, attribute = str(name or "").partition(":")
     if not attribute:
         near = nearest(str(name), shipped) if name else None

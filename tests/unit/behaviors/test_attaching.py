@@ -105,13 +105,35 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
         "  - {use: retry, max_retries: 2, exceptions_to_retry: [TimeoutError]}\n"
         "  - use: circuit_breaker\n"
         "  - {use: 'framework.behaviors:AuditBehavior', preview: 0}\n"
+        "  - use: guardrail\n"
+        "    rules: [{use: GuardrailRule, name: polite, blocked_words: [damn]}]\n"
+        "    guardrails: [{use: PromptInjectionGuardrail}]\n"
     )
     made = behaviors_from(load_settings(file).behaviors, "behaviors")
     assert [type(item).__name__ for item in made] == [
         "RetryBehavior",
         "CircuitBreakerBehavior",
         "AuditBehavior",
+        "GuardrailBehavior",
     ]
+    assert "polite" in repr(made[-1])
+
+
+async def test_a_file_names_behaviours_of_a_role(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    file = tmp_path / "agent.yml"
+    file.write_text(
+        "models:\n"
+        "  answer:\n"
+        "    model: openai:nothing\n"
+        "    base_url: http://127.0.0.1:9/v1\n"
+        "    behaviors:\n"
+        "      - {use: retry, max_retries: 1, base_delay: 5}\n"
+        "      - {use: fallback, default: {use: 'langchain_core.messages:AIMessage', content: Later.}}\n"
+    )
+    clock = FakeClock()
+    out = await run([reader()], settings=load_settings(file), clock=clock)
+    assert (out["messages"][-1].content, clock.sleeps) == ("Later.", [5])
 
 
 @pytest.mark.parametrize(
@@ -124,6 +146,10 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
         ({"use": "timeout"}, r"behaviors\[0\]: .*seconds"),
         ({"use": "os:nothing"}, r"'os:nothing' cannot be imported"),
         ({"use": "base"}, r"no behaviour called 'base'"),
+        (
+            {"use": "guardrail", "rules": [{"use": "GuardrailRul"}]},
+            r"behaviors\[0\]\.rules\[0\]: there is no behaviour called 'GuardrailRul'",
+        ),
     ],
 )
 def test_what_settings_say_wrong_is_named(entry: dict[str, Any], told: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
+from configs.settings import load_settings
 from framework import (
     CapabilityContext,
     ErrorClassification,
@@ -37,15 +39,16 @@ class Level(CapabilityContext):
 class Tries:
     """A capability that raises one error after the other, and counts."""
 
-    def __init__(self, *errors: Exception, **declared: Any) -> None:
+    def __init__(self, *errors: Exception | None, **declared: Any) -> None:
         self.count = 0
 
         @capability_node(**declared)
         async def read() -> Level:
             """Read how full the tank is."""
             self.count += 1
-            if self.count <= len(errors):
-                raise errors[self.count - 1]
+            error = errors[self.count - 1] if self.count <= len(errors) else None
+            if error is not None:
+                raise error
             return Level(litres=3)
 
         self.capability = read
@@ -147,6 +150,49 @@ async def test_what_acted_is_not_repeated_when_its_result_is_refused() -> None:
     assert tries.count == 1
 
 
+OUTCOMES: dict[str, Exception | None] = {
+    "done": None,
+    "unlisted": KeyError("x"),
+    "listed": TimeoutError("x"),
+    "busy": CapabilityError("x", severity=ErrorSeverity.RETRIABLE),
+    "classified": CapabilityError("x", severity=ErrorSeverity.REPLANNING),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.sampled_from(list(OUTCOMES)), min_size=1, max_size=7),
+    st.integers(0, 4),
+    st.sampled_from(["none", "once"]),
+    st.sampled_from([(Exception,), (TimeoutError,), (TimeoutError, CapabilityError)]),
+)
+def test_runs_do_what_the_written_model_says(
+    outcomes: list[str], retries: int, effect: str, listed: tuple[type[Exception], ...]
+) -> None:
+    def again(outcome: str) -> bool:
+        error = OUTCOMES[outcome]
+        if not isinstance(error, listed) or (outcome == "classified" and Exception in listed):
+            return False
+        if effect == "once":  # only what says of itself that it may pass
+            return outcome == "busy"
+        return True
+
+    count, waits = 0, []
+    while True:
+        outcome = outcomes[count] if count < len(outcomes) else "done"
+        count += 1
+        if outcome == "done" or not again(outcome) or count > retries:
+            break
+        waits.append(min(2.0 ** (count - 1), 5.0))
+
+    errors = [OUTCOMES[name] for name in outcomes]
+    tries, clock = Tries(*errors, effect=effect, on_unknown="fail"), FakeClock()
+    rule = RetryBehavior(retries, max_delay=5, exceptions_to_retry=listed)
+    limits = load_settings(limits={"max_planning_attempts": 1})
+    record = asyncio.run(run(tries, rule, clock=clock, settings=limits))
+    assert (tries.count, clock.sleeps, record["success"]) == (count, waits, outcome == "done")
+
+
 async def test_tries_are_counted_on_when_a_process_dies() -> None:
     class Dies(FakeClock):
         async def sleep(self, seconds: float) -> None:
@@ -174,11 +220,29 @@ async def test_tries_are_counted_on_when_a_process_dies() -> None:
 
 
 async def test_a_hundred_runs_over_one_rule_count_for_themselves() -> None:
-    rule = RetryBehavior(max_retries=2)
-    tries = [Tries(*[RuntimeError("x")] * (n % 4)) for n in range(100)]
-    records = await asyncio.gather(*(run(one, rule) for one in tries))
-    assert [one.count for one in tries] == [min(n % 4, 2) + 1 for n in range(100)]
-    assert [record["success"] for record in records] == [n % 4 < 3 for n in range(100)]
+    counts: Counter[int] = Counter()
+
+    @capability_node
+    async def read(n: int = 0) -> Level:
+        """Read how full the tank is."""
+        counts[n] += 1
+        await asyncio.sleep(0)
+        if counts[n] <= n % 4:
+            raise RuntimeError("broken")
+        return Level(litres=n)
+
+    rule = [RetryBehavior(max_retries=2)]
+    graph = build_graph([read], behaviors=rule, checkpointer=InMemorySaver(), clock=FakeClock())
+
+    async def one(n: int) -> Any:
+        steps = [{**PLAN["steps"][0], "parameters": {"n": n}}]
+        start = {"messages": [("user", "read")], "planning_execution_plan": {"steps": steps}}
+        out = await graph.ainvoke(start, {"configurable": {"thread_id": str(n)}})
+        return out["execution_step_results"]["k"]["success"]
+
+    done = await asyncio.gather(*(one(n) for n in range(100)))
+    assert [counts[n] for n in range(100)] == [min(n % 4, 2) + 1 for n in range(100)]
+    assert done == [n % 4 < 3 for n in range(100)]
 
 
 @given(
