@@ -119,6 +119,20 @@ class PersistenceSettings(Section):
     keep_days: float | None = Field(None, gt=0)
 
 
+class AuditSettings(Section):
+    """What is kept of who did what, beside the threads, in a chain that shows any change.
+
+    Attributes:
+        keep: Whether runs are audited; ``build_graph(audit=…)`` stands above it.
+        signing_key: Signs each record.
+        retention_days: Older records are dropped and sealed, once a day.
+    """
+
+    keep: bool = False
+    signing_key: SecretStr | None = None
+    retention_days: float = Field(183, gt=0)
+
+
 class Settings(BaseSettings):
     """All settings of one agent.
 
@@ -143,6 +157,7 @@ class Settings(BaseSettings):
             with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
         capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
             around it.
+        audit: What is kept of who did what.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
@@ -179,6 +194,7 @@ class Settings(BaseSettings):
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     behaviors: list[dict[str, Any]] = Field(default_factory=list)
+    audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None

@@ -22,6 +22,7 @@ from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
 from framework.langgraph_compat import lent_saver
 from framework.state import AgentState, TurnView
+from framework.telemetry.audit import note
 
 
 @infrastructure_node
@@ -71,6 +72,8 @@ class ApprovalNode(BaseInfrastructureNode):
 
 
 async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> dict[str, Any]:
+    digest = plan_digest(view.plan)
+    note("approval", step=PLAN, question=PLAN, decision=answer.decision, digest=digest)
     over = {"control_is_awaiting_validation": False, "control_validation_context": None}
     given = {PLAN: answer}
     payload = {"approved_payload": {PLAN: answer.model_dump(mode="json")}}

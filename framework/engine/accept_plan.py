@@ -11,7 +11,7 @@ from typing import Any
 from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
-from framework.base.errors import ErrorSeverity, PlanError
+from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import Accepted, plan_digest
@@ -34,6 +34,7 @@ from framework.planning import (
 )
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
+from framework.telemetry.audit import note
 
 
 class PlanProblemsError(PlanError):
@@ -83,7 +84,11 @@ async def check(
         BudgetExceededError: It needs more than is left.
     """
     if services.permissions is not None:
-        services.permissions.check_plan(plan, view)
+        try:
+            services.permissions.check_plan(plan, view)
+        except PolicyError:
+            note("policy", about="the plan", decision="deny", by_rule="permissions")
+            raise
     repaired = repair_plan(
         plan,
         services.registry,
@@ -169,6 +174,14 @@ async def accept(
     stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
+    note(
+        "plan",
+        plan_id=stamp["id"],
+        digest=digest,
+        author=author,
+        version=version["version"],
+        steps=[[step["context_key"], step["capability"]] for step in plan["steps"]],
+    )
     made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
     return {
         # A record under a key that another step now bears would pass for that step's result.

@@ -8,7 +8,7 @@ what the step left behind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import paying
+from framework.telemetry.audit import auditing
 from framework.telemetry.metered import counting
 
 _JUMPS = 2
@@ -72,13 +73,17 @@ async def run_capability_node(
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
-    inside = run_scope(bound, get_config()) if in_run else nullcontext()
+    inside: AbstractContextManager[None] = nullcontext()
+    if in_run:
+        inside = run_scope(bound, get_config())
+    elif bound.auditor is not None:
+        inside = auditing(bound.auditor.of({}))
     try:
         account = bound.spending(view)
         with inside, counting(budget, bound.limits.max_model_calls), paying(account):
             record = await _answered(attempt, view, bound, budget, in_run=in_run)
     finally:
-        end_run(inside)
+        await end_run(inside)
     update = _update(record, view, plain=not in_run)
     if in_run:
         if view.begun:

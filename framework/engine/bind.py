@@ -13,6 +13,7 @@ from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import PlanPolicy, StepPolicy
 from framework.base.spec import CapabilitySpec
+from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import OperatorOptions, Services
@@ -28,6 +29,7 @@ from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
+from framework.telemetry.audit import AuditLog
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -121,6 +123,7 @@ def bind(
         answer_gate=_answer_gate(options.get("answer_gate")),
         events=EventDispatcher(tuple(options.get("sinks", ()))),
         purse=purse,
+        auditor=_auditor(options.get("audit"), settings, checkpointer),
         masker=SecretMasker.of(settings),
         prompts=prompts,
         retention=Retention(settings.persistence),
@@ -128,6 +131,15 @@ def bind(
         answer_type=answer_type,
         **chosen,
     )
+
+
+def _auditor(
+    wanted: bool | AuditLog | None,
+    settings: Settings,
+    checkpointer: BaseCheckpointSaver[Any] | None,
+) -> Auditor | None:
+    wanted = settings.audit.keep if wanted is None else wanted
+    return None if wanted is False else Auditor(wanted, settings.audit, checkpointer)
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:

@@ -12,6 +12,7 @@ from configs.logger import use_masker
 from configs.streaming import heard
 from framework.engine.services import Services
 from framework.prompts.provider import use_prompts
+from framework.telemetry.audit import auditing, current_audit
 
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
 _UNSET = object()
@@ -45,6 +46,8 @@ def run_scope(
         stack.enter_context(use_masker(services.masker))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
+        if services.auditor is not None:
+            stack.enter_context(auditing(services.auditor.of(config)))
         stack.enter_context(services.events.run(**ids))
         held = {
             var: value
@@ -55,16 +58,21 @@ def run_scope(
     return _Scope(held, services)
 
 
-def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
-    """Tell the sinks that what went on in a scope is over.
+async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
+    """Write what waits for the audit, and tell the sinks that what went on in a scope is over.
 
     Args:
         scope: What :func:`run_scope` gave; the scope of an outer run is left to that one.
         error: What the run was ended by.
     """
-    if isinstance(scope, _Scope) and scope.services.events.has_sinks:
-        with scope:
-            scope.services.events.end_run(error)
+    if not isinstance(scope, _Scope):
+        return
+    services = scope.services
+    with scope:
+        if services.events.has_sinks:
+            services.events.end_run(error)
+        if services.auditor is not None and (audit := current_audit()) is not None:
+            await services.auditor.close(audit)
 
 
 class _Scope(AbstractContextManager[None]):

@@ -20,6 +20,7 @@ from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
 from framework.base.ports import Behavior, Gate, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.engine.auditing import Auditor
 from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow
@@ -36,6 +37,7 @@ from framework.selection import Selector
 from framework.state import TurnView
 from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher, PriceTable
+from framework.telemetry.audit import AuditLog
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -56,6 +58,8 @@ class OperatorOptions(TypedDict, total=False):
         prices: What models cost; the process's own table, and ``genai-prices``, when not given.
         answer_gate: What the answer has to be good enough for: a ``QualityGate``.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
+        audit: ``True`` keeps who did what in the database of the saver, in a chain that shows any
+            change; an ``AuditLog`` keeps it in a file. What the settings say, when not given.
         capacity: Slots for steps; shared by all graphs of the process when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
         system_prompt: What the models that plan and answer are told besides: text, or a function
@@ -75,6 +79,7 @@ class OperatorOptions(TypedDict, total=False):
     prices: PriceTable | None
     answer_gate: Gate | None
     sinks: Sequence[Sink]
+    audit: bool | AuditLog | None
     capacity: Capacity | None
     state_schema: type[Any]
     system_prompt: SystemPrompt | None
@@ -107,6 +112,7 @@ class Services:
         flow: Knows the labels of data; ``None`` where nothing declares one.
         events: Stamps the events of runs and hands them to the sinks.
         purse: What may be spent.
+        auditor: Finds the audit of a run; ``None`` where none is kept.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
         retention: What stays of threads.
@@ -128,6 +134,7 @@ class Services:
     answer_gate: Gate | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     purse: Purse = field(default_factory=Purse)
+    auditor: Auditor | None = None
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
     retention: Retention | None = None

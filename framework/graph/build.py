@@ -69,7 +69,8 @@ def build_graph(
         answer_type: A pydantic model that the answer has to be: plain data in
             ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
         **options: See :class:`~framework.engine.services.OperatorOptions`: ``behaviors``,
-            ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``capacity``, ``state_schema``, ``system_prompt``,
+            ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``,
+            ``capacity``, ``state_schema``, ``system_prompt``,
             ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
 
     Returns:

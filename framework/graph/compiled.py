@@ -155,7 +155,7 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
             error = exc
             raise
         finally:
-            end_run(inside, error)
+            await end_run(inside, error)
         if services is not None and not is_task(config):
             await services.events.settle()
 

@@ -28,6 +28,7 @@ from framework.base.spec import CapabilitySpec
 from framework.pipeline.agreements import Agreements
 from framework.pipeline.journal import Journal
 from framework.state.turn_view import TurnView
+from framework.telemetry.audit import may, must
 
 if TYPE_CHECKING:
     from framework.pipeline.job import Job
@@ -214,6 +215,8 @@ class EffectLedger:
         """Leave word that an effect is about to happen; return which run of it this is."""
         record = await self._read(name)
         run = int(record.get("run", 0)) + 1
+        # The audit comes first: an effect that nobody could prove does not begin.
+        await must("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
         return run
 
@@ -227,6 +230,7 @@ class EffectLedger:
                 raise
             # What cannot be kept is done all the same.
             await self._write(name, {**record, "status": status, "lost": True})
+        await may("effect", effect=name, status=status)
 
     def result(self, record: Mapping[str, Any]) -> list[Any]:
         """Return what an effect gave when it was done.

@@ -21,6 +21,7 @@ from framework.pipeline.job import Inner, Job, kept_effects
 from framework.pipeline.permit import last_look
 from framework.pipeline.settle import Skipped, read_job_failure
 from framework.planning import fingerprints
+from framework.telemetry.audit import may, must
 
 _NO_ANSWER = frozenset({"timeout", "network"})
 """Failures after which nobody knows whether the effect happened."""
@@ -50,7 +51,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     job.effect = claim.name
     keyed = replace(attempt, idempotency_key=book.key(claim.name))
     if spec.effect != "once":
-        return await last_look(job, keyed) or await _parts_of(job, inner, keyed)
+        return await last_look(job, keyed) or await _repeatable(job, keyed, inner)
     status = claim.record.get("status")
     if status == "finished":
         job.source, job.effect_done = "run" if claim.mine else "ledger", True
@@ -108,6 +109,18 @@ async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
     job.effect_done = True
     await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
+
+
+async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
+    """Run an effect that bears being repeated; the audit knows of it all the same."""
+    await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    status = "failed"
+    try:
+        result = await _parts_of(job, inner, attempt)
+        status = "asking" if isinstance(result, Question) else "finished"
+        return result
+    finally:
+        await may("effect", effect=job.effect, status=status)
 
 
 async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:

@@ -16,6 +16,7 @@ from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
 from framework.planning import fingerprints
+from framework.telemetry.audit import digest, note
 
 
 async def permit(
@@ -173,6 +174,7 @@ def weighed(verdicts: list[Verdict], what: str) -> Verdict:
     """
     denied = [text for v in verdicts if v.decision == "deny" for text in v.problems or ("",)]
     if denied:
+        note("policy", about=what, decision="deny", reasons=digest(denied))
         told = " ".join(text for text in denied if text) or "No reason was given."
         raise PolicyError(
             f"A policy refuses {what}: {told}",
@@ -181,4 +183,6 @@ def weighed(verdicts: list[Verdict], what: str) -> Verdict:
         )
     asked = [text for v in verdicts if v.decision == "ask" for text in v.problems]
     wants = any(v.decision == "ask" for v in verdicts)
+    if verdicts:
+        note("policy", about=what, decision="ask" if wants else "allow")
     return Verdict("ask" if wants else "allow", asked)

@@ -7,6 +7,8 @@ from framework.telemetry.agent_events import (
     AgentFailureClass,
     agent_event,
 )
+from framework.telemetry.audit import AuditLog
+from framework.telemetry.audit_chain import Verification
 from framework.telemetry.events import (
     AnswerPart,
     AnswerToken,
@@ -68,6 +70,7 @@ __all__ = [
     "AnswerToken",
     "ApprovalAsked",
     "ApprovalGiven",
+    "AuditLog",
     "CapabilitiesSelected",
     "CircuitChanged",
     "Event",
@@ -103,6 +106,7 @@ __all__ = [
     "UsageSink",
     "UsageSnapshot",
     "UsageTracker",
+    "Verification",
     "about",
     "agent_event",
     "emit",

@@ -26,6 +26,7 @@ from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
 from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
+from framework.telemetry.audit import current_audit, digest, note
 from framework.telemetry.events import ModelFailed, ToolCalled, Usage
 
 _ROLE = "role:"
@@ -49,6 +50,7 @@ class _Call:
 
     name: str
     provider: str = ""
+    prompt: str | None = None  # its digest, where an audit is kept
     began: float = field(default_factory=time.perf_counter)
 
     def seconds(self) -> float:
@@ -114,7 +116,11 @@ class ModelMeter(BaseCallbackHandler):
         """
         known = metadata or {}
         name = known.get("ls_model_name") or (serialized or {}).get("name")
-        _count(run_id, _Call(str(name or ""), str(known.get("ls_provider") or "")))
+        provider = str(known.get("ls_provider") or "")
+        prompt = None
+        if current_audit() is not None:
+            prompt = digest([[m.type, m.content] for asked in messages for m in asked])
+        _count(run_id, _Call(str(name or ""), provider, prompt))
         pay_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
 
     def on_llm_start(
@@ -138,6 +144,9 @@ class ModelMeter(BaseCallbackHandler):
         if turn is not None and run_id not in turn.calls:
             return
         call = _done(run_id)
+        if call is not None and call.prompt is not None:
+            answer = digest([g.text for row in response.generations for g in row])
+            note("model", role=_role(tags), model=call.name, prompt=call.prompt, answer=answer)
         model, used = used_by(response, call.name if call is not None else "")
         note_use(run_id, model, _role(tags), used)
         if used is not None:
@@ -159,6 +168,9 @@ class ModelMeter(BaseCallbackHandler):
         note_failure(run_id)
         if (call := _done(run_id)) is not None:
             told = {"duration": call.seconds(), "error": type(error).__name__}
+            if call.prompt is not None:
+                failed = {"prompt": call.prompt, "error": told["error"]}
+                note("model", role=_role(tags), model=call.name, **failed)
             _report(ModelFailed(role=_role(tags), model=call.name, **told))
 
     def on_tool_start(
