@@ -476,6 +476,23 @@ class Reach(Protocol):
         ...
 
 
+@runtime_checkable
+class TurnGuard(Protocol):
+    """Guards of a graph, as far as they look at the two ends of a turn."""
+
+    async def message(self, text: str) -> str:
+        """Return what a person wrote, as far as it may stand; raises where it may not."""
+
+    async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return context data that a caller brings, as far as it may stand."""
+
+    async def answer(self, text: str, *, node: str) -> str:
+        """Return the message that ends a turn, as far as it may be given."""
+
+    def beside(self, others: Sequence[Any]) -> TurnGuard:
+        """Return one guard for itself and others of its kind."""
+
+
 class View(Protocol):
     """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
 

@@ -19,6 +19,8 @@ from framework.behaviors.guardrails import GuardrailViolationError, Guards
 from framework.langgraph_compat import held_back
 from framework.pipeline.effect_ledger import plain_inputs
 from framework.pipeline.run_config import current_caller
+from framework.telemetry import AnswerToken, emit
+from framework.telemetry.events import keeping
 
 _OBJECTIVE = "task_objective"
 _PLAN = "planning_execution_plan"
@@ -44,7 +46,8 @@ class GuardrailBehavior(BaseBehavior):
     """
 
     def __init__(self, rules: Sequence[GuardrailRule] = (), guardrails: Sequence[Any] = ()) -> None:
-        self.guards = Guards([*rules, *guardrails])
+        self._all = [*rules, *guardrails]
+        self.guards = Guards(self._all)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self.guards.names)})"
@@ -76,6 +79,10 @@ class GuardrailBehavior(BaseBehavior):
         passed = await self.guards.after(value, tool=context.agent_id)
         _refused_unless_allowed(passed.asks)
         return passed.value if passed.rewritten else None
+
+    def beside(self, others: Sequence[Any]) -> GuardrailBehavior:
+        """Return one behaviour with the guards of this one and of others."""
+        return GuardrailBehavior(guardrails=[g for item in (self, *others) for g in item._all])
 
     async def message(self, text: str) -> str:
         """Look at what a person wrote, before anything is planned.
@@ -157,7 +164,6 @@ class _Settle:
 
     stage = "settle"
     order = 10  # the last look here too: what comes from inside passes it on the way out
-    checks_output = True
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
@@ -167,9 +173,9 @@ class _Settle:
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         with held_back():
+            if attempt.kind == "model":
+                return await self._said(attempt, call_next)
             found = await call_next(attempt)
-        if attempt.kind == "model":
-            return await self._said(attempt, found)
         if not isinstance(found, StepRecord):
             return found
         if found.error is not None:
@@ -199,25 +205,21 @@ class _Settle:
         text = f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
         return replace(failure, message=text, original_error=text, metadata={})
 
-    async def _said(self, attempt: Attempt, found: Any) -> Any:
-        """Look at what a model answered."""
-        message = found.get("raw") if isinstance(found, dict) else found
-        if not isinstance(message, BaseMessage):
-            return found
-        calls = getattr(message, "tool_calls", None) or []
-        said: Any = str(message.text)
-        if calls:
-            said = {"text": said, "calls": [call["args"] for call in calls]}
-        passed = await self._guards.after(said, tool=attempt.capability, role=_role())
+    async def _said(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Look at what a model answered, before any word of it is sent on."""
+        kept: list[Any] = []
+        with keeping(kept):
+            found = await call_next(attempt)
+        told = str(found.text) if isinstance(found, BaseMessage) else to_plain(found, lenient=True)
+        passed = await self._guards.after(told, tool=attempt.capability, role=_role())
         _refused_unless_allowed(passed.asks)
-        if not passed.rewritten:
-            return found
-        if isinstance(found, dict) or not isinstance(passed.value, str):
-            raise CapabilityError(
-                f"A guard would rewrite a structured answer of the model ({attempt.capability}).",
-                fix="Have it refuse, or give it to the graph: there it sees values, not prose.",
-            )
-        return _reworded(message, passed.value)
+        if passed.rewritten and isinstance(found, BaseMessage):
+            found = found.model_copy(update={"content": str(passed.value)})
+        elif passed.rewritten:
+            found = _remade(found, passed.value, told)
+        if kept and isinstance(found, BaseMessage):
+            emit(AnswerToken(text=str(found.text)))
+        return found
 
 
 def _role() -> str:

@@ -153,9 +153,9 @@ class GuardrailRule:
         folded = [text.casefold() for text in read] if self.blocked_words else []
         for word in self.blocked_words:
             if any(word.casefold() in text for text in folded):
-                yield f"it holds the blocked word {word!r}"
+                yield "it holds a blocked word"
         if self._linear is not None and any(map(self._linear.found, read)):
-            yield f"it matches {self.pattern!r}"
+            yield "it matches the pattern"
 
 
 class PatternGuardrail:
@@ -187,11 +187,9 @@ class PatternGuardrail:
     ) -> None:
         if isinstance(patterns, str):
             patterns = [patterns]
-        named = patterns.items() if isinstance(patterns, Mapping) else ((None, p) for p in patterns)
-        self._patterns = [
-            (label or repr(pattern.text), pattern)
-            for label, pattern in ((label, LinearPattern(text)) for label, text in named)
-        ]
+        if not isinstance(patterns, Mapping):
+            patterns = {f"pattern {number}": text for number, text in enumerate(patterns, 1)}
+        self._patterns = [(str(label), LinearPattern(text)) for label, text in patterns.items()]
         self.name = name or self.name
         self._action = GuardrailOutcome(False, action=action).action
 

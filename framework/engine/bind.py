@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
-from framework.base.ports import PlanPolicy, StepPolicy
+from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
 from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
@@ -92,6 +92,7 @@ def bind(
     flow, plan_policies = _information_flow(
         plan_policies, registry, lambda: running_journal(checkpointer).durable
     )
+    guards = [item for item in behaviors if isinstance(item, TurnGuard)]
     purse = Purse.of(options.get("budget"), options.get("prices"))
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
@@ -121,6 +122,7 @@ def bind(
         permissions=permissions,
         flow=flow,
         answer_gate=_answer_gate(options.get("answer_gate")),
+        guard=guards[0].beside(guards[1:]) if guards else None,
         events=EventDispatcher(tuple(options.get("sinks", ()))),
         purse=purse,
         auditor=_auditor(options.get("audit"), settings, checkpointer),

@@ -31,6 +31,7 @@ from framework.base.errors import (
 from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
 from framework.engine.caller_plan import Accepted
+from framework.engine.guarded import CLOSING_NODES, Closing
 from framework.engine.node_behaviors import executed, ruled
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
@@ -50,7 +51,6 @@ _COUNTED = {
 }
 _ROUTINGS = 100
 """How often a turn may be sent on, by the router or a node of one's own, besides for its steps."""
-_CLOSING = frozenset({"respond", "clarify", "error"})
 _BEGIN = "begin_turn"
 _ACCEPTED = "planning_accepted"
 
@@ -77,6 +77,7 @@ async def run_infrastructure_node(
     budget = TurnBudget.from_plain(before)
     limits = services.limits if services is not None else Limits()
     endless = budget.routings > _ROUTINGS + 2 * budget.allowed_attempts
+    closing = Closing(spec.name, view, services)
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
@@ -85,13 +86,13 @@ async def run_infrastructure_node(
         async with spending_of(account, spec.name):
             with about(**ids), counting(budget, limits.max_model_calls):
                 given = _arguments(spec, state, services, logger, extra)
-                work = partial(spec.cls.execute, state, **given)
+                work = closing.quiet(partial(spec.cls.execute, state, **given))
                 if spec.behaviors:
                     read = partial(_read, spec, view=view)
                     result = await executed(spec, view, limits, work, read)
                 else:
                     result = await work()
-        update = _checked(spec, result, services)
+        update = await closing.answered(_checked(spec, result, services))
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         # What cannot be saved must not be reported as done: the run stops, the thread stays.
         raise
@@ -104,7 +105,9 @@ async def run_infrastructure_node(
         update |= killed(exc) | _used(spec, budget, before, services)
         if spec.name == "error":  # nothing comes after it, and a turn ends with a message
             told = {"messages": [AIMessage(content=failure.message)]}
-            return {**update, **told, "execution_outcome": outcome_of({**state, **update})}
+            outcome = outcome_of({**state, **update})
+            closing.instead(failure.message, outcome)
+            return {**update, **told, "execution_outcome": outcome}
         # The router has no node behind it that would look at its failure.
         return Command(update=update, goto="error") if spec.name == "router" else update
     if not spec.quiet:
@@ -112,7 +115,7 @@ async def run_infrastructure_node(
     _count(spec, budget, None, update)
     if (
         isinstance(update, Command)
-        and spec.name in _CLOSING
+        and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
         update = dict(_pairs(update.update))  # it ends the turn, with a message in any case
@@ -134,7 +137,7 @@ async def _may_begin(
         LimitError: It goes round in circles.
         StoppedError: Somebody stopped it.
     """
-    if spec.name in _CLOSING:
+    if spec.name in CLOSING_NODES:
         return
     if endless:
         raise LimitError(
@@ -292,7 +295,7 @@ def _spoken(
     services: Services | None,
 ) -> dict[str, Any]:
     """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
-    if spec.name not in _CLOSING or services is None or update.get("control_has_error"):
+    if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):
         return update
     outcome = update.get("execution_outcome") or outcome_of(view.state)
     if update.get("messages"):

@@ -19,7 +19,15 @@ from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
-from framework.base.ports import Behavior, Gate, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import (
+    Behavior,
+    Gate,
+    Middleware,
+    PlanPolicy,
+    Sink,
+    StepPolicy,
+    TurnGuard,
+)
 from framework.engine.auditing import Auditor
 from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
@@ -110,6 +118,7 @@ class Services:
         answer_gate: Looks at the answer before it is given.
         permissions: What callers may use; ``None`` where nobody decides about that.
         flow: Knows the labels of data; ``None`` where nothing declares one.
+        guard: Looks at what a person sends and at the message that ends a turn.
         events: Stamps the events of runs and hands them to the sinks.
         purse: What may be spent.
         auditor: Finds the audit of a run; ``None`` where none is kept.
@@ -132,6 +141,7 @@ class Services:
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
     answer_gate: Gate | None = None
+    guard: TurnGuard | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
     purse: Purse = field(default_factory=Purse)
     auditor: Auditor | None = None

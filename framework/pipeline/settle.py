@@ -45,18 +45,16 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
     job.cut_off, job.worked = False, None
-    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
-    with about(attempt_id=name):
-        try:
-            found = await _gave(job, attempt, inner)
-            if isinstance(found, Sorted):
-                asks = await examined(job, attempt, found)
-                return replace(_succeeded(job, attempt, found), asks=asks)
-        except GraphBubbleUp:
-            raise
-        except Exception as exc:
-            return failed_record(job, attempt, exc)
-        return found
+    try:
+        found = await _gave(job, attempt, inner)
+        if isinstance(found, Sorted):
+            asks = await examined(job, attempt, found)
+            return replace(_succeeded(job, attempt, found), asks=asks)
+    except GraphBubbleUp:
+        raise
+    except Exception as exc:
+        return failed_record(job, attempt, exc)
+    return found
 
 
 async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
@@ -109,29 +107,34 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
         inner: The stage, with what stands around it.
         checked: Whether anything does.
     """
-    may_ask = (checked or job.spec.gate is not None) and attempt.given is None
-    held = await job.door.ledger.held(attempt.key) if may_ask else {}
-    if held and held["of"] == _work(attempt):
-        # A person is asked about this very result; another try would give another one.
-        job.effect, found = held["effect"], _record(job, attempt, success=True)
-        found = replace(found, contexts=held["contexts"], asks=tuple(held["asks"]))
-    else:
-        came: Result = await inner(job, attempt)
-        if not isinstance(came, StepRecord) or not came.success:
-            return came
-        found = came
-        if found.contexts is not job.made:
-            try:
-                found = replace(found, contexts=_valid(job, found.contexts))
-            except ValidationError as exc:
-                return failed_record(job, attempt, exc)
-    if found.asks:
-        question = await _asked(job, attempt, found)
-        if question is not None:
+    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+    with about(attempt_id=name):
+        may_ask = (checked or job.spec.gate is not None) and attempt.given is None
+        held = await job.door.ledger.held(attempt.key) if may_ask else {}
+        if held and held["of"] == _work(attempt):
+            # A person is asked about this very result; another try would give another one.
+            job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
+            kept = {"contexts": held["contexts"], "asks": tuple(held["asks"])}
+            found: Result = _record(job, attempt, success=True, **kept)
+        else:
+            found = _as_it_leaves(job, attempt, await inner(job, attempt))
+        if not isinstance(found, StepRecord) or not found.success:
+            return found
+        if found.asks and (question := await _asked(job, attempt, found)) is not None:
             return question
-    if is_heard() and not (attempt.given and attempt.given.told):
-        duration = found.execution_time
-        emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+        if is_heard() and not (attempt.given and attempt.given.told):
+            duration = found.execution_time
+            emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+        return found
+
+
+def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
+    """Check what stands around the stage made of a record."""
+    if isinstance(found, StepRecord) and found.success and found.contexts is not job.made:
+        try:
+            return replace(found, contexts=_valid(job, found.contexts))
+        except ValidationError as exc:
+            return failed_record(job, attempt, exc)
     return found
 
 

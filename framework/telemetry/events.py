@@ -8,11 +8,14 @@ are about, as far as there is one, and ``seq``, which counts the events of a run
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from configs.scoped import scoped
 from configs.streaming import emit as _emit
 from configs.streaming import is_heard
 
@@ -34,6 +37,9 @@ class _Event(BaseModel):
     step_id: str | None = None
     attempt_id: str | None = None
     parent_id: str | None = None
+
+
+_kept: ContextVar[list[_Event] | None] = ContextVar("capgraph_kept_back", default=None)
 
 
 class _StepEvent(_Event):
@@ -252,8 +258,23 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    if is_heard():
+    kept = _kept.get()
+    if kept is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
+        kept.append(event)
+    elif is_heard():
         _emit(event.model_dump(exclude_none=True))
+
+
+def keeping(events: list[_Event]) -> AbstractContextManager[None]:
+    """Keep what is said of the answer inside a ``with`` block, instead of sending it.
+
+    >>> kept = []
+    >>> with keeping(kept):
+    ...     emit(AnswerToken(text="Hello"))
+    >>> [event.text for event in kept]
+    ['Hello']
+    """
+    return scoped(_kept, events)
 
 
 def parse_event(data: dict[str, Any]) -> Event:

@@ -149,7 +149,7 @@ def test_any_text_can_be_looked_at(text: str) -> None:
 async def test_all_objections_come_together_and_a_refusal_stands_over_a_question() -> None:
     asks = PatternGuardrail(["a"], name="asks", action="ask")
     passed = await Guards([asks]).after("a", tool="t")
-    assert passed.asks == ("asks: it matches 'a'",)
+    assert passed.asks == ("asks: it matches pattern 1",)
     with pytest.raises(GuardrailViolationError) as caught:
         await Guards([asks, PatternGuardrail(["a"], name="refuses")]).after("a", tool="t")
     assert [v.guardrail for v in caught.value.violations] == ["asks", "refuses"]
