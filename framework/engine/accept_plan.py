@@ -272,9 +272,13 @@ def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str
     """Return the labels of all that the author of a plan had before him, each with its source.
 
     The person's own words carry none, nor what the offline planner makes of them; a model is shown
-    stored results, failures and earlier answers, and a capability may look at them.
+    stored results, failures and earlier answers. A capability that proposes a plan has what it was given.
     """
-    if services.flow is None or author in ("caller", "approval"):
+    if services.flow is None:
+        return {}
+    if author in services.registry.capabilities:
+        return dict(services.flow.proposed_by(author, view))
+    if author in ("caller", "approval"):
         return {}
     offline = author == "orchestrator" and isinstance(services.planner, ChainPlanner)
     if offline and (isinstance(services.extractor, LastMessageExtractor) or len(view.messages) < 2):

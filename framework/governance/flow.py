@@ -199,6 +199,16 @@ class InformationFlow:
                 found = {**self.stored(kind, key, view), **found}
         return found
 
+    def proposed_by(self, capability: str, view: TurnView) -> Labels:
+        """Return the labels of what a capability, which proposes a plan, was given or has itself."""
+        found: Labels = {}
+        for step in view.steps:
+            if step["capability"] == capability and step["context_key"] in view.done:
+                spec, reaches = self._at_hand(step, view)
+                own = self._gives(spec, reaches, step["context_key"], spec.provides)[_WORDS]
+                found = {**own, **found}
+        return found
+
     def notes(self, capabilities: Collection[str]) -> Labels:
         """Return the labels of what capabilities say about the state at hand."""
         return {
