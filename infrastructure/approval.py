@@ -20,6 +20,7 @@ from framework.engine.apply_answers import apply_answers, ending, plan_rejected
 from framework.engine.asking import ask_person, reader, remember
 from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
+from framework.engine.undo import closed
 from framework.langgraph_compat import lent_saver
 from framework.state import AgentState, TurnView
 from framework.telemetry.audit import note
@@ -77,6 +78,8 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
     over = {"control_is_awaiting_validation": False, "control_validation_context": None}
     given = {PLAN: answer}
     payload = {"approved_payload": {PLAN: answer.model_dump(mode="json")}}
+    if answer.decision == "reject" and view.state.get("control_undo"):
+        return {**over, **payload, **closed(view), "approval_approved": False}
     if answer.decision == "reject":
         rejected = ending(given, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
         return {**over, **payload, **rejected, "approval_decisions": plan_rejected(answer, view)}

@@ -6,6 +6,7 @@ from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
+from framework.engine.turn_outcome import outcome_of
 from framework.planning.summaries import step_summaries
 from framework.state import AgentState
 from framework.telemetry import AnswerToken, emit
@@ -25,6 +26,19 @@ class ErrorNode(BaseInfrastructureNode):
         text = report(state, services)
         emit(AnswerToken(text=text))
         return finished(text, state, services)
+
+
+def _undone(state: AgentState) -> list[str]:
+    """Say which effects were taken back, and which were not."""
+    undo = state.get("control_undo") or {}
+    effects = undo.get("effects") or []
+    undone = outcome_of(state).get("undone") or []
+    left = [key for key in effects if key not in undone]
+    lines = [f"Undone: {', '.join(undone)}."] if undone else []
+    if left:
+        why = f" ({undo['problem']})" if undo.get("problem") else ""
+        lines.append(f"Done and not undone: {', '.join(left)}{why}.")
+    return lines
 
 
 def report(state: AgentState, services: Services) -> str:
@@ -48,6 +62,7 @@ def report(state: AgentState, services: Services) -> str:
     plans = state.get("control_plans_created_count") or 0
     if plans > 1:
         lines.append(f"{plans} plans were tried.")
+    lines += _undone(state)
     done = step_summaries(state, services.registry.context_types)
     if done:
         lines.append("What was done before:")

@@ -22,6 +22,7 @@ from framework.engine.accept_plan import accept, check, labels_of_words, review_
 from framework.engine.caller_plan import plan_digest
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from framework.engine.undo import closed, offered
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
 from framework.pipeline.state_update import Writes, applied, combined
@@ -54,6 +55,8 @@ class RouterNode(BaseInfrastructureNode):
                 )
             if decision.target == ACCEPT:
                 await work.accept_plan()
+                continue
+            if decision.target == "error" and await work.undo():
                 continue
             if decision.target != RUN:
                 break
@@ -155,6 +158,16 @@ class _Work:
     def _refuse(self, exc: PlanError | PolicyError, view: TurnView) -> None:
         failure = read_failure(RouterNode, exc, {"current_state": view.state}, node="orchestrator")
         self.write({**raise_failure([failure]), "planning_execution_plan": None})
+
+    async def undo(self) -> bool:
+        """Offer to undo what was done before a turn ends with a failure; tell whether it goes on."""
+        undo = self.state.get("control_undo") or {}
+        if undo.get("open"):
+            self.write(closed(self.view))
+        elif not self.state.get("control_is_killed"):
+            self.write(await offered(self.view, self.services))
+            return bool((self.state.get("control_undo") or {}).get("open"))
+        return False
 
     async def review_open(self) -> bool:
         view = self.view

@@ -179,6 +179,7 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
     ]
     problems = (view.state.get("control_validation_context") or {}).get("problems") or []
     twins = _twins(steps, registry)
+    undoes = (view.state.get("control_undo") or {}).get("open")
     notes = [
         f"{len(steps)} steps",
         f"with effects or risks: {', '.join(asked)}" if asked else "",
@@ -194,7 +195,7 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "inputs": [],
         "kind": PLAN,
         "reason": " ".join(problems) or None,
-        "decisions": _DECISIONS[PLAN],
+        "decisions": ["approve", "reject"] if undoes else _DECISIONS[PLAN],
     }
     return question_of(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
 

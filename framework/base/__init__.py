@@ -51,6 +51,7 @@ from framework.base.spec import (
     Requirement,
 )
 from framework.base.step_context import StepContext
+from framework.base.undo import DoneStep, Undo
 
 __all__ = [
     "ApprovalPolicy",
@@ -68,6 +69,7 @@ __all__ = [
     "ClassifierExample",
     "ConfigurationError",
     "Declarations",
+    "DoneStep",
     "Effect",
     "ErrorClassification",
     "ErrorSeverity",
@@ -97,6 +99,7 @@ __all__ = [
     "StoppedError",
     "TaskClassifierGuide",
     "ThreadBusyError",
+    "Undo",
     "ValidationError",
     "capability_node",
     "infrastructure_node",

@@ -227,6 +227,7 @@ class StepRecord:
     timestamp: str = field(default_factory=now_text)
     source: Source = "run"
     effect: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     asks: tuple[str, ...] = ()
 

@@ -22,6 +22,7 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.ports import PermissionMode
+from framework.base.undo import Undo
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
@@ -147,6 +148,7 @@ class Declarations:
         gate: What its result has to be good enough for: a ``QualityGate``.
         labels: What is to be known of whatever it gives, such as ``untrusted`` or ``secret``.
         outside: Whether what it is given leaves the house.
+        undo: What takes its effect back: a capability, its name, or an ``Undo``.
         removes_labels: What need no longer be known of what it gives, because it checks that.
     """
 
@@ -164,6 +166,7 @@ class Declarations:
     gate: Annotated[Any, AfterValidator(_gate)] = None
     labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
     outside: bool = False
+    undo: Annotated[Undo | None, BeforeValidator(Undo.of)] = None
     removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
 
 
@@ -238,6 +241,11 @@ class CapabilitySpec(Declarations):
             name: check_declaration(owner, name, getattr(target, name)) for name in DECLARED
         }
         parameters = _parameters_model(target)
+        if declared["undo"] is not None and declared["effect"] == "none":
+            raise ValidationError(
+                f"{owner}.undo is given, and {owner} declares no effect that could be undone.",
+                fix='Declare effect = "once" (or "idempotent").',
+            )
         _check_effect_key(owner, declared["effect_key"], parameters)
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
         needs = tuple(Requirement.parse(entry) for entry in requires)

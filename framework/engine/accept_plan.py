@@ -140,6 +140,7 @@ async def accept(
     author: str = "orchestrator",
     previous: ExecutionPlan | None = None,
     plans_made: int = 1,
+    one_by_one: bool = False,
 ) -> dict[str, Any]:
     """Return the update that puts a checked plan in force.
 
@@ -151,6 +152,7 @@ async def accept(
             is not asked again).
         previous: The plan that it replaces.
         plans_made: How many plans this one took.
+        one_by_one: Whether its steps run one after the other, in their order.
     """
     results = view.results
     failure = view.failure or view.last_failure
@@ -171,7 +173,9 @@ async def accept(
     moved = carried.context_updates(view.labels)
     again = set(carried.rerun)
     digest = plan_digest(plan)
-    stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
+    stamp: dict[str, Any] = {"id": uuid.uuid4().hex, "version": version["version"]}
+    if one_by_one:
+        stamp["one_by_one"] = True
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     note(
@@ -254,6 +258,7 @@ def review_possible(view: TurnView, services: Services) -> bool:
     return bool(
         services.settings.approvals.plans
         or services.plan_policies
+        or view.state.get("control_undo")
         or view.switches.get("planning_mode_enabled")
     )
 

@@ -263,5 +263,6 @@ def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
         execution_time=job.seconds(),
         source=job.source,
         effect=job.effect,
+        values=attempt.values,
         **found,
     )

@@ -31,6 +31,7 @@ KEPT_BY_THE_GRAPH = frozenset(
         "control_labels",
         "control_max_retries",
         "control_turn",
+        "control_undo",
         "execution_effects",
         "execution_outcome",
         "execution_pending_approvals",

@@ -52,6 +52,7 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
                 "step": record.key,
                 "objective": record.objective,
                 "outputs": record.outputs,
+                "parameters": dict(record.values),
             }
         }
     return update

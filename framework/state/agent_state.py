@@ -153,6 +153,9 @@ class AgentState(TypedDict, total=False):
     control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
     control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node"), latest]
     control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node"), latest]
+    control_undo: Annotated[
+        dict[str, Any] | None, _Turn("what a person is offered to undo after a failure", "router")
+    ]
     control_is_awaiting_validation: Annotated[
         bool, _Turn("whether a person is asked about the plan", "orchestrator")
     ]
