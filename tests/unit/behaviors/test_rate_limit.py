@@ -199,9 +199,10 @@ async def test_processes_share_it_by_a_file(tmp_path: Path) -> None:
     assert await two.try_acquire("k")
 
 
-def _fifty(url: str, results: Any) -> None:
+def _fifty(url: str, results: Any, together: Any) -> None:
     async def run() -> list[bool]:
         limiter = RateLimiter(rpm=60, burst=40, store=url, clock=lambda: 1000.0)
+        together.wait(120)
         return await asyncio.gather(*(limiter.try_acquire("k") for _ in range(50)))
 
     results.put(sum(asyncio.run(run())))
@@ -209,9 +210,9 @@ def _fifty(url: str, results: Any) -> None:
 
 def test_200_calls_in_four_processes_are_never_over(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results, together = context.Queue(), context.Barrier(4)
     url = f"sqlite:///{tmp_path}/limits.db"
-    workers = [context.Process(target=_fifty, args=(url, results)) for _ in range(4)]
+    workers = [context.Process(target=_fifty, args=(url, results, together)) for _ in range(4)]
     for worker in workers:
         worker.start()
     granted = [results.get(timeout=120) for _ in workers]
