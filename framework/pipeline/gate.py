@@ -25,9 +25,10 @@ async def examined(job: Job, attempt: Attempt, found: Sorted) -> tuple[str, ...]
 
 def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:
     """Return what the capability returned; of a result that was there already, its objects."""
-    if attempt.given is not None:
-        return attempt.given.value
-    if job.worked is not None:
+    given = attempt.given
+    if given is not None and (given.told or given.source != "cache"):
+        return given.value
+    if given is None and job.worked is not None:
         return job.worked[0] if job.worked[0] is not None or not job.stored else job.stored[-1]
     types = job.runner.registry.context_types
     objects = {

@@ -27,11 +27,12 @@ async def hooks(
         behaviors: The behaviours, the outermost first.
         again: The stage ``settle`` with what stands around it, for results that hooks give.
     """
+    plan = job.view.plan_id
     context = BehaviorContext(
         agent_id=attempt.capability,
         task=attempt.objective,
         attempt=job.door.failures + 1,
-        execution_id="/".join(part for part in (job.view.plan_id, attempt.key) if part),
+        execution_id=f"{plan}/{attempt.key}" if plan else job.door.ledger.plain_key(attempt),
         last_completed_step=len(job.view.done) - 1,
     )
 

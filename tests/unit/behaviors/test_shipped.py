@@ -27,6 +27,7 @@ from framework.behaviors import (
     PendingApproval,
     RetryBehavior,
 )
+from framework.governance import QualityGate, QualityLevel
 from framework.testing import FakeClock
 
 
@@ -202,6 +203,20 @@ async def test_a_refusal_of_a_policy_holds_for_what_is_kept() -> None:
     await ask(graph, "a")
     policy.closed = True
     assert "It is closed." in (await ask(graph, "b"))["messages"][-1].content
+
+
+async def test_a_gate_is_shown_what_is_kept_as_it_was() -> None:
+    shown: list[Any] = []
+
+    def check(result: Any) -> QualityLevel:
+        shown.append(result)
+        return QualityLevel.STRICT
+
+    gate = QualityGate(QualityLevel.STANDARD, check=check)
+    graph = graph_of(reader(1, gate=gate), CacheBehavior())
+    await ask(graph, "a")
+    assert record(await ask(graph, "b"))["source"] == "cache"
+    assert shown == [Level(litres=1)] * 2
 
 
 async def test_results_grow_old_and_make_room() -> None:
