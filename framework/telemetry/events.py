@@ -182,7 +182,6 @@ class Usage(_Event):
     cached_tokens: int = 0
     provider: str = ""
     duration: float | None = None
-    cost_usd: float | None = None
 
 
 class ModelFailed(_Event):

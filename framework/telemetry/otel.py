@@ -1,6 +1,7 @@
 """Spans and metrics of OpenTelemetry, made of the events of runs, with the GenAI conventions.
 
-A run is a trace with one root span. Below it stand the plan, its steps, the tries of each, and the
+A run is a trace with one root span; called inside a span of the application's, it stands below that
+one. Below it stand the plan, its steps, the tries of each, and the
 calls of models and tools; an attempt inside another one stands below that one. Parents come from the
 ids that events carry, never from what happens to be current, so they are right whatever runs side by
 side. A resumed run is a trace of its own that links to the run before it; ``gen_ai.conversation.id``
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from framework.base.errors import require_extra
 from framework.base.ports import now_text
 from framework.telemetry.shipped import Fed
+from framework.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -56,6 +58,7 @@ class OpenTelemetrySink(Fed):
         tracer_provider: Where spans go; the global one when not given.
         meter_provider: Where metrics go; the global one when not given.
         content: Whether spans hold objectives and messages, which are content of the user's.
+        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
@@ -70,8 +73,11 @@ class OpenTelemetrySink(Fed):
         meter_provider: MeterProvider | None = None,
         *,
         content: bool = False,
+        prices: PriceTable | None = None,
     ) -> None:
         super().__init__()
+        self._prices = prices or PriceTable.of_process()
+        self._outside: OrderedDict[str, SpanContext] = OrderedDict()
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
         self._providers = (tracer_provider, meter_provider)
@@ -95,6 +101,14 @@ class OpenTelemetrySink(Fed):
         )
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._over: OrderedDict[Any, SpanContext] = OrderedDict()
+
+    def run_began(self, run_id: str) -> None:
+        """Remember the span that is current where a run is called: the run stands below it."""
+        around = self._trace.get_current_span().get_span_context()
+        if around.is_valid:
+            self._outside[run_id] = around
+            if len(self._outside) > _RUNS:
+                self._outside.popitem(last=False)
 
     def emit(self, event: Mapping[str, Any]) -> None:
         """Take up one event."""
@@ -152,7 +166,8 @@ class OpenTelemetrySink(Fed):
                 "capgraph.run.id": name,
             }
             # A graph of one's own may come back to the same run.
-            self._open(run, _ROOT, "invoke_agent", attributes, self._over.get(name), now)
+            above = self._over.get(name) or self._outside.pop(name, None)
+            self._open(run, _ROOT, "invoke_agent", attributes, above, now)
             if len(self._runs) > _RUNS:
                 oldest, left = self._runs.popitem(last=False)
                 self._end(left, oldest, now, "lost")
@@ -309,8 +324,8 @@ class OpenTelemetrySink(Fed):
                 if kind == "usage":
                     tokens = int(event.get(f"{side}_tokens") or 0)
                     self._tokens.record(tokens, {**about, "gen_ai.token.type": side})
-            if event.get("cost_usd") is not None:
-                self._cost.add(event["cost_usd"], about)
+            if kind == "usage" and (cost := self._price(event)) is not None:
+                self._cost.add(cost, about)
         elif kind in ("step_finished", "step_failed"):
             about = {"capgraph.capability": str(event.get("capability"))}
             if kind == "step_failed":
@@ -321,6 +336,15 @@ class OpenTelemetrySink(Fed):
         elif kind == "circuit_changed":
             state = _STATES.get(str(event.get("state")), 0)
             self._breakers.set(state, {"capgraph.breaker": str(event.get("name"))})
+
+    def _price(self, event: Mapping[str, Any]) -> float | None:
+        cached = int(event.get("cached_tokens") or 0)
+        used = UsageSnapshot(
+            input_tokens=max(0, int(event.get("input_tokens") or 0) - cached),
+            output_tokens=int(event.get("output_tokens") or 0),
+            cache_read_tokens=cached,
+        )
+        return self._prices.cost(str(event.get("model") or ""), used)
 
     # --- the end --------------------------------------------------------------------------
 

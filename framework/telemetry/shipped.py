@@ -294,6 +294,10 @@ class FanoutSink:
         """Hand an event to all of them; what the first one raised is raised at the end."""
         return self._all("emit", event)
 
+    def run_began(self, run_id: str) -> Any:
+        """Tell those that want to know of the beginning of a run."""
+        return self._all("run_began", run_id)
+
     def run_ended(self, event: Any) -> Any:
         """Tell those that want to know of the end of a run."""
         return self._all("run_ended", event)

@@ -4,8 +4,9 @@ A sink never slows or breaks a run: each has a bounded queue and a thread of its
 fit into the queue is counted as lost, and the sink is told how much before the next event.
 
 Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
-for the end of a run (with an event of its own, which is on no stream), and ``fed_by(wait)``, which
-hands it what waits until all that was sent so far has reached it. One with ``inline = True`` takes no
+for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
+on the run's own path, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
+has reached it. One with ``inline = True`` takes no
 time and is told at once, on the run's own path.
 """
 
@@ -189,6 +190,10 @@ class EventDispatcher:
             **ids: See :func:`about`.
         """
         seq, dispatchers = _run.get() or (itertools.count(1), ())
+        if not dispatchers and (name := ids.get("run_id")):
+            for outlet in self._outlets:
+                if outlet.run_began is not None:
+                    outlet.run_began(name)
         dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
@@ -243,6 +248,7 @@ class _Outlet:
     def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
         self.sink, self.capacity, self.kinds = sink, capacity, kinds
         self.wants_ends = callable(getattr(sink, "run_ended", None))
+        self.run_began = getattr(sink, "run_began", None)
         self.inline = bool(getattr(sink, "inline", False))
         self.emit_many = getattr(sink, "emit_many", None)
         self.waiting: deque[tuple[dict[str, Any], int]] = deque()

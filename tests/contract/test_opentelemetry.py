@@ -251,6 +251,56 @@ async def test_a_resumed_run_links_to_the_one_before(wiring: Wiring) -> None:
     assert "invoke_agent/plan/step a/attempt 1" in tree(inside)
 
 
+async def test_a_run_stands_below_the_span_of_whoever_calls_it(wiring: Wiring) -> None:
+    graph = build_graph([Level, Sum, Read, Add], sinks=[wiring.sink])
+    tracer = wiring.sink._tracer
+    with tracer.start_as_current_span("POST /ask") as outer:
+        await graph.ainvoke(GIVEN)
+    spans = await wiring.spans()
+    [root] = [s for s in spans if s.name == "invoke_agent"]
+    assert root.parent.span_id == outer.get_span_context().span_id
+    assert len({s.context.trace_id for s in spans}) == 1
+
+
+async def test_an_attempt_inside_another_stands_below_it(wiring: Wiring) -> None:
+    @capability_node
+    class Outer(BaseCapability):
+        name = "outer"
+        description = "Asks for another"
+        provides = [Sum]
+
+        async def execute(self) -> Sum:
+            await inner_node({**self.state, "planning_execution_plan": None})
+            return Sum(litres=1.0)
+
+    graph = build_graph([Level, Sum, Read, Outer], sinks=[wiring.sink])
+    inner_node = graph.services.node(Read)  # type: ignore[union-attr]
+    plan = {"steps": [step("o", "outer"), step("z", "respond")]}
+    out = await graph.ainvoke({**GIVEN, "planning_execution_plan": plan})
+    assert out["execution_outcome"]["status"] == "completed", out["execution_outcome"]
+    ways = tree(await wiring.spans())
+    below = [way for way in ways.values() if way[-1] == "attempt 1" and "step o" in way]
+    assert ["invoke_agent", "plan", "step o", "attempt 1"] in below
+    inner = [way for way in below if len(way) > 4]
+    assert inner
+    assert inner[0][:4] == ["invoke_agent", "plan", "step o", "attempt 1"]
+
+
+async def test_what_calls_cost_is_a_metric() -> None:
+    from framework.telemetry import ModelPricing, PriceTable
+
+    wiring = Wiring(prices=PriceTable({"scripted": ModelPricing(1_000_000.0, 0.0)}))
+    model = ScriptedModel(responses=lambda _: answered("x"))
+    graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
+    await graph.ainvoke(GIVEN)
+    await wiring.spans()
+    points = wiring.points("capgraph.cost")
+    assert (
+        sum(p.value for p in points)
+        == 7.0 * sum(p.count for p in wiring.points("gen_ai.client.token.usage")) / 2
+    )
+
+
 async def test_a_run_that_is_cancelled_ends_its_spans(wiring: Wiring) -> None:
     begun = asyncio.Event()
 
