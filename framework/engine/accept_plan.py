@@ -108,11 +108,26 @@ async def check(
         mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
     _refuse_rejected(mended, view)
     verdict = await _judged(mended, view, services)
-    if (spending := running_spending()) is not None:
-        works = [step for step in mended["steps"] if step["capability"] not in CLOSING]
-        new = [step["capability"] for step in works if step["context_key"] not in view.done]
-        await spending.admit(new, services.registry.capabilities)
+    await _priced(mended, view, services)
     return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
+
+
+async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
+    """Make sure that the budget holds all of a plan; once, for what it has used counts by itself.
+
+    Raises:
+        BudgetExceededError: It needs more than is left.
+    """
+    spending = running_spending()
+    if spending is None or not spending.bounded:
+        return
+    journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
+    if await journal.read(name):
+        return  # a process that began it may have died before the thread knew
+    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
+    new = [step["capability"] for step in works if step["context_key"] not in view.done]
+    await spending.admit(new, services.registry.capabilities)
+    await journal.write(name, {"steps": len(new)})
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:

@@ -28,7 +28,7 @@ from framework.governance.counters import (
     Place,
     SharedCounters,
 )
-from framework.stores import file_rows
+from framework.stores import open_rows
 from framework.telemetry.usage import ModelPricing
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Budget:
         window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.
         clock: Tells the time: a ``Clock``, or a function that returns seconds since the epoch; a
             graph's own when not given.
-        store: ``sqlite:///file.db`` to share it between processes. Without one, a graph counts in
+        store: ``sqlite:///file.db`` or ``postgresql://…`` to share it between processes. Without one, a graph counts in
             the database of its saver, and all else in memory.
         name: Tells budgets of the same kind apart that count in one place.
         unknown_price: ``refuse`` calls of models whose price nobody knows where money is limited;
@@ -451,7 +451,8 @@ def value_of(name: str, amount: int) -> float:
 
 
 def _shared(store: str) -> Counters:
-    return SharedCounters(file_rows(store))
+    rows = open_rows(store)
+    return MemoryCounters() if rows is None else SharedCounters(rows)
 
 
 def _short(name: str) -> str:

@@ -135,6 +135,11 @@ class Spending:
         self._late: list[tuple[Reservation, dict[str, float]]] = []
         self.loop = asyncio.get_running_loop()
 
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is limited."""
+        return bool(self._budgets)
+
     def held(self) -> tuple[Reservation, ...]:
         """Return what the step or node around holds."""
         return _HELD.get().get(id(self), ())
@@ -194,7 +199,7 @@ class Spending:
         Raises:
             BudgetExceededError: It does not fit; the message has the figure.
         """
-        if not self._budgets or not names:
+        if not names:
             return
         kept = self._rows
         history = await usage_of_capabilities(kept, sorted(set(names))) if kept is not None else {}

@@ -5,7 +5,7 @@ from framework.base.ports import Rows
 from framework.stores.leases import Holder, Lease, Leases, leases_of
 from framework.stores.location import Location, parse_url
 from framework.stores.open import open_saver, open_store
-from framework.stores.rows import file_rows, rows_of
+from framework.stores.rows import open_rows, rows_of
 from framework.stores.stops import Stop, stops_of
 from framework.stores.threads import (
     ThreadSummary,
@@ -26,11 +26,11 @@ __all__ = [
     "Stop",
     "ThreadSummary",
     "add_rule",
-    "file_rows",
     "fork_thread",
     "leases_of",
     "list_rules",
     "list_threads",
+    "open_rows",
     "open_saver",
     "open_store",
     "parse_url",

@@ -26,8 +26,7 @@ from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import lent_saver
-from framework.stores.location import MEMORY, parse_url
-from framework.stores.rows import FileRows, Found, PostgresRows, rows_of
+from framework.stores.rows import Found, open_rows, rows_of
 
 T = TypeVar("T")
 
@@ -359,13 +358,8 @@ def open_cells(store: str | Rows | None) -> Cells:
         return RowCells(store)
     if store.partition("://")[0] in {"redis", "rediss", "unix"}:
         return RedisCells(store)
-    location = parse_url(store)
-    if location.target == MEMORY:
-        return MemoryCells()
-    if location.kind == "sqlite":
-        return RowCells(FileRows(location.target))
-    require_extra("psycopg", "postgres")
-    return RowCells(_ServerRows(location.target))
+    rows = open_rows(store)
+    return RowCells(rows) if rows is not None else MemoryCells()
 
 
 @contextmanager
@@ -389,15 +383,3 @@ def _of_run() -> Rows:
             fix="Give the graph a SQLite or PostgreSQL saver, or name a database as store.",
         )
     return rows
-
-
-class _ServerRows(PostgresRows):
-    """Rows in a PostgreSQL database that no saver has open."""
-
-    def __init__(self, address: str) -> None:
-        self._made: set[str] = set()
-        self._address = address
-
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        # Threads of the loop's own: those of a pool are not there after a fork.
-        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))

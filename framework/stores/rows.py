@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import ConfigurationError, PersistenceError
+from framework.base.errors import PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
 from framework.stores.location import MEMORY, parse_url
@@ -294,21 +294,40 @@ class FileRows(Rows):
         return self._open[1]
 
 
-def file_rows(url: str) -> FileRows:
-    """Return the rows of a SQLite file.
+class ServerRows(PostgresRows):
+    """Rows in a PostgreSQL database that no saver has open.
 
     Args:
-        url: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
+        address: Its URL.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._made: set[str] = set()
+        self._address = address
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own, in a thread."""
+        # Threads of the loop's own: those of a pool are not there after a fork.
+        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))
+
+
+def open_rows(url: str) -> Rows | None:
+    """Return the rows of a database that processes share; ``None`` for one in memory.
+
+    Args:
+        url: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``postgresql://…``.
 
     Raises:
         ConfigurationError: It is no such URL.
+        MissingExtraError: The extra of the database is not installed.
     """
     location = parse_url(url)
-    if location.kind != "sqlite" or location.target == MEMORY:
-        raise ConfigurationError(
-            f"{location.kind} cannot be used here.", fix="Give sqlite:///file.db."
-        )
-    return FileRows(location.target)
+    if location.target == MEMORY:
+        return None
+    if location.kind == "sqlite":
+        return FileRows(location.target)
+    require_extra("psycopg", "postgres")
+    return ServerRows(location.target)
 
 
 _KNOWN: tuple[tuple[str, str, type[SaverRows]], ...] = (

@@ -41,8 +41,9 @@ _TABLE = (
 _INSERT = f"INSERT INTO capgraph_usage ({', '.join(_COLUMNS)}, at) VALUES "
 _ONE = f"({', '.join('?' * len(_COLUMNS))}, {{now}})"
 _SUMS = (
-    "count(*), sum(input_tokens), sum(output_tokens), sum(cached_tokens),"
-    " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END"
+    "count(*) AS calls, sum(input_tokens) AS input, sum(output_tokens) AS output,"
+    " sum(cached_tokens) AS cached,"
+    " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost"
 )
 _HISTORY_SECONDS = 30 * 86_400
 
@@ -162,9 +163,9 @@ async def usage_of_capabilities(
     """
     await rows.table(_TABLE)
     _, found = await rows.run(
-        "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id),"
-        " count(*), sum(input_tokens + output_tokens),"
-        " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END FROM capgraph_usage"
+        "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"
+        " count(*) AS calls, sum(input_tokens + output_tokens) AS tokens,"
+        " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost FROM capgraph_usage"
         f" WHERE capability IN ({', '.join('?' * len(names))}) AND at > {{now}} - ?"
         " GROUP BY capability",
         (*names, _HISTORY_SECONDS),
