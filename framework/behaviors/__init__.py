@@ -33,6 +33,8 @@ from framework.behaviors.human_in_loop import (
     HumanInLoopBehavior,
     PendingApproval,
 )
+from framework.behaviors.judged import ModelGuardrail, SchemaGuardrail
+from framework.behaviors.personal_data import PIIGuardrail
 from framework.behaviors.providers import (
     ProviderRouter,
     RoundRobinProviderRouter,
@@ -67,6 +69,8 @@ __all__ = [
     "Guards",
     "HumanApprovalRequired",
     "HumanInLoopBehavior",
+    "ModelGuardrail",
+    "PIIGuardrail",
     "PatternGuardrail",
     "PendingApproval",
     "PromptInjectionGuardrail",
@@ -76,6 +80,7 @@ __all__ = [
     "RateLimiter",
     "RetryBehavior",
     "RoundRobinProviderRouter",
+    "SchemaGuardrail",
     "StaticProviderRouter",
     "TimeoutBehavior",
     "WeightedProviderRouter",
