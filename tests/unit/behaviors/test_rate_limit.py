@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import time
 from pathlib import Path
 from typing import Any
 
@@ -162,24 +161,63 @@ async def test_nonsense_amounts_are_refused(amount: float) -> None:
         await limiter.acquire("k", timeout=amount)
 
 
-@settings(max_examples=80, deadline=None)
+class Noting(ManualClock):
+    """A clock on which a wait is noted and over at once, without any time passing."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     rate=st.floats(0.2, 600),
-    calls=st.lists(st.tuples(st.floats(0, 40), st.integers(0, 4)), max_size=40),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["try", "wait", "correct"]),
+            st.floats(0, 40),
+            st.integers(0, 6),
+            st.sampled_from([0.0, 5.0, 100.0, None]),
+        ),
+        max_size=40,
+    ),
 )
-def test_it_agrees_with_a_written_model(rate: float, calls: list[tuple[float, int]]) -> None:
+def test_it_agrees_with_a_written_model(rate: float, calls: list[Any]) -> None:
     async def run() -> None:
-        clock = ManualClock()
-        limiter = RateLimiter(rpm=rate, clock=clock)
+        clock = Noting()
+        limiter = RateLimiter(input_tpm=rate, clock=clock)
         capacity = left = max(1.0, rate)
-        for seconds, amount in calls:
+        granted: list[tuple[float, float]] = []
+        for kind, seconds, amount, patience in calls:
             clock.seconds += seconds
             left = min(capacity, left + seconds * rate / 60)
-            near = abs(left - amount) < 1e-6
-            granted = await limiter.try_acquire("k", requests=amount)
-            assert near or granted is (amount <= left)
-            if granted:
+            wait = max(0.0, amount - left) * 60 / rate if amount else 0.0
+            near = abs(wait - (patience or 0.0)) < 1e-6
+            clock.slept.clear()
+            if kind == "correct":
+                await limiter.correct("k", input_tokens=amount)
                 left -= amount
+                continue
+            if kind == "try":
+                took = await limiter.try_acquire("k", input_tokens=amount)
+                assert took is (wait == 0) or wait < 1e-6
+                wait = 0.0
+            else:
+                try:
+                    await limiter.acquire("k", timeout=patience, input_tokens=amount)
+                    took = True
+                except RateLimitExceededError:
+                    took = False
+                fits = amount <= capacity and (patience is None or wait <= patience)
+                assert took is fits or near
+                assert not took or sum(clock.slept) == pytest.approx(wait, abs=1e-6)
+            if took:
+                left -= amount
+                granted.append((clock.seconds + wait, amount))
+        # However one looks at it, no span of time saw more than the limit allows.
+        for begin, _ in granted:
+            for end, _ in granted:
+                within = sum(n for at, n in granted if begin <= at <= end)
+                assert begin > end or within <= capacity + (end - begin) * rate / 60 + 1e-3
 
     asyncio.run(run())
 
@@ -222,8 +260,17 @@ def test_200_calls_in_four_processes_are_never_over(tmp_path: Path) -> None:
 
 
 async def test_the_machines_clock_is_the_default(tmp_path: Path) -> None:
-    limiter = RateLimiter(rpm=60_000, burst=1, store=f"sqlite:///{tmp_path}/limits.db")
-    began = time.monotonic()
-    for _ in range(3):
-        await limiter.acquire("k", timeout=5)
-    assert time.monotonic() > began
+    for store in (None, f"sqlite:///{tmp_path}/limits.db"):
+        limiter = RateLimiter(rpm=0.001, store=store)
+        assert [await limiter.try_acquire("k") for _ in range(2)] == [True, False]
+
+
+async def test_a_clock_that_is_set_back_gives_nothing_twice() -> None:
+    clock = ManualClock()
+    limiter = RateLimiter(rpm=60, burst=1, clock=clock)
+    clock.seconds = 100
+    assert await limiter.try_acquire("k")
+    for clock.seconds in (50, 100):
+        assert not await limiter.try_acquire("k")
+    clock.seconds = 101
+    assert await limiter.try_acquire("k")
