@@ -60,6 +60,26 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
     return answers
 
 
+def by_option(*, approve: bool) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:
+    """Return who answers for ``--yes`` and ``--no``: once, where somebody else has to agree, too.
+
+    Args:
+        approve: Whether to agree.
+    """
+    signed: set[str] = set()
+
+    def answers(questions: Mapping[str, Any]) -> dict[str, Any] | None:
+        shown = [question for question in questions.values() if isinstance(question, Mapping)]
+        steps = [step for question in shown for step in question.get("steps") or ()]
+        keys = {step["context_key"] for step in steps if step.get("approvals")}
+        if keys & signed:
+            return None
+        signed.update(keys)
+        return answer_all(questions, approve=approve)
+
+    return answers
+
+
 def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
     """Ask a person; returns what to resume with.
 

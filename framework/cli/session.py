@@ -254,6 +254,7 @@ def open_session(
     db: str | None,
     data: Sequence[str] | None,
     thread: str | None,
+    user: str | None = None,
 ) -> Iterator[Session]:
     """Open the agent and the thread that the options of a command name.
 
@@ -265,6 +266,7 @@ def open_session(
         db: What ``--db`` says.
         data: What ``--data`` says.
         thread: What ``--thread`` says; a new thread without it.
+        user: What ``--as`` says; the settings' user without it.
     """
     from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
 
@@ -273,6 +275,7 @@ def open_session(
     for option, value in (("--db", db), ("--config", config), ("--model", model)):
         words += [option, str(value)] if value else []
     settings = read_settings(config)
+    settings.user = user or settings.user
     with asyncio.Runner() as runner, contextlib.closing(view):
         opening = open_agent(settings, model=model, db=db, data=data or ())
         agent = runner.run(opening.__aenter__())

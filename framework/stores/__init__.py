@@ -14,6 +14,7 @@ from framework.stores.threads import (
     prune_threads,
     thread_messages,
     thread_summary,
+    waiting_questions,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "stops_of",
     "thread_messages",
     "thread_summary",
+    "waiting_questions",
 ]
