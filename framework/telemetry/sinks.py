@@ -288,7 +288,8 @@ class _Outlet:
                     event, lost = self.waiting.popleft()
                     if lost > self.told:
                         count = lost - self.told
-                        events.append(EventsLost(count=count).model_dump(exclude_none=True))
+                        told = EventsLost(count=count).model_dump(exclude_none=True)
+                        events.append(SentEvent(told))
                         self.told = lost
                     events.append(event)
             if events:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +246,55 @@ async def test_a_chain_that_was_changed_takes_no_effect_on(tmp_path: Path, pay: 
         assert not await table.averify()
         with pytest.raises(PersistenceError, match="audit"):
             await table.awrite([("effect", {})])
+
+
+KILLED = """
+    import asyncio, os, sys
+    from framework import CapabilityContext, build_graph, capability_node
+    from framework.stores import open_saver
+
+    path, dies = sys.argv[1:]
+
+    class Paid(CapabilityContext):
+        amount: float
+
+    @capability_node(effect="once", on_unknown="rerun")
+    async def pay() -> Paid:
+        \"\"\"Pay.\"\"\"
+        if dies == "yes":
+            os._exit(9)
+        return Paid(amount=1.0)
+
+    PLAN = {"steps": [
+        {"context_key": "a", "capability": "pay", "task_objective": "pay"},
+        {"context_key": "z", "capability": "respond", "task_objective": "say"},
+    ]}
+
+    async def main():
+        async with open_saver(f"sqlite:///{path}") as saver:
+            graph = build_graph([pay, Paid], checkpointer=saver, audit=True)
+            given = {"messages": [("user", "pay")], "planning_execution_plan": PLAN}
+            config = {"configurable": {"thread_id": "t"}}
+            await graph.ainvoke(given if dies == "yes" else None, config)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.may_block
+async def test_a_run_that_was_killed_in_its_effect_is_told_whole(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    for dies, code in (("yes", 9), ("no", 0)):
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(KILLED), str(path), dies], check=False
+        )
+        assert ended.returncode == code
+    async with open_saver(f"sqlite:///{path}") as saver:
+        records = await records_of(saver)
+    effects = [
+        (r["data"]["status"], r["data"].get("run")) for r in records if r["kind"] == "effect"
+    ]
+    assert effects == [("begun", 1), ("begun", 2), ("finished", None)]
+    assert len({r["data"]["effect"] for r in records if r["kind"] == "effect"}) == 1
+    assert len({r["data"]["run_id"] for r in records}) == 2
+    assert len({r["data"]["digest"] for r in records if r["kind"] == "plan"}) == 1
