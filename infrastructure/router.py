@@ -20,12 +20,14 @@ from framework.base.ports import Failure
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
+from framework.engine.consult_policies import consult_policies
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.undo import closed, offered
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
 from framework.pipeline.state_update import Writes, applied, combined
+from framework.planning import CLOSING
 from framework.state import AgentState, TurnView
 from framework.telemetry import Reclassify, Replan, Retry, emit
 
@@ -55,6 +57,8 @@ class RouterNode(BaseInfrastructureNode):
                 )
             if decision.target == ACCEPT:
                 await work.accept_plan()
+                continue
+            if await work.consult(decision):
                 continue
             if decision.target == "error" and await work.undo():
                 continue
@@ -92,6 +96,18 @@ class _Work:
     def write(self, update: dict[str, Any]) -> None:
         self.writes += list(update.items())
         self.state = applied(self.state, list(update.items()), self.services.runner.schema)
+
+    async def consult(self, decision: Route) -> bool:
+        """Have the rules of policy engines act; tell whether that calls for another decision."""
+        engines, killed = self.services.engines, self.state.get("control_is_killed")
+        if not engines or killed or decision.target == "approval":
+            return False
+        view = self.view
+        failed = decision.target == "error" and view.failure is not None
+        over = decision.target in CLOSING and bool(view.steps)
+        update, again = await consult_policies(view, self.services, failed=failed, over=over)
+        self.write(update)
+        return again
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the process is to stop."""

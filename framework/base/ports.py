@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
 from framework.base.errors import ErrorSeverity
@@ -208,6 +208,7 @@ class StepRecord:
         effect: Name of the effect in the ledger.
         labels: What is to be known of what it gave: context type to label to where the label comes
             from; under ``""`` the same of its words, such as those of a failure.
+        quality: How good its gate found the result; ``None`` without one.
         asks: Why a person has to agree to the result before anything uses it, in words; added at
             the stage ``settle``.
     """
@@ -229,6 +230,7 @@ class StepRecord:
     effect: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    quality: int | None = None
     asks: tuple[str, ...] = ()
 
     @property
@@ -251,6 +253,8 @@ class StepRecord:
             found["outputs"] = self.outputs
         if self.effect is not None:
             found["effect"] = self.effect
+        if self.quality is not None:
+            found["quality"] = self.quality
         if self.source != "run":
             found["source"] = self.source
         if self.skipped is not None:
@@ -344,18 +348,27 @@ class PermissionMode(IntEnum):
         return found[0]
 
 
+class Seen(NamedTuple):
+    """What a gate saw of something that it lets pass.
+
+    Attributes:
+        level: How good it is; more is better.
+        ask: Why a person has to look at it first; empty for no reason.
+    """
+
+    level: int | None = None
+    ask: str = ""
+
+
 class Gate(Protocol):
     """Looks at a result before it counts; ``framework.governance.QualityGate`` is one."""
 
-    async def examine(self, result: Any, what: str) -> str | None:
-        """Let a result pass, or say why a person has to look at it.
+    async def examine(self, result: Any, what: str) -> Seen:
+        """Let a result pass, perhaps when a person has looked at it.
 
         Args:
             result: What there is.
             what: Names it.
-
-        Returns:
-            ``None`` where it is good enough; a reason where a person decides.
 
         Raises:
             CapgraphError: It is not good enough; the severity says what happens then.

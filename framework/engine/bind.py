@@ -18,8 +18,10 @@ from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
+from framework.governance.adjusting import AdjustedCalls
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow, declares_labels
+from framework.governance.policies import PolicyEngine
 from framework.governance.spending import BudgetStage, Purse
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
@@ -83,9 +85,14 @@ def bind(
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
     # What the settings name stands inside of what the program gives.
-    behaviors = (*options.get("behaviors", ()), *_named(settings.behaviors, "behaviors"))
+    engines, policies = _engines(options.get("policies", ()))
+    behaviors = (
+        *(AdjustedCalls(engine.models) for engine in engines),
+        *options.get("behaviors", ()),
+        *_named(settings.behaviors, "behaviors"),
+    )
     options = {**options, "behaviors": behaviors}
-    plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
+    plan_policies, step_policies = _sorted_policies(policies)
     permissions = _permissions(registry, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
@@ -119,6 +126,7 @@ def bind(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
+        engines=engines,
         permissions=permissions,
         flow=flow,
         answer_gate=_answer_gate(options.get("answer_gate")),
@@ -231,16 +239,28 @@ def _information_flow(
     return flow, (*(policy for policy in policies if policy not in given), flow)
 
 
-def _sorted_policies(
-    given: Any,
-) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
+def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
     policies = list(given) if isinstance(given, (list, tuple)) else [given]
+    engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
+    names = [rule.name for engine in engines for rule in engine.rules]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(
+            f"Rules of two policy engines are called {', '.join(twice)}.",
+            fix="Give each rule a name of its own.",
+        )
+    return engines, [policy for policy in policies if policy not in engines]
+
+
+def _sorted_policies(
+    policies: Sequence[Any],
+) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
     for policy in policies:
         asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
         if isinstance(policy, type) or not asks:
             raise ConfigurationError(
                 f"{policy!r} is no policy.",
-                fix="Give an object with 'async review(plan, view)' or 'async decide(step, view)'.",
+                fix="Give a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
+                " decide(step, view)'.",
             )
     return (
         tuple(policy for policy in policies if callable(getattr(policy, "review", None))),

@@ -32,6 +32,7 @@ from framework.engine.auditing import Auditor
 from framework.governance import Budget, Permissions
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow
+from framework.governance.policies import PolicyEngine
 from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
@@ -58,7 +59,7 @@ class OperatorOptions(TypedDict, total=False):
             ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
             see ``framework.behaviors``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``); one object may do both. No input of a caller can switch them off.
+            (``decide``); one object may do both. A ``PolicyEngine`` acts on how the turn stands. No input of a caller can switch them off.
         permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
             caller without a role that is configured may use none.
         budget: What may be used up: a ``Budget``, or several with different ``per``, ``window`` or
@@ -81,7 +82,9 @@ class OperatorOptions(TypedDict, total=False):
     """
 
     behaviors: Sequence[Middleware | Behavior]
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
+    policies: (
+        Sequence[PlanPolicy | StepPolicy | PolicyEngine] | PlanPolicy | StepPolicy | PolicyEngine
+    )
     permissions: Permissions | None
     budget: Budget | Sequence[Budget] | None
     prices: PriceTable | None
@@ -116,6 +119,7 @@ class Services:
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
         answer_gate: Looks at the answer before it is given.
+        engines: Rules that act when a turn fails, takes too long, costs too much or is done.
         permissions: What callers may use; ``None`` where nobody decides about that.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         guard: Looks at what a person sends and at the message that ends a turn.
@@ -138,6 +142,7 @@ class Services:
     answerer: Answerer
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
+    engines: Sequence[PolicyEngine] = ()
     permissions: CallerPermissions | None = None
     flow: InformationFlow | None = None
     answer_gate: Gate | None = None

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from framework.base.errors import CapgraphError, ErrorSeverity, PolicyError
 from framework.base.plan import ExecutionPlan
-from framework.base.ports import Verdict, View
+from framework.base.ports import Seen, Verdict, View
 
 Below = Literal["retry", "replan", "ask", "fail"]
 _SEVERITY = {
@@ -127,8 +127,8 @@ class QualityGate:
         """Tell whether an observed level is enough."""
         return self.evaluate(observed).satisfied
 
-    async def examine(self, result: Any, what: str) -> str | None:
-        """Let a result pass, or say what is wrong; see :class:`framework.base.ports.Gate`.
+    async def examine(self, result: Any, what: str) -> Seen:
+        """Let a result pass; see :class:`framework.base.ports.Gate`.
 
         Raises:
             QualityGateError: It is not good enough, or the check itself failed.
@@ -146,13 +146,13 @@ class QualityGate:
                 f"The check of {what} failed: {type(exc).__name__}: {exc}.", fix="Mend the check."
             ) from exc
         if outcome.satisfied:
-            return None
+            return Seen(outcome.observed_level)
         seen = outcome.observed_level.label if outcome.observed_level else "nothing"
         told = (
             f"The gate on {what} asks for {self.required_level.label} and observed {seen}{fault}."
         )
         if self.below == "ask":
-            return told
+            return Seen(outcome.observed_level, told)
         raise QualityGateError(
             told, fix="Give a better result, or lower the gate.", severity=_SEVERITY[self.below]
         )
@@ -164,12 +164,12 @@ class QualityGate:
             QualityGateError: It is not good enough.
         """
         try:
-            reason = await self.examine(plan, "the plan")
+            seen = await self.examine(plan, "the plan")
         except QualityGateError as exc:
             if exc.severity is ErrorSeverity.RETRIABLE:  # to try a plan again is to plan again
                 exc.severity = ErrorSeverity.REPLANNING
             raise
-        return Verdict("ask", [reason]) if reason else Verdict("allow")
+        return Verdict("ask", [seen.ask]) if seen.ask else Verdict("allow")
 
     async def _observed(self, result: Any) -> Any:
         if self.check is None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from configs.logger import get_logger
 from framework.base.classify import Category, category_of, cause_chain
 from framework.base.errors import ModelError
-from framework.base.ports import now_text
+from framework.base.ports import Failure, now_text
 
 _KEPT_EVENTS = 1000
 
@@ -374,6 +374,20 @@ def classify_exception(error: BaseException) -> FailureScenario:
             if re.search(pattern, text):
                 return scenario
     return FailureScenario.LLM_ERROR
+
+
+def scenario_of(failure: Failure) -> FailureScenario:
+    """Say which kind a failure is that was read before."""
+    category: Any = failure.metadata.get("category")
+    found = _BY_CATEGORY.get(category)
+    if found is not None:
+        return found
+    text = failure.original_error.lower()
+    named = (scenario for pattern, scenario in _BY_TEXT if re.search(pattern, text))
+    plain = (
+        FailureScenario.TOOL_EXECUTION_ERROR if failure.capability else FailureScenario.LLM_ERROR
+    )
+    return next(named, plain)
 
 
 def _by_type(error: BaseException) -> FailureScenario | None:

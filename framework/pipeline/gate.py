@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.base.ports import Attempt
+from framework.base.ports import Attempt, Seen
 from framework.pipeline.job import Job
 from framework.pipeline.sort_result import Sorted
 from framework.state import load_context
 
 
-async def examined(job: Job, attempt: Attempt, found: Sorted) -> tuple[str, ...]:
-    """Let a result pass, or say why a person has to look at it.
+async def examined(job: Job, attempt: Attempt, found: Sorted) -> Seen:
+    """Let a result pass, perhaps when a person has looked at it.
 
     Raises:
         CapgraphError: It is not good enough; the severity says what happens then.
     """
     if job.spec.gate is None:
-        return ()
+        return Seen()
     what = f"the result of {attempt.key!r} ({attempt.capability})"
-    reason = await job.spec.gate.examine(_value(job, attempt, found), what)
-    return () if reason is None else (reason,)
+    seen: Seen = await job.spec.gate.examine(_value(job, attempt, found), what)
+    return seen
 
 
 def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:

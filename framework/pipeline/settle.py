@@ -48,8 +48,9 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     try:
         found = await _gave(job, attempt, inner)
         if isinstance(found, Sorted):
-            asks = await examined(job, attempt, found)
-            return replace(_succeeded(job, attempt, found), asks=asks)
+            seen = await examined(job, attempt, found)
+            record = _succeeded(job, attempt, found)
+            return replace(record, quality=seen.level, asks=(seen.ask,) if seen.ask else ())
     except GraphBubbleUp:
         raise
     except Exception as exc:
@@ -114,8 +115,9 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
         if held and held["of"] == _work(attempt):
             # A person is asked about this very result; another try would give another one.
             job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
-            kept = {"contexts": held["contexts"], "asks": tuple(held["asks"])}
-            found: Result = _record(job, attempt, success=True, **kept)
+            kept = {name: held[name] for name in ("contexts", "quality")}
+            asks = tuple(held["asks"])
+            found: Result = _record(job, attempt, success=True, asks=asks, **kept)
         else:
             found = _as_it_leaves(job, attempt, await inner(job, attempt))
         if not isinstance(found, StepRecord) or not found.success:
@@ -164,8 +166,8 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
     if await _agreed(job, attempt, digest):
         return None
     if not record.updates and record.plan is None:
-        kept = {"contexts": record.contexts, "effect": job.effect, "asks": list(record.asks)}
-        kept["of"] = _work(attempt)
+        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
+        kept |= {"of": _work(attempt), "asks": list(record.asks), "quality": record.quality}
         await job.door.ledger.hold(attempt.key, kept)
     shown = {"parameters": dict(attempt.values), "result": gave}
     return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)

@@ -220,6 +220,17 @@ class EventsLost(_Event):
     count: int
 
 
+class PolicyActed(_Event):
+    """A rule of a policy engine applied; ``done`` says what came of its action."""
+
+    event_type: Literal["policy_acted"] = "policy_acted"
+    rule: str
+    action: str
+    message: str
+    params: dict[str, Any] | None = None
+    done: bool = True
+
+
 class TurnFinished(_Event):
     """The turn ended; ``outcome`` says how."""
 
@@ -247,6 +258,7 @@ Event = Annotated[
     | ModelFailed
     | ToolCalled
     | EventsLost
+    | PolicyActed
     | TurnFinished,
     Field(discriminator="event_type"),
 ]

@@ -78,6 +78,12 @@ def counting(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager
     return scoped(_turn, _Turn(budget, max_model_calls, stream_writer(), _turn.get()))
 
 
+def current_budget() -> TurnBudget | None:
+    """Return where the calls of the innermost running turn are counted; ``None`` outside of one."""
+    turn = _turn.get()
+    return turn.budget if turn is not None else None
+
+
 def role_tag(role: str) -> str:
     """Return the tag by which a call says what it is for.
 

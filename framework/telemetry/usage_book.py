@@ -13,6 +13,7 @@ from typing import Any
 
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
+from framework.base.threads import in_thread
 from framework.telemetry.sinks import _Outlet
 from framework.telemetry.usage import PriceTable, UsageSnapshot
 
@@ -124,13 +125,21 @@ class UsageBook:
             self._prices.cost(model, usage),
         ]
 
+    async def written(self) -> None:
+        """Wait, without holding the loop, until what was taken up so far is written."""
+        await in_thread(self._outlet.wait)
+
     def flush(self) -> None:
         """Wait until what was taken up so far is written."""
         self._outlet.wait()
 
 
 async def usage_totals(
-    rows: Rows, *, thread_id: str | None = None, user_id: str | None = None
+    rows: Rows,
+    *,
+    thread_id: str | None = None,
+    user_id: str | None = None,
+    turn_id: str | None = None,
 ) -> list[UsageTotal]:
     """Return what each model used.
 
@@ -138,9 +147,10 @@ async def usage_totals(
         rows: Where it is kept.
         thread_id: Only calls of this thread.
         user_id: Only calls for this person.
+        turn_id: Only calls of this turn.
     """
     await rows.table(_TABLE)
-    chosen = {"thread_id": thread_id, "user_id": user_id}
+    chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id}
     named = {name: value for name, value in chosen.items() if value is not None}
     where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
     _, found = await rows.run(

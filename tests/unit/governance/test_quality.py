@@ -62,7 +62,10 @@ def assertive(result: Any) -> QualityLevel:
 )
 async def test_a_check_gives_a_level_asserts_or_is_a_form(check: Any, good: Any, bad: Any) -> None:
     gate = QualityGate(QualityLevel.STRICT, check=check)
-    assert await gate.examine(good, "it") is None
+    seen = await gate.examine(good, "it")
+    assert seen.level is not None
+    assert seen.level >= QualityLevel.STRICT
+    assert not seen.ask
     with pytest.raises(QualityGateError, match="asks for Strict"):
         await gate.examine(bad, "it")
 
