@@ -168,6 +168,32 @@ def new_try() -> None:
 
 
 @contextmanager
+def called_back(*handlers: Any) -> Iterator[None]:
+    """Have handlers told of the models that are called inside, beside those of the run.
+
+    Args:
+        *handlers: LangChain's callback handlers; one that the run has already is not told twice.
+    """
+    config = var_child_runnable_config.get()
+    manager = config.get("callbacks") if config else None
+    known = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or []
+    missing = [handler for handler in handlers if handler not in known]
+    if config is None or not missing:
+        yield
+        return
+    added: Any = [*known, *missing]
+    if isinstance(manager, BaseCallbackManager):
+        added = manager.copy()
+        for handler in missing:
+            added.add_handler(handler, inherit=True)
+    token = var_child_runnable_config.set({**config, "callbacks": added})
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
+
+
+@contextmanager
 def held_back() -> Iterator[None]:
     """Keep the words of models that are called inside the block out of the ``messages`` stream."""
     config = var_child_runnable_config.get()

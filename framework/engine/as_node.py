@@ -33,7 +33,7 @@ from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
-from framework.langgraph_compat import channels_of_graph, given_to_run, plain_values
+from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
@@ -41,9 +41,9 @@ from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
-from framework.telemetry.accounts import paying
+from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.audit import auditing
-from framework.telemetry.metered import counting
+from framework.telemetry.metered import METER, counting
 
 _JUMPS = 2
 """How many steps beside its plan a turn may try as often as the settings allow."""
@@ -80,7 +80,13 @@ async def run_capability_node(
         inside = auditing(bound.auditor.of({}))
     try:
         account = bound.spending(view)
-        with inside, counting(budget, bound.limits.max_model_calls), paying(account):
+        told = (METER, CASHIER) if bound.purse.budgets else (METER,)
+        with (
+            inside,
+            counting(budget, bound.limits.max_model_calls),
+            paying(account),
+            called_back(*told),
+        ):
             record = await _answered(attempt, view, bound, budget, in_run=in_run)
     finally:
         await end_run(inside)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -34,7 +35,7 @@ from framework.governance.budget import (
 from framework.governance.counters import SharedCounters
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
-from framework.pipeline.run_config import current_caller
+from framework.pipeline.run_config import current_caller, current_runtime
 from framework.state import TurnView
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
@@ -97,6 +98,14 @@ class Purse:
         return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
 
 
+def _visit(view: TurnView, *, kept: bool) -> str:
+    """Tell apart what the turn's own name does not: runs that nobody keeps, visits without a turn."""
+    if view.turn_id:
+        return "" if kept else current_ids().get("run_id", "")
+    runtime = current_runtime()
+    return runtime.execution_info.task_id if runtime is not None else uuid.uuid4().hex
+
+
 def _subjects(view: TurnView, caller: Caller, run: str) -> dict[str, str]:
     turn = "/".join(part for part in (view.thread_id, view.turn_id, run) if part)
     return {
@@ -123,8 +132,7 @@ class Spending:
     ) -> None:
         self._budgets, self._prices, self._rows, self._book = budgets, prices, rows, book
         caller = current_caller()
-        run = "" if kept else current_ids().get("run_id", "")
-        self._subjects = _subjects(view, caller, run)
+        self._subjects = _subjects(view, caller, _visit(view, kept=kept))
         self._about = {
             "thread_id": view.thread_id,
             "turn_id": view.turn_id,

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typer.testing import CliRunner
 
 from framework import BaseCapability, bind, build_graph, capability_node
 from framework.cli.main import app
 from framework.governance import Budget
+from framework.state import AgentState
 from framework.stores import open_saver, rows_of
 from framework.telemetry import ModelPricing, PriceTable
 from framework.telemetry.usage_book import usage_totals
@@ -448,3 +450,52 @@ def test_the_command_shows_what_was_used(agent: Any, step: Any, tmp_path: Path) 
     )
     assert [item["model"] for item in told] == ["known"]
     assert runner.invoke(app, ["usage", "--db", url, "--user", "bob"]).output.strip() == ""
+
+
+@pytest.mark.parametrize("form", ["async", "thread"])
+async def test_calls_in_a_graph_of_ones_own_are_bounded_too(form: str) -> None:
+    model = ScriptedModel(responses=answer(5))
+    talker = chatter(5, form=form)
+    services = bind([Gauge, talker], model={"capability": model}, budget=Budget(requests=2))
+    builder = StateGraph(AgentState)
+    builder.add_node("talk", services.node(talker))
+    builder.add_edge(START, "talk")
+    graph = builder.compile()
+    out = await soon(graph.ainvoke({}))
+    assert len(model.calls) == 2
+    assert "requests is limited to 2" in out["control_error_info"]["user_message"]
+    used = [
+        event
+        async for event in graph.astream({}, stream_mode="custom")
+        if event.get("event_type") == "usage"
+    ]
+    assert len(used) == 2
+
+
+async def test_a_call_inside_another_step_draws_on_that_step(agent: Any, step: Any) -> None:
+    inner = chatter(1)
+
+    @capability_node
+    class Outer(BaseCapability):
+        name = "outer"
+        description = "Have another one talk"
+        provides = ["GAUGE"]
+
+        async def execute(self) -> Gauge:
+            await inner.langgraph_node({})
+            return Gauge(value=1)
+
+    model = ScriptedModel(responses=answer(5))
+    it = agent(
+        Gauge,
+        inner,
+        Outer,
+        plans=[[step("a", "outer")]],
+        model={"capability": model},
+        budget=Budget(requests=9, steps=9),
+    )
+    out = await soon(it.ask())
+    assert status(out) == "completed"
+    left = out["execution_outcome"]["budget_left"]
+    assert left["requests"] == 9 - len(model.calls)
+    assert 7 <= left["steps"] <= 8
