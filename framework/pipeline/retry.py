@@ -90,8 +90,7 @@ def _may_pass(job: Job, error: Failure, rule: RetryRule | None) -> bool:
         return False
     if job.spec.effect == "once" and error.severity is not ErrorSeverity.RETRIABLE:
         return False
-    raised = job.failure[0] if job.failure and job.failure[1] is error else None
-    return rule.applies(raised, error)
+    return rule.applies(job.failure[0] if job.failure is not None else None, error)
 
 
 def _allowed(declared: int, job: Job) -> int:
