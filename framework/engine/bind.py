@@ -16,6 +16,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
+from framework.engine.named_behaviors import named, of_capabilities
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.adjusting import AdjustedCalls
@@ -89,7 +90,7 @@ def bind(
     behaviors = (
         *(AdjustedCalls(engine.models) for engine in engines),
         *options.get("behaviors", ()),
-        *_named(settings.behaviors, "behaviors"),
+        *named(settings.behaviors, "behaviors"),
     )
     options = {**options, "behaviors": behaviors}
     plan_policies, step_policies = _sorted_policies(policies)
@@ -117,7 +118,7 @@ def bind(
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
         behaviors=(*behaviors, BudgetStage()) if purse.budgets else behaviors,
-        own_behaviors=_own_behaviors(registry, settings),
+        own_behaviors=of_capabilities(registry, settings),
         step_policies=step_policies,
         flow=flow,
         schema=StateSchema.of(options.get("state_schema", AgentState)),
@@ -192,36 +193,6 @@ def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:
             fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
         )
     return CallerPermissions(registry, given)
-
-
-def _own_behaviors(registry: Registry, settings: Settings) -> dict[str, Sequence[Any]]:
-    """Return what the settings put around single capabilities.
-
-    Raises:
-        ConfigurationError: They name one that there is not: what guards it would guard nothing.
-    """
-    found = {}
-    for name, section in settings.capabilities.items():
-        given = section.get("behaviors")
-        left_out = name in settings.exclude or (settings.include and name not in settings.include)
-        if not given or left_out:
-            continue
-        where = f"capabilities.{name}.behaviors"
-        if name not in registry.capabilities:
-            raise ConfigurationError(
-                f"{where}: there is no capability called {name!r}.",
-                fix=f"Use one of: {', '.join(sorted(registry.capabilities))}.",
-            )
-        found[name] = _named(given, where)
-    return found
-
-
-def _named(given: Any, where: str) -> Sequence[Any]:
-    if not given:
-        return ()
-    from framework.behaviors.named import behaviors_from
-
-    return behaviors_from(given, where)
 
 
 def _information_flow(

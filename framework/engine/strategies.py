@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from configs.errors import ConfigurationError
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
+from framework.engine.named_behaviors import of_role
 from framework.engine.services import OperatorOptions
-from framework.pipeline.runner import check_middlewares, in_parts
 from framework.registry import Registry
 
 
@@ -54,7 +53,7 @@ def choose_strategies(
             offline,
             options.get("behaviors", ()),
             own_behaviors={
-                role: _around_calls(given, f"models.{role}.behaviors")
+                role: of_role(given, f"models.{role}.behaviors")
                 for role, given in own.items()
                 if given
             },
@@ -68,12 +67,3 @@ def choose_strategies(
         )
     given: dict[str, Any] = dict(options)
     return {name: given.get(name, found) for name, found in chosen.items()}
-
-
-def _around_calls(given: Sequence[Any], where: str) -> list[Any]:
-    from framework.behaviors.langchain import adapted
-    from framework.behaviors.named import behaviors_from
-
-    found = list(in_parts(adapted(item, where) for item in behaviors_from(given, where)))
-    check_middlewares(found, where, "model")
-    return found
