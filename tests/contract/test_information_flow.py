@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
+from typing_extensions import TypedDict
 
 from framework import (
     BaseCapability,
@@ -19,9 +21,12 @@ from framework import (
     build_graph,
     capability_node,
 )
-from framework.base import ConfigurationError
+from framework.approvals import Rule, add_rule
+from framework.base import ConfigurationError, InfrastructureError
+from framework.behaviors import CacheBehavior, FallbackBehavior
 from framework.governance import InformationFlow
 from framework.state import AgentState
+from framework.state.reducers import merge_by_key
 from framework.testing import ScriptedModel
 
 ASK = {"configurable": {"thread_id": "flow"}}
@@ -374,3 +379,78 @@ def test_a_field_may_be_called_labels() -> None:
         return Issue(labels=["bug"])
 
     assert bind([issue]).flow is None
+
+
+async def test_a_standing_rule_takes_no_label_off() -> None:
+    world, store = World(), InMemoryStore()
+    await add_rule(store, Rule(capability="pay"))
+    graph = build_graph(house(world), checkpointer=InMemorySaver(), store=store)
+    await graph.ainvoke(bring(READ, PAY_IT), ASK)
+    out = await graph.ainvoke(Command(resume="approve"), ASK)
+    assert "'untrusted'" in out["__interrupt__"][0].value["steps"][0]["reason"]
+    assert world.paid == []
+
+
+async def test_a_result_that_gets_another_key_keeps_its_labels() -> None:
+    world = World()
+    again = {**READ, "context_key": "post"}
+    short = {**step("short", "sum_up"), "inputs": [{"MAIL": "post"}]}
+    model = ScriptedModel(
+        responses=[planning(READ, step("bad", "fails_once")), planning(again, short), "Done."]
+    )
+
+    @capability_node
+    class FailsOnce(BaseCapability):
+        name = "fails_once"
+        description = "Fails."
+
+        @staticmethod
+        async def execute(state: Any, **_: Any) -> dict[str, Any]:
+            raise ValueError("no")
+
+        @staticmethod
+        def classify_error(exc: Exception, context: dict[str, Any]) -> ErrorClassification:
+            return ErrorClassification(ErrorSeverity.REPLANNING, str(exc))
+
+    graph = build_graph([*house(world), FailsOnce], model=model)
+    out = await graph.ainvoke({"messages": [("user", "Read the mail.")]})
+    assert out["execution_step_results"]["post"]["success"]
+    kept = out["capability_context_labels"]
+    assert set(kept["MAIL"]["post"]) == set(kept["SUMMARY"]["short"]) == {"untrusted"}
+
+
+async def test_a_result_that_was_kept_or_put_in_place_has_the_labels_of_its_step() -> None:
+    world = World()
+
+    @capability_node(behaviors=[CacheBehavior()])
+    async def cached(mail: Mail) -> Summary:
+        """Sums up, once."""
+        return Summary(text=mail.text)
+
+    @capability_node(behaviors=[FallbackBehavior(default={"SUMMARY": {"text": "nothing"}})])
+    async def broken(mail: Mail) -> Summary:
+        """Fails."""
+        raise ValueError(mail.text)
+
+    inputs = {"inputs": [{"MAIL": "mail"}]}
+    graph = build_graph([*house(world), cached, broken], checkpointer=InMemorySaver())
+    for _ in range(2):
+        out = await graph.ainvoke(
+            bring(READ, {**step("a", "cached"), **inputs}, {**step("b", "broken"), **inputs}), ASK
+        )
+    kept = out["capability_context_labels"]["SUMMARY"]
+    assert set(kept["a"]) == set(kept["b"]) == {"untrusted"}
+    assert out["execution_step_results"]["b"]["source"] == "fallback"
+
+
+async def test_labels_for_which_a_graph_of_ones_own_has_no_place_are_not_lost() -> None:
+    class Small(TypedDict, total=False):
+        capability_context_data: Annotated[dict[str, Any], merge_by_key]
+        planning_execution_plan: dict[str, Any]
+
+    caps = house(World())
+    builder = StateGraph(Small)
+    builder.add_node("read_mail", bind(caps).node(caps[0]))
+    builder.add_edge(START, "read_mail")
+    with pytest.raises(InfrastructureError, match="capability_context_labels"):
+        await builder.compile().ainvoke({})
