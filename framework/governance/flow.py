@@ -148,7 +148,7 @@ class InformationFlow:
     ) -> tuple[CapabilitySpec, Labels]:
         key = step["context_key"]
         # What reaches the stage has values in the place of its references; the plan has these.
-        planned = next((own for own in view.steps if own.get("context_key") == key), step)
+        planned = view.planned.get(key, step)
         if planned.get("capability") != step["capability"]:
             planned = step
         history = view.state.get("planning_history") or []
@@ -169,8 +169,7 @@ class InformationFlow:
         """Return the labels of all that a step is given."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
-        known = {*given, *(key for stored in view.contexts.values() for key in stored)}
-        for read in reads_of(step, known):
+        for read in reads_of(step, _Keys(given, view.contexts)):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
             made = given.get(read.key) or dict(self._stored(read.key, view))
             # A list of a type goes by its own name; then all that bears the key counts.
@@ -255,6 +254,16 @@ class InformationFlow:
         if not problems:
             return Verdict()
         return Verdict(self._verdict if self._may_ask() else "deny", problems)
+
+
+class _Keys:
+    """The keys that a step can read; looked up and never listed, since a thread may hold many."""
+
+    def __init__(self, given: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> None:
+        self._rooms = [given, *stored.values()]
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in room for room in self._rooms)
 
 
 def labels_of_types(registry: Registry) -> dict[str, tuple[str, ...]]:

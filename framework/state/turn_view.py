@@ -127,6 +127,11 @@ class TurnView:
         """The plan's steps."""
         return self.plan.get("steps") or []
 
+    @cached_property
+    def planned(self) -> Mapping[str, PlannedStep]:
+        """The plan's steps by context key."""
+        return {step["context_key"]: step for step in self.steps if "context_key" in step}
+
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
         """Records of the steps so far, by context key."""
