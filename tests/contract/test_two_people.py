@@ -11,11 +11,12 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
-from framework import BaseCapability, bind, capability_node
+from framework import BaseCapability, bind, build_graph, capability_node
 from framework.approvals import Rule, add_rule
 from framework.base import CapabilityError, ErrorSeverity, ValidationError
 from framework.governance import ApprovalPolicy
 from framework.state import AgentState
+from framework.stores import open_saver
 from framework.testing import FakeClock
 from tests.support.doors import question, shown, status
 from tests.support.one_door import Receipt, own_node, own_nodes, payer
@@ -293,3 +294,23 @@ def test_numbers_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
 def test_a_declaration_of_another_kind_is_refused() -> None:
     with pytest.raises(ValidationError, match="requires_approval"):
         payer([], requires_approval="yes")
+
+
+async def test_people_answer_from_processes_of_their_own(tmp_path: Any, step: Any) -> None:
+    """Each asks and answers with a graph, a saver and a connection of their own."""
+    paid: list[int] = []
+    pay = payer(paid, requires_approval=TWO)
+
+    async def run(user: str, given: Any) -> dict[str, Any]:
+        async with open_saver(f"sqlite:///{tmp_path}/threads.db") as saver:
+            graph = build_graph([Receipt, pay], checkpointer=saver)
+            config: Any = {"configurable": {"thread_id": "1", "user_id": user}}
+            return dict(await graph.ainvoke(given, config))
+
+    plan = {"steps": [step("a", "pay")]}
+    await run("alice", {"messages": [("user", "Pay")], "planning_execution_plan": plan})
+    for user in ("alice", "bob", "bob"):
+        assert question(await run(user, Command(resume="approve")))
+    assert paid == []
+    assert status(await run("carol", Command(resume="approve"))) == "completed"
+    assert paid == [5]
