@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from framework.base.errors import require_extra
 from framework.base.ports import now_text
+from framework.telemetry.agent_events import AgentEvent, AgentEventName
 from framework.telemetry.shipped import Fed
 from framework.telemetry.usage import PriceTable, UsageSnapshot
 
@@ -29,6 +30,7 @@ _NAME = "capgraph"
 _RUNS = 1000
 _Key = tuple[str | None, ...]
 _ROOT: _Key = ("run",)
+_ENDS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
 _STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -110,9 +112,12 @@ class OpenTelemetrySink(Fed):
             if len(self._outside) > _RUNS:
                 self._outside.popitem(last=False)
 
-    def emit(self, event: Mapping[str, Any]) -> None:
+    def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Take up one event."""
         with self._guard:
+            if isinstance(event, AgentEvent):
+                self._of_agent(event)
+                return
             self._measure(event)
             if event.get("run_id"):
                 self._record(event)
@@ -123,6 +128,23 @@ class OpenTelemetrySink(Fed):
             run = self._runs.pop(str(event.get("run_id")), None)
             if run is not None:
                 self._end(run, str(event["run_id"]), _nanoseconds(event), event.get("error"))
+
+    def _of_agent(self, event: AgentEvent) -> None:
+        """Make a span of an event of a session; ``data["run_id"]`` says which belong together."""
+        told: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
+        now, run = _nanoseconds(told), None
+        if told.get("run_id"):
+            run = self._run(told, now)
+            run.spans[_ROOT].last = now
+        parent = run.spans[_ROOT].span.get_span_context() if run is not None else None
+        attributes = event.to_otel_attributes(detail=self._content)
+        span = self._start(event.event.value, attributes, parent, now)
+        why = event.failure_class.value if event.failure_class is not None else None
+        if why is not None:
+            self._fail(span, why)
+        span.end(now)
+        if run is not None and event.event in _ENDS:
+            self._end(self._runs.pop(str(told["run_id"])), str(told["run_id"]), now, why)
 
     # --- spans ----------------------------------------------------------------------------
 

@@ -167,9 +167,13 @@ class _FileSink(Fed):
 
     def _drain(self) -> None:
         with self._guard:
-            count = len(self._waiting)
-            if count:
-                self._write([self._waiting.popleft() for _ in range(count)])
+            events = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if events:
+                    self._write(events)
+            except Exception:
+                self.lost += len(events)
+                raise
 
     def _write(self, events: list[dict[str, Any]]) -> None:
         raise NotImplementedError

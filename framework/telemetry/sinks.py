@@ -193,7 +193,7 @@ class EventDispatcher:
         if not dispatchers and (name := ids.get("run_id")):
             for outlet in self._outlets:
                 if outlet.run_began is not None:
-                    outlet.run_began(name)
+                    outlet._try(outlet.run_began, name)
         dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:

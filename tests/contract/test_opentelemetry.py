@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node
 from framework.base import CapabilityError, ErrorSeverity
-from framework.telemetry import OpenTelemetrySink
+from framework.behaviors import CircuitBreakerBehavior
+from framework.telemetry import AgentEvent, OpenTelemetrySink
 from framework.testing import FakeClock, ScriptedModel
 
 SECRET = "the patient has the flu"
@@ -299,6 +300,42 @@ async def test_what_calls_cost_is_a_metric() -> None:
         sum(p.value for p in points)
         == 7.0 * sum(p.count for p in wiring.points("gen_ai.client.token.usage")) / 2
     )
+
+
+async def test_events_of_a_session_are_spans(wiring: Wiring) -> None:
+    for run in ("r1", "r2"):  # at once, of one role and phase
+        wiring.sink.emit(AgentEvent.started("writer", "draft").with_data({"run_id": run}))
+    for run in ("r1", "r2"):
+        failed = AgentEvent.failed("writer", "draft", "llm_timeout", SECRET)
+        wiring.sink.emit(failed.with_data({"run_id": run}))
+    wiring.sink.emit(AgentEvent.phase_started("draft"))
+    spans = await wiring.spans()
+    roots = [s for s in spans if s.name == "invoke_agent"]
+    assert len({s.context.trace_id for s in roots}) == 2
+    for root in roots:
+        below = [s for s in spans if s.parent and s.parent.span_id == root.context.span_id]
+        assert [s.name for s in below] == ["agent.started", "agent.failed"]
+        assert root.attributes["error.type"] == "llm_timeout"
+    assert "phase.started" in [s.name for s in spans]
+    assert SECRET not in "".join(span.to_json() for span in spans)
+
+
+async def test_the_state_of_breakers_is_a_metric(wiring: Wiring) -> None:
+    @capability_node
+    class Down(BaseCapability):
+        name = "down"
+        description = "Is always down"
+        provides = [Level]
+        behaviors = [CircuitBreakerBehavior(failure_threshold=1)]
+
+        async def execute(self) -> Level:
+            raise CapabilityError("It is down.", severity=ErrorSeverity.CRITICAL)
+
+    plan = {"steps": [step("a", "down"), step("z", "respond")]}
+    graph = build_graph([Level, Down], sinks=[wiring.sink])
+    await graph.ainvoke({**GIVEN, "planning_execution_plan": plan})
+    await wiring.spans()
+    assert [point.value for point in wiring.points("capgraph.breaker.state")] == [2]
 
 
 async def test_a_run_that_is_cancelled_ends_its_spans(wiring: Wiring) -> None:

@@ -182,3 +182,11 @@ async def test_a_filter_takes_only_what_it_names() -> None:
     assert [e["reason"] for e in named.events] == ["a", "b"]
     assert [e["reason"] for e in typed.events] == ["a"]
     assert other.events == []
+
+
+def test_what_a_file_does_not_take_is_counted(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "no" / "folder" / "e.jsonl")
+    with pytest.raises(OSError):
+        sink.emit(event(1))
+    assert sink.lost == 1
+    sink.flush()
