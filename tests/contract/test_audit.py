@@ -141,7 +141,7 @@ async def test_a_refusal_is_kept(tmp_path: Path, pay: Any) -> None:
     await graph.ainvoke(GIVEN)
     assert (await log.verify()).valid
     text = log.path.read_text()
-    assert ("policy", "deny") in told(log.records())
+    assert ("policy", "deny") in told(await log.records())
     assert SECRET not in text
     assert pay.done == []
 
@@ -211,7 +211,7 @@ async def test_a_node_of_a_graph_of_ones_own_is_audited(tmp_path: Path, pay: Any
     await builder.compile(checkpointer=InMemorySaver()).ainvoke(
         {"messages": [("user", "x")]}, {"configurable": {"thread_id": "t"}}
     )
-    assert [t for t in told(log.records()) if t[0] == "effect"] == [
+    assert [t for t in told(await log.records()) if t[0] == "effect"] == [
         ("effect", "begun"),
         ("effect", "finished"),
     ]
