@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import LimitError, ValidationError
@@ -31,7 +31,6 @@ from framework.governance.counters import (
 from framework.stores import open_rows
 from framework.telemetry.usage import ModelPricing
 
-T = TypeVar("T")
 Per = Literal["step", "turn", "thread", "user", "tenant"]
 Window = Literal["hour", "day", "month"]
 
@@ -291,7 +290,9 @@ class Reservation:
         Raises:
             BudgetExceededError: It does not fit.
         """
-        await _whole(self._move({**self._base, **asked}, self._open, bounded=True), self.release)
+        await self.whole(
+            self._move({**self._base, **asked}, self._open, bounded=True), self.release
+        )
 
     async def settle(self, **used: float) -> None:
         """Say what was used in the end; what is not named was used as it was reserved.
@@ -309,7 +310,7 @@ class Reservation:
             return
         self._over = True
         final, zero = {**self._base, **counted}, dict.fromkeys(METRICS, 0)
-        await _whole(self._move(zero, zero, used=final, failed=failed))
+        await self.whole(self._move(zero, zero, used=final, failed=failed))
 
     async def release(self) -> None:
         """Give everything back: nothing was used."""
@@ -317,7 +318,7 @@ class Reservation:
             return
         self._over = True
         zero = dict.fromkeys(METRICS, 0)
-        await _whole(self._move(zero, zero))
+        await self.whole(self._move(zero, zero))
 
     async def left(self) -> dict[str, float]:
         """Return what a part of it could take of each limit."""
@@ -342,7 +343,7 @@ class Reservation:
                 more = {name: self._open[name] + part.asked[name] for name in METRICS}
                 await self._move(self._base, more, bounded=True)
 
-        await _whole(take(), part.release)
+        await self.whole(take(), part.release)
         return part
 
     async def _move(
@@ -372,6 +373,22 @@ class Reservation:
             self.budget._live.discard(self._mark)
         self._base, self._open = dict(base), dict(opened)
         self._held, self._mark = held, mark
+
+    async def whole(
+        self, work: Awaitable[None], undo: Callable[[], Awaitable[Any]] | None = None
+    ) -> None:
+        """Let a change of counters come to its end, whoever cancels; then undo it."""
+        if not self.budget._counters.durable:
+            await work  # nothing in it waits
+            return
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if undo is not None and not task.cancelled() and task.exception() is None:
+                await undo()
+            raise
 
     def _marked(self, held: Mapping[str, int]) -> str:
         """Return the mark that stands beside the counters for as long as something is held."""
@@ -418,7 +435,7 @@ class Part:
                 base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
                 await whole._move(base, opened, used=used)
 
-        await _whole(move())
+        await whole.whole(move())
 
 
 def amounts(given: Mapping[str, float]) -> dict[str, int]:
@@ -457,15 +474,3 @@ def _shared(store: str) -> Counters:
 
 def _short(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-async def _whole(work: Awaitable[T], undo: Callable[[], Awaitable[Any]] | None = None) -> T:
-    """Let a change of counters come to its end, whoever cancels; then undo it."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if undo is not None and not task.cancelled() and task.exception() is None:
-            await undo()
-        raise
