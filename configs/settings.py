@@ -157,6 +157,10 @@ class Settings(BaseSettings):
             with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
         capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
             around it.
+        budgets: What may be used up, as arguments of ``Budget``: ``{tokens: 100000, per: user}``;
+            ``build_graph(budget=…)`` stands above it.
+        prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
+            output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
         audit: What is kept of who did what.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
@@ -194,6 +198,8 @@ class Settings(BaseSettings):
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
     behaviors: list[dict[str, Any]] = Field(default_factory=list)
+    budgets: list[dict[str, Any]] = Field(default_factory=list)
+    prices: dict[str, dict[str, float]] = Field(default_factory=dict)
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)

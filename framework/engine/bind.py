@@ -23,7 +23,7 @@ from framework.governance.adjusting import AdjustedCalls
 from framework.governance.caller import CallerPermissions
 from framework.governance.flow import InformationFlow, declares_labels
 from framework.governance.policies import PolicyEngine
-from framework.governance.spending import BudgetStage, Purse
+from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -101,7 +101,10 @@ def bind(
         plan_policies, registry, lambda: running_journal(checkpointer).durable
     )
     guards = [item for item in behaviors if isinstance(item, TurnGuard)]
-    purse = Purse.of(options.get("budget"), options.get("prices"))
+    purse = Purse.of(
+        options.get("budget") or declared_budgets(settings.budgets),
+        options.get("prices") or declared_prices(settings.prices),
+    )
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)

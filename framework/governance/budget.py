@@ -71,7 +71,7 @@ class Budget:
         cost_usd: US dollars.
         tool_calls: Tries of steps, and calls of tools in one's own code.
         steps: Tries of steps.
-        seconds: Seconds that steps and calls take, added up.
+        seconds: Seconds that steps take, added up.
         consecutive_failures: Failures in a row, after which nothing more begins.
         per: What has such a budget each: ``step``, ``turn``, ``thread``, ``user`` or ``tenant``.
         window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.

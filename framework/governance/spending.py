@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -39,7 +40,7 @@ from framework.pipeline.run_config import current_caller, current_runtime
 from framework.state import TurnView
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
-from framework.telemetry.usage import PriceTable, UsageSnapshot
+from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
 from framework.telemetry.usage_book import UsageBook, usage_of_capabilities
 
 _HELD: ContextVar[Mapping[int, tuple[Reservation, ...]]] = ContextVar(
@@ -96,6 +97,45 @@ class Purse:
         counters = SharedCounters(rows) if rows is not None else None
         budgets = [item.counting_in(counters) if counters else item for item in self.budgets]
         return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
+
+
+def declared_budgets(given: Sequence[Mapping[str, Any]]) -> list[Budget]:
+    """Make budgets of what settings say.
+
+    Raises:
+        ConfigurationError: A name is unknown, or a value does not fit.
+
+    >>> [budget.per for budget in declared_budgets([{"tokens": 100, "per": "user"}])]
+    ['user']
+    """
+    made = []
+    for place, item in enumerate(given):
+        price = item.get("unknown_price", "refuse")
+        try:
+            priced = ModelPricing(**price) if isinstance(price, Mapping) else price
+            made.append(Budget(**{**item, "unknown_price": priced}))
+        except (TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"budgets.{place} of the settings is {dict(item)!r}: {exc}",
+                fix="Use the arguments of Budget.",
+            ) from exc
+    return made
+
+
+def declared_prices(given: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
+    """Make a table of what settings say; ``None`` when they say nothing.
+
+    Raises:
+        ConfigurationError: A name is unknown, or a value does not fit.
+    """
+    try:
+        prices = {model: ModelPricing(**price) for model, price in given.items()}
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"prices of the settings cannot be used: {exc}",
+            fix="Use the arguments of ModelPricing.",
+        ) from exc
+    return PriceTable(prices) if prices else None
 
 
 def _visit(view: TurnView, *, kept: bool) -> str:
@@ -251,8 +291,11 @@ class Spending:
         taken: Taken = []
         self._calls[call.run_id] = (call.model, taken)
         try:
+            inner = takewhile(lambda account: account is not self, running_accounts())
+            others = {r.place for a in inner if isinstance(a, Spending) for r in a.held()}
             for reservation in self.held():
-                taken.append(await self._draw(reservation, call))
+                if reservation.place not in others:  # a graph inside a step of this one pays
+                    taken.append(await self._draw(reservation, call))
         except BaseException:
             del self._calls[call.run_id]
             for part, _ in taken:

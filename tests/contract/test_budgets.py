@@ -14,6 +14,7 @@ from langgraph.types import Command, interrupt
 from typer.testing import CliRunner
 
 from framework import BaseCapability, bind, build_graph, capability_node
+from framework.base.errors import ConfigurationError
 from framework.cli.main import app
 from framework.governance import Budget
 from framework.state import AgentState
@@ -499,3 +500,50 @@ async def test_a_call_inside_another_step_draws_on_that_step(agent: Any, step: A
     left = out["execution_outcome"]["budget_left"]
     assert left["requests"] == 9 - len(model.calls)
     assert 7 <= left["steps"] <= 8
+
+
+async def test_a_graph_inside_a_step_does_not_count_twice_where_both_count(
+    agent: Any, step: Any
+) -> None:
+    model = ScriptedModel(responses=answer(5))
+    shared = Budget(requests=4, per="tenant")
+    plan: Any = {"steps": [step("b", "chatter")]}
+
+    @capability_node
+    class Outer(BaseCapability):
+        name = "outer"
+        description = "Have another graph talk"
+        provides = ["GAUGE"]
+
+        async def execute(self) -> Gauge:
+            inner = build_graph([Gauge, chatter(4)], model={"capability": model}, budget=shared)
+            given: Any = {"messages": [("user", "talk")], "planning_execution_plan": plan}
+            out = await inner.ainvoke(given)
+            assert status(out) == "completed", last_words(out)
+            return Gauge(value=1)
+
+    it = agent(Gauge, Outer, plans=[[step("a", "outer")]], budget=shared)
+    out = await soon(it.ask())
+    assert status(out) == "completed"
+    assert len(model.calls) == 4
+    assert out["execution_outcome"]["budget_left"] == {"requests": 0}
+
+
+async def test_settings_declare_budgets_and_prices(agent: Any, step: Any) -> None:
+    model = ScriptedModel(responses=answer(10))
+    said = {
+        "budgets": [{"cost_usd": 0.03}, {"requests": 50, "per": "user", "window": "day"}],
+        "prices": {"scripted": {"input_per_million": 0, "output_per_million": 1000}},
+    }
+    it = agent(
+        Gauge,
+        chatter(9),
+        plans=[[step("a", "chatter")]],
+        model={"capability": model},
+        settings=said,
+    )
+    await soon(it.ask())
+    assert len(model.calls) == 3
+    for wrong in ({"budgets": [{"tokns": 1}]}, {"prices": {"m": {"input_per_million": -1}}}):
+        with pytest.raises(ConfigurationError, match="settings"):
+            agent(Gauge, chatter(1), settings=wrong)
