@@ -188,7 +188,7 @@ async def accept(
     moved = carried.context_updates(view.labels)
     again = set(carried.rerun)
     digest = plan_digest(plan)
-    stamp: dict[str, Any] = {"id": uuid.uuid4().hex, "version": version["version"]}
+    stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
@@ -221,6 +221,16 @@ async def accept(
         **await _review(checked, plan, digest, author, view, services),
         **(clear_failure() if view.failure else {}),
     }
+
+
+def _plan_id(view: TurnView, author: str) -> str:
+    """Name a plan that is put in force.
+
+    What a caller brought is put in force in the pass that runs it, and again when that pass breaks
+    off: it has to have the same name then, under which its waits and its tries are kept.
+    """
+    brought = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
+    return uuid.uuid5(uuid.NAMESPACE_OID, str(brought)).hex if brought else uuid.uuid4().hex
 
 
 async def _review(

@@ -193,7 +193,8 @@ def test_runs_do_what_the_written_model_says(
     assert (tries.count, clock.sleeps, record["success"]) == (count, waits, outcome == "done")
 
 
-async def test_tries_are_counted_on_when_a_process_dies() -> None:
+@pytest.mark.parametrize("brought", [True, False])
+async def test_tries_are_counted_on_when_a_process_dies(brought: bool) -> None:
     class Dies(FakeClock):
         async def sleep(self, seconds: float) -> None:
             self.sleeps.append(seconds)
@@ -204,7 +205,9 @@ async def test_tries_are_counted_on_when_a_process_dies() -> None:
     tries, saver = Tries(*[RuntimeError("x")] * 9), InMemorySaver()
     rule = RetryBehavior(max_retries=3)
     config: Any = {"configurable": {"thread_id": "t"}}
-    start = {"messages": [("user", "Read how full the tank is")]}
+    start: dict[str, Any] = {"messages": [("user", "Read how full the tank is")]}
+    if brought:
+        start["planning_execution_plan"] = PLAN
     dying = build_graph([tries.capability], behaviors=[rule], checkpointer=saver, clock=Dies())
     task = asyncio.create_task(dying.ainvoke(start, config))
     await waiting.wait()
