@@ -552,10 +552,17 @@ class StepPolicy(Protocol):
 class Flow(Protocol):
     """Knows what labels the data of a turn carries, and where such data must not go."""
 
-    def at_step(self, step: PlannedStep, view: Any, *, words: bool = True) -> Verdict:
-        """Look at what is about to reach a step, with the plan's own words or without."""
+    def reaching(
+        self, spec: Any, step: PlannedStep, view: Any, *, words: bool = True
+    ) -> Mapping[str, str]:
+        """Return the labels of what a step is given, with the plan's own words or without."""
 
-    def labelled(self, record: StepRecord, step: PlannedStep, view: Any) -> StepRecord:
+    def judge(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
+        """Say whether data with some labels may reach a step."""
+
+    def labelled(
+        self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
+    ) -> StepRecord:
         """Say of what a step left behind which labels it carries."""
 
 

@@ -116,36 +116,17 @@ class InformationFlow:
 
     # --- just before a step, and after it -------------------------------------------------
 
-    def at_step(self, step: PlannedStep, view: TurnView, *, words: bool = True) -> Verdict:
-        """Look at what is about to reach a step.
+    def reaching(
+        self, spec: CapabilitySpec, step: PlannedStep, view: TurnView, *, words: bool = True
+    ) -> Labels:
+        """Return the labels of what a step is given.
 
         Args:
+            spec: The capability.
             step: The step.
             view: The turn.
             words: Whether the plan's own words count; a person may have agreed to them.
         """
-        spec, reaches = self._at_hand(step, view, words=words)
-        return self._said(self._problems(step, spec, reaches))
-
-    def labelled(self, record: StepRecord, step: PlannedStep, view: TurnView) -> StepRecord:
-        """Say of what a step left behind which labels it carries."""
-        spec, reaches = self._at_hand(step, view)
-        kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
-        found = self._gives(spec, reaches, record.key, kinds)
-        known = view.labels
-        return replace(
-            record,
-            labels={
-                kind: labels
-                for kind, labels in found.items()
-                # What carries nothing leaves word of it where something is known already.
-                if labels or self._types.get(kind) or known.get(kind, {}).get(record.key)
-            },
-        )
-
-    def _at_hand(
-        self, step: PlannedStep, view: TurnView, *, words: bool = True
-    ) -> tuple[CapabilitySpec, Labels]:
         key = step["context_key"]
         # What reaches the stage has values in the place of its references; the plan has these.
         planned = view.planned.get(key, step)
@@ -153,8 +134,25 @@ class InformationFlow:
             planned = step
         history = view.state.get("planning_history") or []
         said = history[-1].get("labels") or {} if words and history else {}
-        spec = self._registry.capabilities[step["capability"]]
-        return spec, self._reaching(planned, spec, {}, view, said.get(key, {}))
+        return self._reaching(planned, spec, {}, view, said.get(key, {}))
+
+    def judge(self, spec: CapabilitySpec, step: PlannedStep, labels: Labels) -> Verdict:
+        """Say whether data with some labels may reach a step."""
+        return self._said(self._problems(step, spec, labels))
+
+    def labelled(
+        self, record: StepRecord, spec: CapabilitySpec, labels: Labels, view: TurnView
+    ) -> StepRecord:
+        """Say of what a step left behind which labels it carries."""
+        kinds = {*record.contexts, *(record.updates.get("capability_context_data") or {})}
+        known = view.labels
+        found = {
+            kind: own
+            for kind, own in self._gives(spec, labels, record.key, kinds).items()
+            # What carries nothing leaves word of it where something is known already.
+            if own or self._types.get(kind) or known.get(kind, {}).get(record.key)
+        }
+        return replace(record, labels=found)
 
     # --- how labels travel ----------------------------------------------------------------
 
@@ -203,7 +201,8 @@ class InformationFlow:
         found: Labels = {}
         for step in view.steps:
             if step["capability"] == capability and step["context_key"] in view.done:
-                spec, reaches = self._at_hand(step, view)
+                spec = self._registry.capabilities[capability]
+                reaches = self.reaching(spec, step, view)
                 own = self._gives(spec, reaches, step["context_key"], spec.provides)[_WORDS]
                 found = {**own, **found}
         return found

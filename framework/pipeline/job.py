@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from configs.scoped import scoped
 from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
-from framework.base.ports import Attempt, Failure, Question, Source, StepRecord
+from framework.base.ports import Attempt, Failure, Flow, Question, Source, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.capacity import Slot
 from framework.state.turn_view import TurnView
@@ -99,6 +99,8 @@ class Job:
         agreed_until: When that lapses, by the graph's clock; ``None`` for never.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
+        flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
+        labels: Labels of what it is given, and of what attempts inside it gave, with their sources.
     """
 
     spec: CapabilitySpec
@@ -120,6 +122,8 @@ class Job:
     announced: int = 0
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None
+    flow: Flow | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def view(self) -> TurnView:

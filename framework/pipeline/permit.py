@@ -31,9 +31,9 @@ async def permit(
         policies: What is asked about the step.
     """
     reasons = list(attempt.asks)
-    if job.runner.flow is not None:
+    if job.labels and job.flow is not None:
         try:
-            reasons += await _labels_in_the_way(job, attempt, job.runner.flow)
+            reasons += await _labels_in_the_way(job, attempt, job.flow)
         except PolicyError as exc:
             return failed_record(job, attempt, exc)
     if policies:
@@ -68,10 +68,12 @@ async def _labels_in_the_way(job: Job, attempt: Attempt, flow: Flow) -> Sequence
         PolicyError: It must not.
     """
     step = step_of(attempt)
-    verdict = flow.at_step(step, job.view)
+    verdict = flow.judge(job.spec, step, job.labels)
     if verdict.decision == "allow":
         return ()
-    said = flow.at_step(step, job.view, words=False)
+    around = job.outer.labels if job.outer is not None else {}
+    given = flow.reaching(job.spec, step, job.view, words=False)
+    said = flow.judge(job.spec, step, {**around, **given})
     if said.decision == "allow" and job.view.steps:
         # What stands in the plan word for word was shown with it.
         agreed = await job.door.ledger.agreements.agreed(digest_of(job.view.steps), PLAN, ())

@@ -155,10 +155,19 @@ class StepRunner:
         chain = self._chains.get(spec.name)
         if chain is None:
             chain = self._chains[spec.name] = self._chain(spec)
-        result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
-        if self.flow is not None and isinstance(result, StepRecord):
-            return self.flow.labelled(result, permit.step_of(attempt), door.view)
-        return result
+        outer = CURRENT.get()
+        job = Job(spec, self, door, outer, flow=self.flow or (outer.flow if outer else None))
+        if job.flow is not None:
+            given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
+            job.labels = {**(outer.labels if outer is not None else {}), **given}
+        result: Result = await chain(job, attempt)
+        if job.flow is None or not isinstance(result, StepRecord):
+            return result
+        record = job.flow.labelled(result, spec, job.labels, door.view)
+        if outer is not None:
+            for labels in record.labels.values():
+                outer.labels = {**labels, **outer.labels}
+        return record
 
     async def out_of_reach(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""

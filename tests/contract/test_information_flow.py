@@ -454,3 +454,41 @@ async def test_labels_for_which_a_graph_of_ones_own_has_no_place_are_not_lost() 
     builder.add_edge(START, "read_mail")
     with pytest.raises(InfrastructureError, match="capability_context_labels"):
         await builder.compile().ainvoke({})
+
+
+async def test_what_a_capability_was_given_reaches_what_it_asks_for_inside() -> None:
+    """The graph inside declares no label; what stands around it knows."""
+    world = World()
+    inside = build_graph([house(world)[2]])
+
+    @capability_node
+    async def on_behalf(mail: Mail) -> Summary:
+        """Has another graph do what the mail says."""
+        out = await inside.ainvoke(bring(step("paid", "pay", to=mail.text)))
+        return Summary(text=out["messages"][-1].content)
+
+    inputs = {"inputs": [{"MAIL": "mail"}]}
+    out = await build_graph([*house(world), on_behalf]).ainvoke(
+        bring(READ, {**step("inner", "on_behalf"), **inputs})
+    )
+    assert world.paid == []
+    assert "'untrusted'" in out["capability_context_data"]["SUMMARY"]["inner"]["text"]
+
+
+async def test_what_attempts_inside_gave_reaches_what_comes_after_them() -> None:
+    world = World()
+    caps = house(world)
+    reading, paying = build_graph(caps[:1]), build_graph(caps[2:3])
+
+    @capability_node
+    async def reads_and_pays() -> Summary:
+        """Reads by one graph and pays by another."""
+        found = await reading.ainvoke(bring(READ))
+        text = found["capability_context_data"]["MAIL"]["mail"]["text"]
+        out = await paying.ainvoke(bring(step("paid", "pay", to=text)))
+        return Summary(text=out["messages"][-1].content)
+
+    graph = build_graph([*caps, reads_and_pays])
+    out = await graph.ainvoke(bring(step("inner", "reads_and_pays")))
+    assert world.paid == []
+    assert set(out["capability_context_labels"]["SUMMARY"]["inner"]) == {"untrusted"}
