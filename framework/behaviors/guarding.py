@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from langchain_core.messages import BaseMessage, convert_to_messages
@@ -14,7 +14,7 @@ from framework.base.errors import CapabilityError
 from framework.base.ports import Attempt, BehaviorContext, CallNext, Failure, StepRecord
 from framework.base.values import to_plain
 from framework.behaviors.base import BaseBehavior
-from framework.behaviors.guardrail_texts import GuardrailRule
+from framework.behaviors.guardrail_texts import GuardrailRule, texts_in
 from framework.behaviors.guardrails import GuardrailViolationError, Guards
 from framework.langgraph_compat import held_back
 from framework.pipeline.effect_ledger import plain_inputs
@@ -189,21 +189,25 @@ class _Settle:
         return replace(found, asks=(*found.asks, *passed.asks)) if passed.asks else found
 
     async def _told(self, attempt: Attempt, failure: Failure) -> Failure:
-        """Return a failure whose words may enter a prompt."""
+        """Return a failure whose words may be shown and enter a prompt."""
         if failure.metadata.get("code") == GuardrailViolationError.code:
             return failure
-        told = [failure.message, failure.original_error, to_plain(failure.metadata, lenient=True)]
+        details = texts_in([failure.original_error, to_plain(failure.metadata, lenient=True)])
+        ask = partial(self._guards.after, tool=attempt.capability, role=_role(), words=True)
+        names = message = ""
         try:
-            passed = await self._guards.after(
-                told, tool=attempt.capability, role=_role(), words=True
-            )
+            passed = await ask("\n".join([failure.message, *details]))
             if not passed.asks and not passed.rewritten:
                 return failure
-            names = "; ".join(passed.asks) or "rewritten"
+            names = "; ".join(passed.asks)
+            message = "" if passed.asks else str((await ask(failure.message)).value)
         except GuardrailViolationError as exc:
             names = ", ".join(dict.fromkeys(v.guardrail for v in exc.violations))
-        text = f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
-        return replace(failure, message=text, original_error=text, metadata={})
+        message = message or (
+            f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
+        )
+        known = {k: v for k, v in failure.metadata.items() if k in {"category", "code"}}
+        return replace(failure, message=message, original_error=message, metadata=known)
 
     async def _said(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Look at what a model answered, before any word of it is sent on."""

@@ -228,7 +228,7 @@ class Guards:
     """
 
     def __init__(self, guards: Sequence[Any]) -> None:
-        self._pre: list[tuple[str, Callable[..., Any]]] = []
+        self._pre: list[tuple[str, Callable[..., Any], bool]] = []
         self._post: list[tuple[str, Callable[..., Any], bool]] = []
         self.names: list[str] = []
         for guard in guards:
@@ -241,7 +241,7 @@ class Guards:
                     fix="Give an object with check_pre and check_post, or acheck_pre and acheck_post.",
                 )
             if pre is not None:
-                self._pre.append((name, pre))
+                self._pre.append((name, pre, _takes(pre, "arguments")))
             if post is not None:
                 of_results = bool(getattr(guard, "of_results_only", False))
                 self._post.append((name, post, of_results))
@@ -256,8 +256,8 @@ class Guards:
         value: Any = dict(arguments)
         found: list[GuardrailViolation] = []
         rewritten = False
-        for name, check in self._pre:
-            given = {"arguments": value} if _takes(check, "arguments") else {}
+        for name, check, takes in self._pre:
+            given = {"arguments": value} if takes else {}
             outcome = await _outcome(name, check(role=role, tool=tool, **given))
             if outcome.decision == "rewrite":
                 if not isinstance(outcome.value, Mapping):

@@ -89,6 +89,7 @@ class Job:
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
         made: What the last try gave, as it was sorted and checked.
+        settling: Whether what stands around the stage ``settle`` may still change a record.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
@@ -111,6 +112,7 @@ class Job:
     slot: Slot | None = None
     returned: Any = None
     made: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settling: bool = False
     stored: list[Any] = field(default_factory=list)
     source: Source = "run"
     effect: str | None = None

@@ -119,8 +119,14 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             asks = tuple(held["asks"])
             found: Result = _record(job, attempt, success=True, asks=asks, **kept)
         else:
-            found = _as_it_leaves(job, attempt, await inner(job, attempt))
+            job.settling = True
+            try:
+                found = _as_it_leaves(job, attempt, await inner(job, attempt))
+            finally:
+                job.settling = False
         if not isinstance(found, StepRecord) or not found.success:
+            if isinstance(found, StepRecord) and found.error is not None:
+                tell_failed(job, attempt, found.error)
             return found
         if found.asks and (question := await _asked(job, attempt, found)) is not None:
             return question
@@ -229,6 +235,13 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     if job.effect_done:
         failure = after_effect(failure)
     announce(job, attempt)
+    if not job.settling:
+        tell_failed(job, attempt, failure)
+    return _record(job, attempt, error=failure, updates=killed(exc))
+
+
+def tell_failed(job: Job, attempt: Attempt, failure: Failure) -> None:
+    """Say that a try failed, in the stream and in the log."""
     emit(
         StepFailed(
             duration=job.seconds(),
@@ -245,7 +258,6 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         # The start of the default message; a failure that the router handles is no such thing.
         failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
     )
-    return _record(job, attempt, error=failure, updates=killed(exc))
 
 
 def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +15,13 @@ from pydantic import BaseModel
 from framework import CapabilityContext, ErrorSeverity, build_graph, capability_node
 from framework.base.errors import CapabilityError
 from framework.behaviors import (
+    CacheBehavior,
+    FallbackBehavior,
     GuardrailBehavior,
     GuardrailOutcome,
     GuardrailRule,
     PatternGuardrail,
+    PIIGuardrail,
     PromptInjectionGuardrail,
 )
 from framework.engine.default_strategies import ChainPlanner
@@ -313,6 +317,78 @@ async def test_events_do_not_say_that_a_refused_step_finished() -> None:
     ]
     assert "step_failed" in kinds
     assert "step_finished" not in kinds
+
+
+async def test_what_a_guard_hides_of_a_failure_is_in_no_event_either() -> None:
+    broken = CapabilityError("Nobody is called ann@example.org")
+    masking = PIIGuardrail(action="rewrite", analyzer=None)
+    graph = made(writer([], broken), masking)
+    events = [e async for e in graph.astream(planned(step()), THREAD, stream_mode="custom")]
+    out = (await graph.aget_state(THREAD)).values
+    assert "ann@" not in json.dumps([events, out], default=str)
+    assert "Nobody is called [e-mail address]" in said(out)
+    failed = next(event for event in events if event["event_type"] == "step_failed")
+    assert failed["attempt_id"]
+
+
+async def test_a_result_kept_of_a_process_that_died_is_looked_at() -> None:
+    class Killed(BaseException):
+        pass
+
+    class Dies:
+        stage = "settle"
+        alive = False
+
+        async def around(self, attempt: Any, call_next: Any) -> Any:
+            record = await call_next(attempt)
+            if not self.alive:
+                self.alive = True
+                raise Killed
+            return record
+
+    ran: list[Any] = []
+    guards = GuardrailBehavior(guardrails=[PromptInjectionGuardrail()])
+    saver = InMemorySaver()
+    graph = build_graph(
+        [writer(ran, INJECTION, effect="once")], behaviors=[guards, Dies()], checkpointer=saver
+    )
+    with pytest.raises(Killed):
+        await graph.ainvoke(planned(step()), THREAD)
+    out = await graph.ainvoke(None, THREAD)
+    assert ran == ["hello"], "the effect is not repeated"
+    assert status(out) == "failed"
+    assert INJECTION not in json.dumps(out, default=str)
+
+
+async def test_a_result_of_a_cache_is_looked_at() -> None:
+    cache = CacheBehavior()
+    ran: list[Any] = []
+    capability = writer(ran, INJECTION)
+    out = await build_graph([capability], behaviors=[cache]).ainvoke(planned(step()))
+    assert note(out) == INJECTION
+    guards = GuardrailBehavior(guardrails=[PromptInjectionGuardrail()])
+    out = await build_graph([capability], behaviors=[cache, guards]).ainvoke(planned(step()))
+    assert status(out) == "failed"
+    assert "capability_context_data" not in out or not out["capability_context_data"]
+
+
+async def test_a_refused_result_enters_no_cache_and_no_default_covers_it() -> None:
+    cache = CacheBehavior()
+    guards = GuardrailBehavior(guardrails=[PromptInjectionGuardrail()])
+    fallback = FallbackBehavior(default=Note(text="instead"))
+    ran: list[Any] = []
+    graph = build_graph([writer(ran, INJECTION)], behaviors=[cache, fallback, guards])
+    for _ in range(2):
+        assert status(await graph.ainvoke(planned(step()))) == "failed"
+    assert len(ran) == 2
+
+
+async def test_a_hundred_runs_over_one_guard_keep_nothing_of_each_other() -> None:
+    guard = Says(pre=lambda given: masks(str(given["words"]))(given) if "words" in given else None)
+    graph = build_graph([writer([])], behaviors=[GuardrailBehavior(guardrails=[guard])])
+    texts = [f"secret{number}x" for number in range(100)]
+    outs = await asyncio.gather(*(graph.ainvoke(planned(step(text))) for text in texts))
+    assert {note(out) for out in outs} == {"Wrote ***"}
 
 
 # --- how guards are asked -----------------------------------------------------------------------
