@@ -12,6 +12,7 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Caller, Failure, StepRecord
 from framework.engine.caller_plan import Accepted, plan_digest
+from framework.engine.run_scope import brings_answer
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
@@ -42,6 +43,7 @@ async def apply_answers(
     prints = fingerprints(view.plan)
     decisions: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}
+    by = view.caller if brings_answer() else Caller()
     ledger = services.ledger(view)
     for key, rule in (rules or {}).items():
         decisions[key] = {"decision": "approve", "rule": rule}
@@ -49,10 +51,12 @@ async def apply_answers(
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
-        if view.caller.user_id is not None:
-            decisions[key]["by"] = view.caller.user_id
+        if by.user_id is not None:
+            decisions[key]["by"] = by.user_id
         asked = asked or {"kind": MISSING, "capability": steps[key]["capability"]}
-        await take_up(key, asked, answer, ledger, services, view.caller)
+        refused = await take_up(key, asked, answer, ledger, services, by)
+        if refused:
+            decisions[key]["refused"] = refused
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
@@ -77,7 +81,10 @@ async def apply_answers(
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
     names = {key: str(steps[key]["capability"]) for key in rejected}
-    return {**update, **ending(answers, rejected, names, view, services)}
+    update |= ending(answers, rejected, names, view, services)
+    if any("refused" in entry for entry in decisions.values()):
+        update["approval_approved"] = False
+    return update
 
 
 async def take_up(
@@ -87,7 +94,7 @@ async def take_up(
     ledger: EffectLedger,
     services: Services,
     by: Caller,
-) -> None:
+) -> str:
     """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
 
     An answer that does not count (of the wrong person, or too late) is written down with the
@@ -100,6 +107,9 @@ async def take_up(
         ledger: The records of the turn.
         services: Shared dependencies.
         by: Who decided.
+
+    Returns:
+        Why the answer does not count; empty when it does.
     """
     kind, refused = asked.get("kind", STEP), ""
     spec = services.registry.capabilities.get(asked["capability"])
@@ -137,6 +147,7 @@ async def take_up(
             refused=refused or None,
         )
     )
+    return refused
 
 
 def ending(

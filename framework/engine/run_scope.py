@@ -15,11 +15,24 @@ from framework.prompts.provider import use_prompts
 from framework.telemetry.audit import auditing, current_audit
 
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
+_answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
 _UNSET = object()
 
 
+def brings_answer() -> bool:
+    """Tell whether an answer that is found is that of the run's own caller.
+
+    A run whose process died when it had been answered is gone on with by anybody.
+    """
+    return _answering.get()
+
+
 def run_scope(
-    services: Services, config: Mapping[str, Any], *, listened: bool = True
+    services: Services,
+    config: Mapping[str, Any],
+    *,
+    listened: bool = True,
+    answering: bool = True,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
 
@@ -31,6 +44,7 @@ def run_scope(
         services: Whose run it is.
         config: The run's configuration.
         listened: Whether anybody beside the sinks takes up the run's events.
+        answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
     """
     around = _inside.get()
     if any(known is services for known in around):
@@ -55,6 +69,7 @@ def run_scope(
             if before.get(var, _UNSET) is not value
         }
     held[_inside] = (*around, services)
+    held[_answering] = answering
     return _Scope(held, services)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
 from langgraph.typing import ContextT
 from pydantic import BaseModel
 from typing_extensions import TypeVar
@@ -131,7 +132,8 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
             inputs = admitted(given, config, services, saved=saver is not None)
             modes = kwargs.get("stream_mode") or self.stream_mode
             listened = "custom" in modes or (is_task(config) and is_heard())
-            inside = run_scope(services, config, listened=listened)
+            answering = isinstance(given, Command) or is_task(config)
+            inside = run_scope(services, config, listened=listened, answering=answering)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)

@@ -13,8 +13,9 @@ from langgraph.types import Command
 
 from framework import BaseCapability, bind, build_graph, capability_node
 from framework.approvals import Rule, add_rule
-from framework.base import CapabilityError, ErrorSeverity, ValidationError
+from framework.base import CapabilityError, ErrorSeverity, PersistenceError, ValidationError
 from framework.governance import ApprovalPolicy
+from framework.pipeline.agreements import Agreements
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.testing import FakeClock
@@ -294,6 +295,38 @@ def test_numbers_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
 def test_a_declaration_of_another_kind_is_refused() -> None:
     with pytest.raises(ValidationError, match="requires_approval"):
         payer([], requires_approval="yes")
+
+
+async def test_an_answer_is_nobody_elses_whose_run_goes_on_after_a_crash(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = desk("router", TWO)
+    await it.ask()
+    with monkeypatch.context() as patched:
+
+        async def dies(*_: Any) -> None:
+            raise PersistenceError("The database is away.")
+
+        patched.setattr(Agreements, "vote", dies)
+        with pytest.raises(PersistenceError):
+            await it.say("bob")
+    out = await it.run(None, "carol")
+    entry = question(out)["steps"][0]
+    assert entry["approvals"]["agreed"] == []
+    await it.say("bob")
+    assert it.paid == []
+    await it.say("carol")
+    assert it.paid == [5]
+
+
+async def test_an_answer_that_does_not_count_is_none_in_the_state(desk: Any) -> None:
+    it = desk("router", TWO)
+    await it.ask("alice")
+    out = await it.say("alice")
+    assert out["approval_approved"] is False
+    assert "asked for this" in out["approval_decisions"]["a"]["refused"]
+    out = await it.say("bob")
+    assert "refused" not in out["approval_decisions"]["a"]
 
 
 async def test_people_answer_from_processes_of_their_own(tmp_path: Any, step: Any) -> None:
