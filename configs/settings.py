@@ -133,6 +133,39 @@ class AuditSettings(Section):
     retention_days: float = Field(183, gt=0)
 
 
+class RoleSettings(Section):
+    """What a role may do.
+
+    Attributes:
+        role: Its name.
+        mode: ``read_only``, ``workspace_write`` or ``full_access``.
+        allowed_tools: The only capabilities that it may use; all that its mode allows when not
+            given.
+        denied_tools: Capabilities that it may not use whatever else is said.
+        tenant: The only tenant for which this holds, in place of what holds for all.
+    """
+
+    role: str
+    mode: str
+    allowed_tools: list[str] | None = None
+    denied_tools: list[str] = Field(default_factory=list)
+    tenant: str | None = None
+
+
+class PermissionSettings(Section):
+    """Who may use which capability. Given at all, a caller without a configured role may nothing.
+
+    Attributes:
+        roles: What each role may do.
+        tool_requirements: Capability name to the least mode for it, beside what it declares.
+        cedar: Cedar policies as text, in place of roles (the extra ``cedar``).
+    """
+
+    roles: list[RoleSettings] = Field(default_factory=list)
+    tool_requirements: dict[str, str] = Field(default_factory=dict)
+    cedar: str | None = None
+
+
 class Settings(BaseSettings):
     """All settings of one agent.
 
@@ -161,10 +194,13 @@ class Settings(BaseSettings):
             ``build_graph(budget=…)`` stands above it.
         prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
             output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
+        permissions: Who may use which capability; everybody everything when not given.
         audit: What is kept of who did what.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
+        role: As what the person at the command line asks.
+        tenant: For whom.
         context: Context data that every turn of a new thread begins with.
         secrets: Values that are never shown or kept as they are, besides keys and passwords of
             other settings: they are masked in errors, events and logs.
@@ -200,10 +236,13 @@ class Settings(BaseSettings):
     behaviors: list[dict[str, Any]] = Field(default_factory=list)
     budgets: list[dict[str, Any]] = Field(default_factory=list)
     prices: dict[str, dict[str, float]] = Field(default_factory=dict)
+    permissions: PermissionSettings | None = None
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None
+    role: str | None = None
+    tenant: str | None = None
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 

@@ -101,7 +101,9 @@ class Session:
     @property
     def config(self) -> Any:
         """What names the thread, and who asks, to the graph."""
-        named = {"thread_id": self.thread_id, "user_id": self.agent.settings.user}
+        own = self.agent.settings
+        named = {"thread_id": self.thread_id, "user_id": own.user}
+        named |= {"role": own.role, "tenant": own.tenant}
         return {"configurable": {key: value for key, value in named.items() if value}}
 
     @property

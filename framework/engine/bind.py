@@ -21,6 +21,7 @@ from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.adjusting import AdjustedCalls
 from framework.governance.caller import CallerPermissions
+from framework.governance.declared import permissions_from
 from framework.governance.flow import InformationFlow, declares_labels
 from framework.governance.policies import PolicyEngine
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
@@ -94,7 +95,7 @@ def bind(
     )
     options = {**options, "behaviors": behaviors}
     plan_policies, step_policies = _sorted_policies(policies)
-    permissions = _permissions(registry, options.get("permissions"))
+    permissions = _permissions(registry, settings, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
     flow, plan_policies = _information_flow(
@@ -180,7 +181,9 @@ def _answer_gate(given: Any) -> Any:
     raise ConfigurationError(f"{given!r} is no gate.", fix="Give a QualityGate.")
 
 
-def _permissions(registry: Registry, given: Any) -> CallerPermissions | None:
+def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
+    if given is None:
+        given = permissions_from(settings.permissions, registry)
     if given is None:
         unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
         if unasked:

@@ -14,6 +14,7 @@ from framework.governance.permissions import (
     Permissions,
     RolePermissionConfig,
 )
+from framework.governance.pilot import PilotRuntimeProfile, build_pilot_profile
 from framework.governance.policies import (
     AgentFailed,
     AllAgentsComplete,
@@ -98,6 +99,7 @@ __all__ = [
     "Permissions",
     "PhaseCompleted",
     "PhaseContext",
+    "PilotRuntimeProfile",
     "PolicyAction",
     "PolicyActionData",
     "PolicyCondition",
@@ -123,6 +125,7 @@ __all__ = [
     "aattempt_recovery",
     "attempt_recovery",
     "backoff_delay",
+    "build_pilot_profile",
     "classify_exception",
     "clear_stop",
     "list_stops",

@@ -183,11 +183,44 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
         yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
 
 
+def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Make what settings declare around steps, as a graph would."""
+    from framework.behaviors.named import behaviors_from
+    from framework.governance.declared import permissions_from
+    from framework.governance.spending import declared_budgets, declared_prices
+
+    own = [(n, s["behaviors"]) for n, s in settings.capabilities.items() if s.get("behaviors")]
+    ways: list[tuple[str, Any]] = [
+        ("behaviors", lambda: behaviors_from(settings.behaviors, "behaviors")),
+        *(
+            (
+                f"capabilities.{name}.behaviors",
+                lambda given=given, name=name: behaviors_from(
+                    given, f"capabilities.{name}.behaviors"
+                ),
+            )
+            for name, given in own
+        ),
+        ("permissions", lambda: permissions_from(settings.permissions, registry)),
+        ("budgets", lambda: declared_budgets(settings.budgets)),
+        ("prices", lambda: declared_prices(settings.prices)),
+    ]
+    for where, make in ways:
+        try:
+            made = make()
+        except CapgraphError as exc:
+            yield Finding.of_error(where, exc)
+            continue
+        if made:
+            yield Finding(where, "ok", "declared, and can be kept")
+
+
 def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Find sections that name nothing, and context data that does not fit."""
     from framework.base import ValidationError
     from framework.state import load_context
 
+    yield from _check_declared(settings, registry)
     for name in settings.capabilities:
         if name not in registry.capabilities:
             text = f"capabilities.{name} configures a capability that is not registered."
