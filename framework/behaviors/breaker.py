@@ -238,6 +238,11 @@ def _rules(threshold: int, timeout: float, probes: int, store: Any) -> _Rules:
     return _Rules(threshold, timeout, probes, lease)
 
 
+def _verdict(exc: BaseException) -> bool | None:
+    """Say what an exception of a call means: a cancellation or a question to a person, nothing."""
+    return None if isinstance(exc, GraphBubbleUp) or not isinstance(exc, Exception) else False
+
+
 class CircuitBreaker(_Breaker):
     """Stands in front of calls to something that may be down.
 
@@ -273,7 +278,7 @@ class CircuitBreaker(_Breaker):
         try:
             result = fn(*args, **kwargs)
         except BaseException as exc:
-            self._end(ticket, False if isinstance(exc, Exception) else None)
+            self._end(ticket, _verdict(exc))
             raise
         self._end(ticket, True)
         return result
@@ -329,7 +334,7 @@ class AsyncCircuitBreaker(_Breaker):
             if inspect.isawaitable(result):
                 result = await result
         except BaseException as exc:
-            await self._end(ticket, False if isinstance(exc, Exception) else None)
+            await self._end(ticket, _verdict(exc))
             raise
         await self._end(ticket, True)
         return result

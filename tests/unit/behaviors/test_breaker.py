@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from langgraph.errors import GraphInterrupt
 
 from framework.behaviors import (
     AsyncCircuitBreaker,
@@ -94,7 +95,7 @@ def test_no_more_probes_than_allowed() -> None:
     breaker.call(inside, 1)
 
 
-@pytest.mark.parametrize("signal", [KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, asyncio.CancelledError, GraphInterrupt])
 def test_a_cancelled_probe_gives_its_place_back(signal: type[BaseException]) -> None:
     time = Time()
     breaker = opened(time)
