@@ -248,7 +248,7 @@ _NAMES: dict[str, tuple[AgentEventName, AgentEventStatus]] = {
     "step_finished": (AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED),
     "step_failed": (AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED),
     "tool_called": (AgentEventName.AGENT_TOOL_COMPLETED, AgentEventStatus.COMPLETED),
-    "model_failed": (AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED),
+    "model_called": (AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED),
     "retry": (AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING),
     "replan": (AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING),
     "reclassify": (AgentEventName.RECOVERY_ATTEMPTED, AgentEventStatus.RUNNING),
@@ -282,12 +282,12 @@ def agent_event(event: Mapping[str, Any]) -> AgentEvent | None:
     ('agent.tool_called', 'read')
     """
     kind = str(event.get("event_type"))
-    if kind not in _NAMES:
+    if kind not in _NAMES or (kind == "model_called" and not event.get("error")):
         return None
     name, status = _NAMES[kind]
     failure: AgentFailureClass | None = None
     if name is AgentEventName.AGENT_FAILED:
-        other = AgentFailureClass.LLM_ERROR if kind == "model_failed" else None
+        other = AgentFailureClass.LLM_ERROR if kind == "model_called" else None
         other = other or AgentFailureClass.TOOL_ERROR
         failure = _CLASSES.get(str(event.get("category")), other)
     if kind == "turn_finished" and (event.get("outcome") or {}).get("status") == "failed":

@@ -184,14 +184,19 @@ class Usage(_Event):
     duration: float | None = None
 
 
-class ModelFailed(_Event):
-    """A call of a chat model failed; ``error`` is the type of what was raised."""
+class ModelCalled(_Event):
+    """A call of a chat model ended without usage: it failed, or the model does not say.
 
-    event_type: Literal["model_failed"] = "model_failed"
+    Attributes:
+        error: Type of what was raised.
+    """
+
+    event_type: Literal["model_called"] = "model_called"
     role: str
     model: str = ""
+    provider: str = ""
     duration: float = 0.0
-    error: str = ""
+    error: str | None = None
 
 
 class ToolCalled(_Event):
@@ -255,7 +260,7 @@ Event = Annotated[
     | AnswerPart
     | Usage
     | CircuitChanged
-    | ModelFailed
+    | ModelCalled
     | ToolCalled
     | EventsLost
     | PolicyActed

@@ -27,7 +27,7 @@ from framework.base import LimitError
 from framework.base.budget import TurnBudget
 from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
 from framework.telemetry.audit import current_audit, digest, note
-from framework.telemetry.events import ModelFailed, ToolCalled, Usage
+from framework.telemetry.events import ModelCalled, ToolCalled, Usage
 
 _ROLE = "role:"
 _OTHER = "capability"
@@ -166,6 +166,8 @@ class ModelMeter(BaseCallbackHandler):
             if call is not None:
                 usage.duration, usage.provider = call.seconds(), call.provider
             _report(usage)
+        elif call is not None:
+            _report(_ended(call, tags))
 
     def on_llm_error(
         self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
@@ -173,11 +175,11 @@ class ModelMeter(BaseCallbackHandler):
         """Report a call that failed; it stays counted."""
         note_failure(run_id)
         if (call := _done(run_id)) is not None:
-            told = {"duration": call.seconds(), "error": type(error).__name__}
+            kind = type(error).__name__
             if call.prompt is not None:
-                failed = {"prompt": call.prompt, "error": told["error"]}
-                note("model", role=_role(tags), model=call.name, **failed)
-            _report(ModelFailed(role=_role(tags), model=call.name, **told))
+                told = {"role": _role(tags), "model": call.name, "prompt": call.prompt}
+                note("model", **told, error=kind)
+            _report(_ended(call, tags, kind))
 
     def on_tool_start(
         self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
@@ -227,7 +229,12 @@ def _done(run_id: UUID) -> _Call | None:
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
-def _report(event: Usage | ModelFailed | ToolCalled) -> None:
+def _ended(call: _Call, tags: list[str] | None, error: str | None = None) -> ModelCalled:
+    about = {"role": _role(tags), "model": call.name, "provider": call.provider}
+    return ModelCalled(**about, duration=call.seconds(), error=error)
+
+
+def _report(event: Usage | ModelCalled | ToolCalled) -> None:
     turn = _turn.get()
     while turn is not None and turn.outer is not None:
         turn = turn.outer

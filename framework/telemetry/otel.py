@@ -158,7 +158,7 @@ class OpenTelemetrySink(Fed):
         kind = str(event.get("event_type"))
         if kind in ("step_finished", "step_failed"):
             self._step_ended(run, path, event, now)
-        elif kind in ("usage", "model_failed"):
+        elif kind in ("usage", "model_called"):
             model = event.get("model") or "model"
             self._leaf(event, deepest, f"chat {model}", _model(event), client=True)
         elif kind == "tool_called":
@@ -336,7 +336,7 @@ class OpenTelemetrySink(Fed):
 
     def _measure(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event_type")
-        if kind in ("usage", "model_failed"):
+        if kind in ("usage", "model_called"):
             about = {k: v for k, v in _model(event).items() if isinstance(v, str) and v}
             if event.get("error"):
                 about["error.type"] = str(event["error"])

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -318,6 +319,28 @@ async def test_events_of_a_session_are_spans(wiring: Wiring) -> None:
         assert root.attributes["error.type"] == "llm_timeout"
     assert "phase.started" in [s.name for s in spans]
     assert SECRET not in "".join(span.to_json() for span in spans)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_call_without_usage_is_a_span_too(wiring: Wiring, fails: bool) -> None:
+    class Silent(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            if fails:
+                raise ConnectionError(SECRET)
+            return super()._generate(*args, **kwargs)
+
+    silent = Silent(messages=iter([AIMessage(content="x")] * 5))
+    graph = build_graph(
+        [Level, Sum, Read, Add],
+        model={"capability": silent},
+        sinks=[wiring.sink],
+        clock=FakeClock(),
+    )
+    await graph.ainvoke(GIVEN)
+    chat, *_ = [s for s in await wiring.spans() if s.name.startswith("chat")]
+    assert (chat.status.status_code.name == "ERROR") is fails
+    assert chat.attributes.get("error.type") == ("ConnectionError" if fails else None)
+    assert wiring.points("gen_ai.client.operation.duration")
 
 
 async def test_the_state_of_breakers_is_a_metric(wiring: Wiring) -> None:
