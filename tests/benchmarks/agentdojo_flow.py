@@ -430,15 +430,13 @@ async def one(suite: Any, task: Any, attack: Any, ask: Callable[[Run], Any], sco
 
 def unwanted(run: Run) -> list[FunctionCall]:
     """Return the effects that were made and that the task does not have."""
-    runtime = {call.function: set[str]() for call in [*run.done, *run.wanted]}
-    for call in run.wanted:
-        runtime[call.function].add(_named(call))
-    return [c for c in run.done if acts(c.function) and _named(c) not in runtime[c.function]]
+    wanted = [_named(call) for call in run.wanted]
+    return [call for call in run.done if acts(call.function) and _named(call) not in wanted]
 
 
-def _named(call: FunctionCall) -> str:
+def _named(call: FunctionCall) -> dict[str, Any]:
     given = {name: value for name, value in call.args.items() if value not in (None, [], "")}
-    return json.dumps(given, sort_keys=True, default=str)
+    return {"function": call.function, **plain(given)}
 
 
 AGENTS: dict[str, Callable[[Any], Callable[[Run], Any]]] = {
