@@ -404,7 +404,9 @@ class Middleware(Protocol):
     and raises what went wrong. LangGraph's signals and cancellation pass through.
     """
 
-    stage: str
+    @property
+    def stage(self) -> str:
+        """Where it stands."""
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Do something, ``await call_next(attempt)``, and return what it gave."""
@@ -505,6 +507,10 @@ class TurnGuard(Protocol):
 
     def beside(self, others: Sequence[Any]) -> TurnGuard:
         """Return one guard for itself and others of its kind."""
+
+
+AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
+"""What may stand in a list of behaviours."""
 
 
 class View(Protocol):

@@ -20,9 +20,8 @@ from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
 from framework.base.ports import (
-    Behavior,
+    AnyBehavior,
     Gate,
-    Middleware,
     PlanPolicy,
     Sink,
     StepPolicy,
@@ -81,7 +80,7 @@ class OperatorOptions(TypedDict, total=False):
         answerer: Writes the final message.
     """
 
-    behaviors: Sequence[Middleware | Behavior]
+    behaviors: Sequence[AnyBehavior]
     policies: (
         Sequence[PlanPolicy | StepPolicy | PolicyEngine] | PlanPolicy | StepPolicy | PolicyEngine
     )

@@ -20,7 +20,7 @@ from framework.base import (
     require_extra,
 )
 from framework.base.clock import Clock
-from framework.base.ports import Behavior, Middleware
+from framework.base.ports import AnyBehavior
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -45,7 +45,7 @@ class RoleModel:
     role: str
     model: BaseChatModel
     limit_seconds: float | None = None
-    around: Sequence[Middleware | Behavior] = ()
+    around: Sequence[AnyBehavior] = ()
     clock: Clock | None = None
 
     @property

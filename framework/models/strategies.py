@@ -8,7 +8,7 @@ from typing import Any
 from configs.settings import Settings
 from framework.base import require_extra
 from framework.base.clock import Clock
-from framework.base.ports import Behavior, Middleware
+from framework.base.ports import AnyBehavior
 from framework.models.answering import ModelAnswerer
 from framework.models.extraction import ModelExtractor
 from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
@@ -25,7 +25,7 @@ def model_strategies(
     registry: Registry,
     settings: Settings,
     offline_selector: LexicalSelector,
-    behaviors: Sequence[Middleware | Behavior] = (),
+    behaviors: Sequence[AnyBehavior] = (),
     *,
     own_behaviors: Mapping[str, Sequence[Any]] | None = None,
     own_planner: bool = False,

@@ -17,6 +17,7 @@ from framework.base.errors import (
 )
 from framework.base.ports import (
     STAGES,
+    AnyBehavior,
     Attempt,
     Behavior,
     Flow,
@@ -98,7 +99,7 @@ class StepRunner:
         clock: Clock | None = None,
         capacity: Capacity | None = None,
         chat_model: Callable[[str], Any] = lambda _role: None,
-        behaviors: Sequence[Middleware | Behavior] = (),
+        behaviors: Sequence[AnyBehavior] = (),
         own_behaviors: Mapping[str, Sequence[Any]] | None = None,
         step_policies: Sequence[StepPolicy] = (),
         flow: Flow | None = None,
