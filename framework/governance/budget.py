@@ -11,8 +11,11 @@ import copy
 import hashlib
 import math
 import re
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -145,6 +148,7 @@ class Budget:
         self._counters: Counters = MemoryCounters() if store is None else _shared(store)
         self._own_store = store is not None
         self._live: set[str] = set()
+        self.flights = Flights()
 
     @property
     def scope(self) -> str:
@@ -282,6 +286,7 @@ class Reservation:
         self._held = dict.fromkeys(METRICS, 0)
         self._mark = ""
         self._over = False
+        self._passing: dict[Part, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
 
     async def hold(self, asked: Mapping[str, int]) -> None:
@@ -311,6 +316,7 @@ class Reservation:
         self._over = True
         final, zero = {**self._base, **counted}, dict.fromkeys(METRICS, 0)
         await self.whole(self._move(zero, zero, used=final, failed=failed))
+        self._landed(*self._passing)
 
     async def release(self) -> None:
         """Give everything back: nothing was used."""
@@ -319,6 +325,13 @@ class Reservation:
         self._over = True
         zero = dict.fromkeys(METRICS, 0)
         await self.whole(self._move(zero, zero))
+        self._landed(*self._passing)
+
+    def _landed(self, *parts: Part) -> None:
+        for part in parts:
+            if part.flying:
+                part.flying = False
+                self.budget.flights.end(self.place)
 
     async def left(self) -> dict[str, float]:
         """Return what a part of it could take of each limit."""
@@ -333,6 +346,9 @@ class Reservation:
     async def draw(self, **asked: float) -> Part:
         """Take what a part of it needs: of what is reserved, and only what is missing besides.
 
+        Args:
+            **asked: Amounts by the names of the limits.
+
         Raises:
             BudgetExceededError: It does not fit; nothing was taken.
         """
@@ -345,6 +361,19 @@ class Reservation:
 
         await self.whole(take(), part.release)
         return part
+
+    def fly(self, part: Part, task: asyncio.Task[Any] | None) -> None:
+        """Let others wait for the end of a part, or of the task that it is the one thing in."""
+        self._passing[part] = task
+        part.flying = True
+        self.budget.flights.begin(self.place)
+        if task is not None:
+            task.add_done_callback(lambda _: self._landed(part))
+
+    def cut_short(self, task: asyncio.Task[Any] | None) -> list[Part]:
+        """Return the parts that will not end by themselves: their task goes on, or is over."""
+        found = [(part, known) for part, known in self._passing.items() if known is not None]
+        return [part for part, known in found if known is task or known.done()]
 
     async def _move(
         self,
@@ -404,7 +433,7 @@ class Part:
 
     def __init__(self, whole: Reservation, asked: Mapping[str, int]) -> None:
         self._whole, self.asked = whole, asked
-        self._over = False
+        self._over = self.flying = False
 
     @property
     def budget(self) -> Budget:
@@ -436,6 +465,49 @@ class Part:
                 await whole._move(base, opened, used=used)
 
         await whole.whole(move())
+        whole._passing.pop(self, None)
+        whole._landed(self)
+
+
+class Flights:
+    """What is under way and may give something back when it ends; by several loops and threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Place] = Counter()
+        self._waiting: dict[Place, list[asyncio.Future[None]]] = {}
+
+    def begin(self, place: Place) -> None:
+        """Note that something began."""
+        with self._lock:
+            self._counts[place] += 1
+
+    def end(self, place: Place) -> None:
+        """Note that something ended; who waits for that goes on."""
+        with self._lock:
+            self._counts[place] -= 1
+            if not self._counts[place]:
+                del self._counts[place]
+            waiting = self._waiting.pop(place, [])
+        for future in waiting:
+            with suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_wake, future)
+
+    async def wait(self, place: Place) -> bool:
+        """Wait until something ended; ``False``, at once, when nothing is under way."""
+        with self._lock:
+            if not self._counts[place]:
+                del self._counts[place]
+                return False
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(place, []).append(future)
+        await future
+        return True
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def amounts(given: Mapping[str, float]) -> dict[str, int]:

@@ -315,18 +315,28 @@ class Spending:
         if "cost_usd" in budget.limits:
             wanted["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, answer)
             least["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
-        try:
-            return await reservation.draw(**wanted), wanted.get("cost_usd")
-        except BudgetExceededError as error:
-            if call.output_cap is not None or error.limit not in ("tokens", "cost_usd"):
-                raise
-            # Nobody said how long the answer may be: it may be as long as what is left.
-            left = await reservation.left()
-            for name, value in least.items():
-                if name in ("tokens", "cost_usd") and left.get(name, math.inf) <= value:
+        while True:
+            for cut in reservation.cut_short(call.task):
+                await cut.settle(requests=1)  # it was sent, and nothing came back
+            try:
+                part = await reservation.draw(**wanted)
+                reservation.fly(part, call.task)
+                return part, wanted.get("cost_usd")
+            except BudgetExceededError as error:
+                if error.limit not in ("tokens", "cost_usd"):
                     raise
-            fitting = {name: min(value, left.get(name, value)) for name, value in wanted.items()}
-            return await reservation.draw(**fitting), wanted.get("cost_usd")
+                # What others have reserved and do not use comes back when their calls end.
+                if await budget.flights.wait(reservation.place):
+                    continue
+                if call.output_cap is not None:
+                    raise
+                # Nobody said how long the answer may be: it may be as long as what is left.
+                left = await reservation.left()
+                for name, value in least.items():
+                    if name in ("tokens", "cost_usd") and left.get(name, math.inf) <= value:
+                        raise
+                for name in least.keys() - {"requests"}:
+                    wanted[name] = min(wanted[name], left.get(name, math.inf))
 
     def _cost(self, budget: Budget, model: str, prompt: int, answer: int) -> float:
         used = UsageSnapshot(input_tokens=prompt, output_tokens=answer)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -34,12 +34,14 @@ class ModelCall:
         model: The model.
         prompt_tokens: About how long the prompt is.
         output_cap: The most tokens that it may answer; ``None`` when nobody said.
+        task: The task that waits for it; ``None`` for one that a thread makes.
     """
 
     run_id: UUID
     model: str
     prompt_tokens: int
     output_cap: int | None = None
+    task: asyncio.Task[Any] | None = None
 
 
 class Account(Protocol):
@@ -89,6 +91,7 @@ class ModelCashier(AsyncCallbackHandler):
     """Pays for the calls that the event loop waits for."""
 
     raise_error = True
+    run_inline = True  # in the task that makes the call
     ignore_chain = ignore_agent = ignore_retriever = True
 
     async def on_chat_model_start(
@@ -101,7 +104,8 @@ class ModelCashier(AsyncCallbackHandler):
     ) -> None:
         """Reserve for a call before it is sent."""
         for account in _here():
-            await account.asked(_call(run_id, serialized, messages, more))
+            call = _call(run_id, serialized, messages, more)
+            await account.asked(replace(call, task=asyncio.current_task()))
 
     async def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], **more: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -547,3 +548,58 @@ async def test_settings_declare_budgets_and_prices(agent: Any, step: Any) -> Non
     for wrong in ({"budgets": [{"tokns": 1}]}, {"prices": {"m": {"input_per_million": -1}}}):
         with pytest.raises(ConfigurationError, match="settings"):
             agent(Gauge, chatter(1), settings=wrong)
+
+
+async def test_calls_side_by_side_wait_for_what_others_give_back(agent: Any, step: Any) -> None:
+    model = ScriptedModel(responses=answer(19))
+    it = agent(
+        Gauge,
+        chatter(2),
+        plans=[[step(key, "chatter") for key in "abcdefgh"]],
+        model={"capability": model},
+        budget=Budget(tokens=16 * 20),  # less than one call reserves, and enough for all
+    )
+    out = await soon(it.ask())
+    assert status(out) == "completed"
+    assert len(model.calls) == 16
+    assert out["execution_outcome"]["budget_left"]["tokens"] == 0
+
+
+async def test_who_waits_goes_on_when_a_call_is_cancelled(agent: Any, step: Any) -> None:
+    class Hanging(ScriptedModel):
+        async def _agenerate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            if "hang" in str(messages[-1].content):
+                await asyncio.Event().wait()
+            return self._generate(messages, *args, **kwargs)
+
+    model = Hanging(responses=answer(5))
+
+    @capability_node
+    class Both(BaseCapability):
+        name = "both"
+        description = "Two calls, one of which hangs"
+        provides = ["GAUGE"]
+
+        async def execute(self) -> Gauge:
+            hanging = asyncio.create_task(self.chat_model().ainvoke("hang"))
+            await asyncio.sleep(0.01)
+            other = asyncio.create_task(self.chat_model().ainvoke("go"))
+            await asyncio.sleep(0.01)
+            assert not other.done()
+            hanging.cancel()
+            await other
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await self.chat_model().ainvoke("hang")
+            await self.chat_model().ainvoke("go")
+            return Gauge(value=1)
+
+    it = agent(
+        Gauge,
+        Both,
+        plans=[[step("a", "both")], [step("b", "both")]],
+        model={"capability": model},
+        budget=Budget(tokens=1500, per="thread", assumed_output_tokens=800),
+    )
+    assert status(await soon(it.ask())) == "completed"
+    assert status(await soon(it.ask())) == "completed"  # nothing is held for what was cancelled
