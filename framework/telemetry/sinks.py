@@ -198,22 +198,29 @@ class EventDispatcher:
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
             stamped = {**event, **_ids.get(), "seq": next(seq)}
-            for dispatcher in dispatchers:
-                dispatcher._hand_on(stamped)
+            for place, dispatcher in enumerate(dispatchers, 1):
+                dispatcher._hand_on(stamped, dispatchers[place:])
             return stamped
 
         with scoped(_run, (seq, dispatchers)), use_outlet(send), about(**ids):
             yield
 
-    def _hand_on(self, event: dict[str, Any]) -> None:
+    def _hand_on(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
         if self._outlets:
             sent = SentEvent(event)
             for outlet in self._outlets:
-                if outlet.kinds is None or event.get("event_type") in outlet.kinds:
+                if outlet.kinds is not None and event.get("event_type") not in outlet.kinds:
+                    continue
+                if not any(around._holds(outlet.sink) for around in outer):
                     outlet.put(sent)
+
+    def _holds(self, sink: Sink) -> bool:
+        return any(outlet.sink is sink for outlet in self._outlets)
 
     def end_run(self, error: BaseException | None = None) -> None:
         """Tell the sinks that want to know that the run ended, however it did.
+
+        One that takes up the events of a run around this one is told at the end of that.
 
         Args:
             error: What it was ended by.
@@ -221,8 +228,10 @@ class EventDispatcher:
         ended = {"event_type": "run_ended", "timestamp": now_text(), **_ids.get()}
         if error is not None:
             ended["error"] = type(error).__name__
+        _, running = _run.get() or (None, ())
+        outer = running[running.index(self) + 1 :] if self in running else ()
         for outlet in self._outlets:
-            if outlet.wants_ends:
+            if outlet.wants_ends and not any(around._holds(outlet.sink) for around in outer):
                 outlet.put(SentEvent(ended))
 
     async def flush(self) -> None:
