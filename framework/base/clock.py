@@ -63,6 +63,14 @@ def as_clock(given: Clock | Callable[[], float]) -> Clock:
     return _Seconds(given) if callable(given) else given
 
 
+def later(clock: Clock, seconds: float) -> float:
+    """Return the moment in so many seconds, since the epoch.
+
+    A clock that was made of a function counts from anywhere, so the machine says what time it is.
+    """
+    return (time.time() if isinstance(clock, _Seconds) else clock.now()) + seconds
+
+
 _running: ContextVar[Clock | None] = ContextVar("capgraph_clock", default=None)
 
 

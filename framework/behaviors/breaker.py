@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from langgraph.errors import GraphBubbleUp
 
 from framework.base.classify import diagnose
-from framework.base.clock import Clock, SystemClock, as_clock, running_clock
+from framework.base.clock import Clock, SystemClock, as_clock, later, running_clock
 from framework.base.errors import (
     AskAgain,
     CapabilityError,
@@ -201,7 +201,7 @@ def _refusal(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError
 
 
 def _moment(clock: Clock, seconds: float) -> str:
-    at = math.ceil(clock.now() + seconds)
+    at = math.ceil(later(clock, seconds))
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
