@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.logger import get_logger
 from framework.base.plan import PlannedStep
 from framework.base.ports import Caller, PermissionMode, Verdict, View
 from framework.base.spec import CapabilitySpec
@@ -39,14 +40,24 @@ class CallerPermissions:
         self._cuts: dict[frozenset[str], Registry] = {}
 
     def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
-        """Decide about one capability."""
-        return self._permissions.authorize(
-            caller.role,
-            name,
-            tenant=caller.tenant,
-            user_id=caller.user_id,
-            required=required_mode(self._registry.capabilities[name]),
+        """Decide about one capability; what cannot be decided is denied."""
+        # A caller's configuration holds whatever the caller likes.
+        role, tenant, user = (
+            str(given) if isinstance(given, (str, int)) else None
+            for given in (caller.role, caller.tenant, caller.user_id)
         )
+        if role is None or (tenant is None and caller.tenant is not None):
+            role, tenant = None, None
+        needed = required_mode(self._registry.capabilities[name])
+        try:
+            return self._permissions.authorize(
+                role, name, tenant=tenant, user_id=user, required=needed
+            )
+        except Exception as exc:
+            get_logger("framework", "permissions").exception("nobody knows who may use %r", name)
+            return PermissionOutcome(
+                False, f"it cannot be said who may use {name!r} ({type(exc).__name__}: {exc})"
+            )
 
     def registry_of(self, caller: Caller) -> Registry:
         """Return what the caller may use of the registry: nothing else is shown to whoever plans."""
@@ -71,7 +82,8 @@ class CallerPermissions:
         for step in steps if isinstance(steps, list) else ():
             name = step.get("capability") if isinstance(step, Mapping) else None
             if isinstance(name, str) and name in self._registry.capabilities:
-                done = (view.results.get(str(step.get("context_key"))) or {}).get("success")
+                record = view.results.get(str(step.get("context_key"))) or {}
+                done = record.get("success") and record.get("capability") == name
                 found = self.outcome(name, view.caller)
                 if not (found.allowed or done):
                     denied[name] = found

@@ -157,6 +157,33 @@ async def answer_as(it: Any, thread: str, role: str) -> Any:
     return await it.graph.ainvoke(Command(resume="approve"), it.config(thread, role=role))
 
 
+@pytest.mark.parametrize(
+    "who",
+    [
+        {"role": ["chief"]},
+        {"role": {"role": "chief"}},
+        {"role": "clerk", "tenant": ["acme"]},
+        {"role": 3},
+        {"role": ""},
+        {"role": None, "user_id": "chief"},
+    ],
+)
+async def test_a_caller_that_makes_no_sense_may_nothing(
+    desk: Any, ran: list[str], who: dict[str, Any]
+) -> None:
+    out = await ask(desk("pay"), **who)
+    assert (status(out), ran) == ("failed", [])
+
+
+async def test_permissions_that_fail_deny(desk: Any, ran: list[str]) -> None:
+    class Broken:
+        def authorize(self, role: Any, name: str, **_: Any) -> Any:
+            raise ConnectionError("the service is away")
+
+    out = await ask(desk("look", permissions=Broken()), role="chief")
+    assert (status(out), ran) == ("failed", [])
+
+
 async def test_whoever_chooses_and_plans_is_shown_what_the_caller_may_use(desk: Any) -> None:
     shown: list[list[str]] = []
 
