@@ -344,7 +344,7 @@ class PermissionMode(IntEnum):
         found = [m for m in cls if m.name == named or (type(given) in (int, cls) and m == given)]
         if not found:
             names = ", ".join(mode.name for mode in cls)
-            raise ValueError(f"{given!r} is no permission mode. Fix: use one of {names}.")
+            raise ValueError(f"{given!r} is no permission mode; use one of {names}")
         return found[0]
 
 
