@@ -22,6 +22,7 @@ from framework.pipeline.run_config import current_caller
 from framework.telemetry import AnswerToken, emit
 from framework.telemetry.events import keeping
 
+_ALL = ("rewrite", "ask")
 _OBJECTIVE = "task_objective"
 _PLAN = "planning_execution_plan"
 
@@ -63,8 +64,7 @@ class GuardrailBehavior(BaseBehavior):
         Raises:
             GuardrailViolationError: The guards do not let it pass.
         """
-        passed = await self.guards.before({"task": context.task}, tool=context.agent_id)
-        _refused_unless_allowed(passed.asks)
+        await self.guards.before({"task": context.task}, tool=context.agent_id)
 
     async def after_execute(self, context: BehaviorContext, result: Any) -> Any:
         """Look at a result, where hooks are called by hand.
@@ -77,7 +77,6 @@ class GuardrailBehavior(BaseBehavior):
         """
         value = to_plain(getattr(result, "output", result), lenient=True)
         passed = await self.guards.after(value, tool=context.agent_id)
-        _refused_unless_allowed(passed.asks)
         return passed.value if passed.rewritten else None
 
     def beside(self, others: Sequence[Any]) -> GuardrailBehavior:
@@ -92,7 +91,6 @@ class GuardrailBehavior(BaseBehavior):
                 is no step yet to ask about.
         """
         passed = await self.guards.before({"message": text}, tool="", role=_role())
-        _refused_unless_allowed(passed.asks)
         return str(passed.value.get("message", ""))
 
     async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,7 +100,6 @@ class GuardrailBehavior(BaseBehavior):
             GuardrailViolationError: The guards do not let it pass.
         """
         passed = await self.guards.before(contexts, tool="", role=_role())
-        _refused_unless_allowed(passed.asks)
         found: Mapping[str, Any] = passed.value
         return found
 
@@ -114,7 +111,6 @@ class GuardrailBehavior(BaseBehavior):
                 would be asked is who is to read it.
         """
         passed = await self.guards.after(text, tool=node, role=_role(), words=True)
-        _refused_unless_allowed(passed.asks)
         return passed.value if isinstance(passed.value, str) else str(passed.value)
 
 
@@ -134,7 +130,7 @@ class _Screen:
         if attempt.kind == "model":
             return await call_next(await self._prompt(attempt))
         given = _arguments(attempt)
-        passed = await self._guards.before(given, tool=attempt.capability, role=_role())
+        passed = await self._guards.before(given, tool=attempt.capability, role=_role(), can=_ALL)
         if passed.rewritten:
             attempt = _with_arguments(attempt, given, passed.value)
         if passed.asks:
@@ -150,7 +146,6 @@ class _Screen:
             if message.type != "system"
         }
         passed = await self._guards.before(told, tool=attempt.capability, role=_role())
-        _refused_unless_allowed(passed.asks)
         if not passed.rewritten:
             return attempt
         for place, text in passed.value.items():
@@ -182,8 +177,9 @@ class _Settle:
             return replace(found, error=await self._told(attempt, found.error))
         if not found.success:
             return found
-        value = _given(found)
-        passed = await self._guards.after(value, tool=attempt.capability, role=_role())
+        passed = await self._guards.after(
+            _given(found), tool=attempt.capability, role=_role(), can=_ALL
+        )
         if passed.rewritten:
             found = _with_value(found, passed.value)
         return replace(found, asks=(*found.asks, *passed.asks)) if passed.asks else found
@@ -194,18 +190,13 @@ class _Settle:
             return failure
         details = texts_in([failure.original_error, to_plain(failure.metadata, lenient=True)])
         ask = partial(self._guards.after, tool=attempt.capability, role=_role(), words=True)
-        names = message = ""
         try:
-            passed = await ask("\n".join([failure.message, *details]))
-            if not passed.asks and not passed.rewritten:
+            if not (await ask("\n".join([failure.message, *details]))).rewritten:
                 return failure
-            names = "; ".join(passed.asks)
-            message = "" if passed.asks else str((await ask(failure.message)).value)
+            message = str((await ask(failure.message)).value)
         except GuardrailViolationError as exc:
             names = ", ".join(dict.fromkeys(v.guardrail for v in exc.violations))
-        message = message or (
-            f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
-        )
+            message = f"{attempt.capability!r} failed, and guards withhold what it said ({names})."
         known = {k: v for k, v in failure.metadata.items() if k in {"category", "code"}}
         return replace(failure, message=message, original_error=message, metadata=known)
 
@@ -216,7 +207,6 @@ class _Settle:
             found = await call_next(attempt)
         told = str(found.text) if isinstance(found, BaseMessage) else to_plain(found, lenient=True)
         passed = await self._guards.after(told, tool=attempt.capability, role=_role())
-        _refused_unless_allowed(passed.asks)
         if passed.rewritten and isinstance(found, BaseMessage):
             found = found.model_copy(update={"content": str(passed.value)})
         elif passed.rewritten:
@@ -228,15 +218,6 @@ class _Settle:
 
 def _role() -> str:
     return current_caller().role or ""
-
-
-def _refused_unless_allowed(asks: Sequence[str]) -> None:
-    """Refuse where a guard wants a person asked, and there is no step to ask about."""
-    if asks:
-        told = (
-            f"{'; '.join(asks)} (a person would have to agree, and there is no step to ask about)"
-        )
-        raise GuardrailViolationError("ask", told)
 
 
 def _arguments(attempt: Attempt) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -109,7 +109,7 @@ class GuardrailViolation:
     Attributes:
         guardrail: Name of the guard or the rule.
         reason: Why, in words.
-        action: ``ask``, ``retry`` or ``deny``.
+        action: ``ask``, ``retry`` or ``deny``; ``rewrite`` where nothing could be rewritten.
         stage: Whether it was about what goes in or what comes out.
         role: Who asked.
         tool: The capability.
@@ -246,8 +246,22 @@ class Guards:
                 of_results = bool(getattr(guard, "of_results_only", False))
                 self._post.append((name, post, of_results))
 
-    async def before(self, arguments: Mapping[str, Any], *, tool: str, role: str = "") -> Passed:
+    async def before(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        tool: str,
+        role: str = "",
+        can: Collection[str] = ("rewrite",),
+    ) -> Passed:
         """Ask about what goes into something.
+
+        Args:
+            arguments: What goes in.
+            tool: Into what.
+            role: Who asks.
+            can: Which of ``rewrite`` and ``ask`` the caller can do; a guard that wants the other
+                refuses.
 
         Raises:
             GuardrailViolationError: They do not let it pass.
@@ -259,7 +273,7 @@ class Guards:
         for name, check, takes in self._pre:
             given = {"arguments": value} if takes else {}
             outcome = await _outcome(name, check(role=role, tool=tool, **given))
-            if outcome.decision == "rewrite":
+            if outcome.decision == "rewrite" and "rewrite" in can:
                 if not isinstance(outcome.value, Mapping):
                     raise ConfigurationError(
                         f"The guard {name!r} put {type(outcome.value).__name__} in the place of the"
@@ -269,9 +283,17 @@ class Guards:
                 value, rewritten = dict(outcome.value), True
             elif outcome.decision != "allow":
                 found.append(about(name, outcome.reason or "", outcome.decision))
-        return Passed(value, rewritten, _concluded(found, ErrorSeverity.REPLANNING))
+        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.REPLANNING))
 
-    async def after(self, value: Any, *, tool: str, role: str = "", words: bool = False) -> Passed:
+    async def after(
+        self,
+        value: Any,
+        *,
+        tool: str,
+        role: str = "",
+        words: bool = False,
+        can: Collection[str] = ("rewrite",),
+    ) -> Passed:
         """Ask about what something gave.
 
         Args:
@@ -280,6 +302,7 @@ class Guards:
             role: Who asked.
             words: Whether it is an answer or a failure in words, which guards whose
                 ``of_results_only`` is true have nothing to say about.
+            can: As for :meth:`before`.
 
         Raises:
             GuardrailViolationError: They do not let it pass.
@@ -291,11 +314,11 @@ class Guards:
             if words and of_results:
                 continue
             outcome = await _outcome(name, check(value, role=role, tool=tool))
-            if outcome.decision == "rewrite":
+            if outcome.decision == "rewrite" and "rewrite" in can:
                 value, rewritten = outcome.value, True
             elif outcome.decision != "allow":
                 found.append(about(name, outcome.reason or "", outcome.decision))
-        return Passed(value, rewritten, _concluded(found, ErrorSeverity.RETRIABLE))
+        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.RETRIABLE))
 
 
 def _method(guard: Any, name: str) -> Callable[..., Any] | None:
@@ -317,14 +340,16 @@ async def _outcome(name: str, found: Any) -> GuardrailOutcome:
     return outcome
 
 
-def _concluded(found: list[GuardrailViolation], again: ErrorSeverity) -> tuple[str, ...]:
+def _concluded(
+    found: list[GuardrailViolation], can: Collection[str], again: ErrorSeverity
+) -> tuple[str, ...]:
     """Return why a person has to agree; a refusal stands over that.
 
     Raises:
-        GuardrailViolationError: One refuses, or wants it made anew.
+        GuardrailViolationError: One refuses, wants it made anew, or wants what cannot be done here.
     """
     actions = {violation.action for violation in found}
-    if actions - {"ask"}:
-        severity = ErrorSeverity.CRITICAL if "deny" in actions else again
+    if actions - ({"ask"} & set(can)):
+        severity = again if actions <= {"retry", *can} else ErrorSeverity.CRITICAL
         raise GuardrailViolationError(violations=found, severity=severity)
     return tuple(dict.fromkeys(str(violation) for violation in found))

@@ -640,7 +640,8 @@ class OrchestrationSession:
         said: dict[str, Any] = {"role": agent.role, "phase": agent.phase, "data": {"tool": tool}}
         try:
             await self._hooks("before_tool", context)
-            await agent.guards.before(context.arguments, tool=tool, role=agent.role)
+            # The function has its arguments already, so nothing could be rewritten.
+            await agent.guards.before(context.arguments, tool=tool, role=agent.role, can=())
             called = AgentEventName.AGENT_TOOL_CALLED
             await self._emit(AgentEvent(called, AgentEventStatus.RUNNING, **said))
             result = await self._bounded(fn, tool, timeout)

@@ -99,6 +99,9 @@ def shipped_behaviors() -> dict[str, list[Any]]:
         "CircuitBreakerBehavior": [behaviors.CircuitBreakerBehavior()],
         "FallbackBehavior": [behaviors.FallbackBehavior(default={"VALUE": {}})],
         "HumanInLoopBehavior": [behaviors.HumanInLoopBehavior(lambda context, result: True)],
+        "GuardrailBehavior": [
+            behaviors.GuardrailBehavior(guardrails=[behaviors.PromptInjectionGuardrail()])
+        ],
         "AuditBehavior": [behaviors.AuditBehavior()],
         "CacheBehavior": [behaviors.CacheBehavior()],
     }

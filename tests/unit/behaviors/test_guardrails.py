@@ -23,6 +23,7 @@ from framework.behaviors import (
     GuardrailViolationError,
     Guards,
     PatternGuardrail,
+    PIIGuardrail,
     PromptInjectionGuardrail,
 )
 
@@ -148,11 +149,21 @@ def test_any_text_can_be_looked_at(text: str) -> None:
 
 async def test_all_objections_come_together_and_a_refusal_stands_over_a_question() -> None:
     asks = PatternGuardrail(["a"], name="asks", action="ask")
-    passed = await Guards([asks]).after("a", tool="t")
+    passed = await Guards([asks]).after("a", tool="t", can=["ask"])
     assert passed.asks == ("asks: it matches pattern 1",)
     with pytest.raises(GuardrailViolationError) as caught:
         await Guards([asks, PatternGuardrail(["a"], name="refuses")]).after("a", tool="t")
     assert [v.guardrail for v in caught.value.violations] == ["asks", "refuses"]
+
+
+async def test_what_the_caller_cannot_do_is_a_refusal() -> None:
+    asks = Guards([PatternGuardrail(["a"], action="ask")])
+    masks = Guards([PIIGuardrail(action="rewrite", analyzer=None)])
+    with pytest.raises(GuardrailViolationError):
+        await asks.before({"text": "a"}, tool="t")
+    with pytest.raises(GuardrailViolationError):
+        await masks.before({"text": "a@b.org"}, tool="t", can=())
+    assert (await masks.before({"text": "a@b.org"}, tool="t")).rewritten
 
 
 async def test_later_guards_see_what_earlier_ones_rewrote() -> None:

@@ -72,6 +72,7 @@ def test_rewriting_leaves_all_else_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     "text",
+    ["a" * 50_000, "a@" * 20_000, "1 " * 20_000, "AA11 " * 10_000, "+1 " * 20_000],
 )
 def test_no_text_makes_the_patterns_try_one_way_after_the_other(text: str) -> None:
     # With patterns that do, each of these would run for hours.
