@@ -275,7 +275,7 @@ class RateLimitBehavior:
         limiter: A limiter in place of these numbers. The tokens of its model calls are estimated
             before a call and corrected by what the model says it used.
         per: For whom calls are counted: one or more of ``capability`` (of a model call, its role),
-            ``model``, ``user`` and ``tenant``.
+            ``model`` (then of model calls alone), ``user`` and ``tenant``.
         clock: Source of time; the graph's own when not given.
         store: Where the counts lie, for processes that share them; see :class:`RateLimiter`.
 
@@ -314,6 +314,8 @@ class RateLimitBehavior:
         self._wait = wait_on_limit
         self._per: tuple[str, ...] = (per,) if isinstance(per, str) else tuple(per)
         known = Per.__args__  # type: ignore[attr-defined]
+        # What is counted for a model is the model's calls alone.
+        self.stands_around = ("model",) if "model" in self._per else ("step", "effect", "model")
         if unknown := sorted(set(self._per) - set(known)):
             raise ConfigurationError(
                 f"Calls cannot be counted per {', '.join(unknown)}.",
@@ -363,7 +365,7 @@ class RateLimitBehavior:
             elif name == "model":
                 from framework.models.roles import model_name  # not before there is a model
 
-                found.append(model_name(attempt.inputs["model"]) if attempt.kind == "model" else "")
+                found.append(model_name(attempt.inputs["model"]))
             else:
                 caller = current_caller()
                 found.append((caller.user_id if name == "user" else caller.tenant) or "")

@@ -379,6 +379,21 @@ async def test_calls_are_counted_for_each_user() -> None:
     assert clock.slept == [pytest.approx(1)]
 
 
+async def test_what_is_counted_for_a_model_leaves_steps_alone() -> None:
+    clock = QuickClock()
+    limited = RateLimitBehavior(calls_per_second=1, per="model")
+    model = ScriptedModel(responses=["Seven.", "Seven."])
+    graph = build_graph(
+        [Tank().capability, estimate], model={"answer": model}, behaviors=[limited], clock=clock
+    )
+    both = {"steps": [{"context_key": "k", "capability": n} for n in ("read", "estimate")]}
+    both["steps"][1]["context_key"] = "e"
+    await ask(graph, both)
+    assert clock.slept == []
+    await ask(graph, READ)
+    assert clock.slept == [pytest.approx(1)]
+
+
 async def test_tokens_of_model_calls_are_estimated_and_corrected() -> None:
     clock = QuickClock()
     limiter = RateLimiter(input_tpm=6000, output_tpm=600)
