@@ -174,6 +174,11 @@ def in_turn(calls: Sequence[FunctionCall], room: str) -> Iterator[dict[str, Any]
             yield step(after, "facts_of", {"of": {"$from": key}})
 
 
+def words_of(task: Any) -> list[str]:
+    """Return the words of a request that can tell one text from another."""
+    return sorted(set(re.findall(r"\w{4,}", task.PROMPT)))
+
+
 def first_plan(run: Run) -> dict[str, Any]:
     """Plan what is to be read, and to look again."""
     reading, rest = reads_first(run)
@@ -185,12 +190,14 @@ def first_plan(run: Run) -> dict[str, Any]:
         return {"steps": [*steps, *doing, last_look([*keys, *done])]}
     sources = keys
     if not run.texts:
-        words = sorted(set(re.findall(r"\w{4,}", run.task.PROMPT)))
+        strange = {f"read{n}" for n, c in enumerate(reading) if not TRUSTED.fullmatch(c.function)}
+        words = words_of(run.task)
         steps += [
-            step(f"facts{n}", "facts_of", {"of": {"$from": key}, "words": words})
-            for n, key in enumerate(keys)
+            step(f"facts_of_{key}", "facts_of", {"of": {"$from": key}, "words": words})
+            for key in keys
+            if key in strange
         ]
-        sources = [f"facts{n}" for n in range(len(keys))]
+        sources = [f"facts_of_{key}" if key in strange else key for key in keys]
     shown = [{"$from": key} for key in sources]
     return {"steps": [*steps, step("look", "look_again", {"at": shown, "all_read": keys})]}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 pytest.importorskip("agentdojo")
@@ -39,6 +42,35 @@ async def test_what_is_called_trusted_says_nothing_that_was_injected() -> None:
             assert "is called trusted" not in await ask(run)
         finally:
             agentdojo_flow.RUN.reset(token)
+
+
+_OWN = re.compile(r"[\d.:-]+|\d-th|Stay|Reminder|your|trip|from|Enjoy|Refund")
+"""Dates and figures, which are worked out, and the few words that the model itself puts in."""
+
+
+@pytest.mark.parametrize("name", agentdojo_flow.TEXTS)
+def test_facts_are_enough_where_the_model_acts_by_them(name: str) -> None:
+    suite = agentdojo_flow.get_suites(agentdojo_flow.VERSION)[name]
+    runtime = agentdojo_flow.FunctionsRuntime(suite.tools)
+    for task in suite.user_tasks.values():
+        run, _ = agentdojo_flow.begin(suite, task, None)
+        reading, doing = agentdojo_flow.reads_first(run)
+        if run.texts or not doing:
+            continue
+        token = agentdojo_flow.RUN.set(run)
+        known = task.PROMPT
+        for call in reading:
+            found = agentdojo_flow.plain(
+                agentdojo_flow.use(runtime, call.function, dict(call.args))
+            )
+            if not agentdojo_flow.TRUSTED.fullmatch(call.function):
+                found = agentdojo_flow.facts(found, agentdojo_flow.words_of(task))
+            known += json.dumps(found, ensure_ascii=False)
+        agentdojo_flow.RUN.reset(token)
+        for call in doing:
+            said = json.dumps(list(call.args.values()), ensure_ascii=False)
+            for word in re.findall(r"[\w@-][\w.@-]+[\w@-]", said):
+                assert _OWN.fullmatch(word) or word.lower() in known.lower(), (task.ID, call, word)
 
 
 def test_what_could_be_a_sentence_is_no_fact() -> None:
