@@ -16,8 +16,6 @@ async def examined(job: Job, attempt: Attempt, found: Sorted) -> Seen:
     Raises:
         CapgraphError: It is not good enough; the severity says what happens then.
     """
-    if job.spec.gate is None:
-        return Seen()
     what = f"the result of {attempt.key!r} ({attempt.capability})"
     seen: Seen = await job.spec.gate.examine(_value(job, attempt, found), what)
     return seen
