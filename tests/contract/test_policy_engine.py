@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from framework import BaseCapability, build_graph, capability_node
+from configs.settings import load_settings
+from framework import BaseCapability, build_graph, capability_node, open_graph
 from framework.base import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.governance import (
     AgentFailed,
@@ -28,6 +30,8 @@ from framework.governance import (
     TimedOut,
 )
 from framework.governance.adjusting import _shorter
+from framework.telemetry import ModelPricing
+from framework.telemetry.usage import PriceTable
 from framework.testing import ScriptedModel
 from tests.support.doors import Amount, Gauge, answer, last_words, question, shown, status
 
@@ -286,3 +290,36 @@ def test_rules_of_one_name_in_two_engines_are_refused(desk: Any) -> None:
         build_graph([], policies=engines)
     with pytest.raises(ConfigurationError, match="PolicyEngine"):
         build_graph([], policies=[rule("alone", AgentFailed(), "notify")])  # type: ignore[list-item]
+
+
+async def test_what_calls_cost_is_known_by_their_prices(ran: list[str], tmp_path: Any) -> None:
+    capability, _ = models(ran)
+    plan = {"steps": [{"capability": "read_level", "context_key": "a"}]}
+
+    def reply(call: Any) -> Any:
+        text = json.dumps(plan) if call.tools or call.schema else "Done."
+        used = {"input_tokens": 1000, "output_tokens": 0, "total_tokens": 1000}
+        return AIMessage(text, usage_metadata=used)  # type: ignore[arg-type]
+
+    prices = PriceTable()
+    prices.register("scripted", ModelPricing(1000.0, 1000.0))  # a dollar for a thousand tokens
+    for limit, fires in ((0.5, True), (50.0, False)):
+        sink = Sink()
+        settings = load_settings(persistence={"url": f"sqlite:///{tmp_path}/{limit}.db"})
+        engine = PolicyEngine([rule("dear", CostExceeded(limit), "notify")])
+        model = ScriptedModel(responses=reply)
+        options: Any = {"policies": engine, "sinks": [sink], "prices": prices}
+        async with open_graph([capability], model=model, settings=settings, **options) as graph:
+            given = {"messages": [("user", "Read the level")]}
+            out = await graph.ainvoke(given, {"configurable": {"thread_id": "1"}})
+        assert status(out) == "completed"
+        assert bool(sink.acted) is fires
+
+
+async def test_a_cost_that_is_not_known_counts_as_too_much(ran: list[str]) -> None:
+    capability, good = models(ran)
+    sink = Sink()
+    engine = PolicyEngine([rule("dear", CostExceeded(1000), "notify")])
+    graph = build_graph([capability], model=good, policies=engine, sinks=[sink])
+    await graph.ainvoke({"messages": [("user", "Read the level")]})
+    assert sink.acted == [("dear", "notify", True)]
