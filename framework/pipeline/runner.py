@@ -28,6 +28,7 @@ from framework.base.ports import (
     StepPolicy,
     StepRecord,
     TimeLimit,
+    TurnGuard,
 )
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.pipeline import (
@@ -113,11 +114,11 @@ class StepRunner:
         self.step_policies = tuple(step_policies)
         self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
-        self._behaviors = in_parts(behaviors)
-        check_middlewares(self._behaviors, "behaviors")
+        self._behaviors = tuple(behaviors)
+        check_middlewares(in_parts(self._behaviors), "behaviors")
         self._own = own_behaviors or {}
         for spec in registry.capabilities.values():
-            check_middlewares(self._owned(spec), f"{spec.name}.behaviors", _kind(spec))
+            check_middlewares(in_parts(self._owned(spec)), f"{spec.name}.behaviors", _kind(spec))
         for node in registry.infrastructure.values():
             check_node_behaviors(node)
         known = registry.capabilities
@@ -179,10 +180,15 @@ class StepRunner:
         return found
 
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
-        return [*in_parts([*spec.behaviors, *self._own.get(spec.name, ())])]
+        return [*spec.behaviors, *self._own.get(spec.name, ())]
 
     def _around(self, spec: CapabilitySpec) -> list[Any]:
-        return [*fitting(self._behaviors, _kind(spec)), *self._owned(spec)]
+        around = [*self._behaviors, *self._owned(spec)]
+        guards = [item for item in around if isinstance(item, TurnGuard)]
+        if len(guards) > 1:  # as one, so that all of them are asked and named
+            others = [item for item in around if not isinstance(item, TurnGuard)]
+            around = [guards[0].beside(guards[1:]), *others]
+        return fitting(in_parts(around), _kind(spec))
 
     def _chain(self, spec: CapabilitySpec) -> Inner:
         around = self._around(spec)

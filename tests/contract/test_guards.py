@@ -12,7 +12,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import CapabilityContext, ErrorSeverity, build_graph, capability_node
+from framework import BaseCapability, CapabilityContext, ErrorSeverity, build_graph, capability_node
 from framework.base.errors import CapabilityError
 from framework.behaviors import (
     CacheBehavior,
@@ -162,6 +162,13 @@ async def test_the_error_names_every_rule_and_guard_that_objects() -> None:
     for name in ("short", "polite", "digits", "pattern"):
         assert name in said(out)
     assert "later" not in said(out)
+
+
+async def test_guards_of_the_graph_and_of_a_capability_are_all_named() -> None:
+    own = [GuardrailBehavior(guardrails=[PatternGuardrail(["hello"], name="own")])]
+    out = await run(writer([], behaviors=own), PatternGuardrail(["hello"], name="shared"))
+    assert "own" in said(out)
+    assert "shared" in said(out)
 
 
 async def test_a_rewrite_is_what_is_shown_agreed_to_keyed_and_run() -> None:
@@ -541,6 +548,28 @@ async def test_no_word_of_an_answer_is_streamed_before_it_passed(mode: Any) -> N
         assert [e["text"] for e in streamed if e["event_type"] == "answer_token"] == [
             "The code is *** and that is that."
         ]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_no_word_that_a_guarded_step_has_a_model_write_is_streamed(guarded: bool) -> None:
+    guards = GuardrailBehavior(guardrails=[PatternGuardrail(["4711"], name="codes")])
+
+    @capability_node
+    class Write(BaseCapability):
+        name = "write"
+        description = "Writes a note"
+        provides = ("NOTE",)
+        behaviors = (guards,) if guarded else ()
+
+        async def execute(self) -> Any:
+            model = self.chat_model()
+            return Note(text="".join([str(c.text) async for c in model.astream("Write")]))
+
+    graph = build_graph([Write], model={"capability": model_of(each=lambda call: "It is 4711.")})
+    given = planned({"context_key": "k", "capability": "write"})
+    pieces = [p async for p in graph.astream(given, stream_mode="messages")]
+    of_the_step = [p for p, about in pieces if about["langgraph_node"] not in {"respond", "error"}]
+    assert ("4711" in "".join(str(p.text) for p in of_the_step)) is not guarded
 
 
 async def test_without_a_guard_an_answer_is_streamed_piece_by_piece() -> None:
