@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node
-from framework.base import CapabilityError, ErrorSeverity
+from framework.base import CapabilityError, ErrorSeverity, MissingExtraError
 from framework.behaviors import CircuitBreakerBehavior
 from framework.telemetry import AgentEvent, OpenTelemetrySink
 from framework.testing import FakeClock, ScriptedModel
@@ -433,3 +434,9 @@ def test_spans_reach_a_collector() -> None:
                 roots += sum(not span.parent_span_id for span in scope.spans)
     assert {"invoke_agent", "plan", "step a", "step b", "attempt 1"} <= names
     assert roots == 1
+
+
+def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'capgraph\[otel\]'"):
+        OpenTelemetrySink()
