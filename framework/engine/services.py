@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from configs.limits import Limits
-from configs.logger import SecretMasker
+from configs.logger import SecretMasker, get_logger
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
 from framework.base.ports import (
@@ -273,5 +273,11 @@ class Services:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
+            )
+        if self.engines:
+            get_logger("framework", "bind").warning(
+                "The rules of a PolicyEngine act where a router decides; the node of %r has none."
+                " Fix: use build_graph, or ask engine.evaluate(…) in the graph.",
+                spec.name,
             )
         return capability.langgraph_node.bound(self)

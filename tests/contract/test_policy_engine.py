@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from configs.settings import load_settings
-from framework import BaseCapability, build_graph, capability_node, open_graph
+from framework import BaseCapability, bind, build_graph, capability_node, open_graph
 from framework.base import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.governance import (
     AgentFailed,
@@ -282,6 +282,14 @@ def test_a_shorter_conversation_keeps_instructions_and_the_last_message() -> Non
     assert [m.text[0] for m in _shorter(said, 1)] == ["s", "b", "c"]
     assert [m.text[0] for m in _shorter(said, 3)] == ["s", "c"]
     assert [m.text[0] for m in _shorter(said, 50)] == ["s", "c"]
+
+
+def test_a_node_of_a_graph_of_ones_own_says_that_no_rule_acts(ran: list[str], caplog: Any) -> None:
+    capability, _ = models(ran)
+    engine = PolicyEngine([rule("again", AgentFailed(), "retry_agent")])
+    with caplog.at_level("WARNING", logger="capgraph"):
+        bind([capability], policies=engine).node(capability)
+    assert "rules of a PolicyEngine act where a router decides" in caplog.text
 
 
 def test_rules_of_one_name_in_two_engines_are_refused(desk: Any) -> None:
