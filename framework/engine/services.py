@@ -278,6 +278,6 @@ class Services:
             get_logger("framework", "bind").warning(
                 "The rules of a PolicyEngine act where a router decides; the node of %r has none."
                 " Fix: use build_graph, or ask engine.evaluate(…) in the graph.",
-                spec.name,
+                capability.__name__,
             )
         return capability.langgraph_node.bound(self)
