@@ -1,4 +1,4 @@
-"""What an operator allows: permissions, policies, budgets, quality gates, recovery."""
+"""What an operator allows: permissions, information flow, policies, budgets, quality gates, recovery."""
 
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import PermissionMode
