@@ -56,7 +56,8 @@ async def permit(
         if question is not None:
             return question
     result: Result = await inner(job, attempt)
-    if job.agreed and isinstance(result, StepRecord) and result.success:
+    done = isinstance(result, StepRecord) and result.success
+    if job.agreed and done and job.spec.effect != "once":  # what acts once is never repeated on it
         await job.door.ledger.agreements.use(job.agreed.digest, attempt.key)
     return result
 
