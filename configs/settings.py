@@ -6,9 +6,8 @@ the YAML files that are given, the defaults below. An unknown key is an error wi
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib import resources
@@ -25,6 +24,7 @@ from pydantic_settings import (
 
 from configs.errors import ConfigurationError
 from configs.limits import Limits, Section
+from configs.near import nearest
 from configs.scoped import scoped
 from configs.yaml_files import deep_merge, read_yaml
 
@@ -331,12 +331,6 @@ def _refuse_misspelt_variables() -> None:
             f"The environment variable {variable!r} names no setting: there is no {first!r}.",
             fix=fix,
         )
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like one, if any is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return found[0] if found else None
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:

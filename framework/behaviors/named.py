@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from configs.settings import nearest
+from configs.near import nearest
 from framework.base.errors import ConfigurationError
 
 

@@ -10,7 +10,6 @@ from langchain_core.messages import BaseMessage, SystemMessage
 
 from framework.base.ports import Attempt, CallNext
 from framework.governance.recovery import smaller_context_budget
-from framework.models.roles import chat_models, unstreamed
 from framework.telemetry.metered import current_budget
 
 
@@ -29,6 +28,8 @@ class AdjustedCalls:
     stands_around: ClassVar[tuple[str, ...]] = ("model",)
 
     def __init__(self, models: Sequence[Any] = ()) -> None:
+        from framework.models.roles import chat_models  # not before there is a model
+
         self.models = [chat_models(model)["answer"] for model in models]
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
@@ -38,6 +39,8 @@ class AdjustedCalls:
         if turn is not None and turn.model_switches and self.models:
             model = self.models[min(turn.model_switches, len(self.models)) - 1]
             # Only answers may come in pieces: half a plan would come out as a plan.
+            from framework.models.roles import unstreamed
+
             inputs["model"] = model if attempt.capability == "answer" else unstreamed(model)
         if turn is not None and turn.context_cuts:
             inputs["messages"] = _shorter(inputs["messages"], turn.context_cuts)
