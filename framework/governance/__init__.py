@@ -4,6 +4,7 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import PermissionMode
 from framework.governance.budget import Budget, BudgetExceededError, Reservation
 from framework.governance.cedar import CedarPermissions
+from framework.governance.estimate import PlanEstimate
 from framework.governance.flow import InformationFlow
 from framework.governance.kill_switch import clear_stop, list_stops, stop
 from framework.governance.permissions import (
@@ -100,6 +101,7 @@ __all__ = [
     "PhaseCompleted",
     "PhaseContext",
     "PilotRuntimeProfile",
+    "PlanEstimate",
     "PolicyAction",
     "PolicyActionData",
     "PolicyCondition",
