@@ -180,6 +180,7 @@ class Spending:
             "tenant": caller.tenant,
         }
         self._calls: dict[UUID, tuple[str, Taken]] = {}
+        self._paid: set[UUID] = set()  # calls that are settled
         self._late: list[tuple[Reservation, dict[str, float]]] = []
         self.loop = asyncio.get_running_loop()
 
@@ -367,6 +368,8 @@ class Spending:
         """
         if (found := self._calls.pop(run_id, None)) is None:
             return
+        # LangChain tells handlers of one call in any order: the count of it may come only now.
+        self._paid.add(run_id)
         asked_model, taken = found
         for part, _ in taken:
             if failed:
@@ -398,7 +401,7 @@ class Spending:
             own = {"step_id": ids.get("step_id"), "capability": job.spec.name if job else None}
             told = {**self._about, **own, "role": role}
             self._book.note(self._rows, str(run_id), model, usage, told)
-        if run_id not in self._calls:
+        if run_id not in self._calls and run_id not in self._paid:
             for reservation in self.held():
                 used = self._used(reservation.budget, model, model, usage)
                 self._late.append((reservation, used))
