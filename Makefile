@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions faults sizes format clean
+.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions bench-flow faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -49,6 +49,9 @@ bench-selection: $(VENV)/.dev
 bench-functions: $(VENV)/.dev
 	$(PIP) --no-deps bfcl-eval==2026.3.23
 	$(BIN)/python -m tests.benchmarks.function_choice
+
+bench-flow: $(VENV)/.bench
+	$(BIN)/python -m tests.benchmarks.agentdojo_flow --docs docs/guides/guard_against_injection.md
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)

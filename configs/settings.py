@@ -6,9 +6,8 @@ the YAML files that are given, the defaults below. An unknown key is an error wi
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib import resources
@@ -25,6 +24,7 @@ from pydantic_settings import (
 
 from configs.errors import ConfigurationError
 from configs.limits import Limits, Section
+from configs.near import nearest
 from configs.scoped import scoped
 from configs.yaml_files import deep_merge, read_yaml
 
@@ -51,6 +51,7 @@ class ModelSettings(Section):
         api_key: Key; the provider's environment variable when not given.
         timeout_seconds: Time limit of one call.
         options: Further arguments of the model's class.
+        behaviors: What stands around its calls: ``{use: retry, max_retries: 2}``.
     """
 
     model: str
@@ -59,6 +60,7 @@ class ModelSettings(Section):
     api_key: SecretStr | None = None
     timeout_seconds: float | None = Field(60.0, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
+    behaviors: list[Any] = Field(default_factory=list)
 
 
 class SelectionSettings(Section):
@@ -117,6 +119,53 @@ class PersistenceSettings(Section):
     keep_days: float | None = Field(None, gt=0)
 
 
+class AuditSettings(Section):
+    """What is kept of who did what, beside the threads, in a chain that shows any change.
+
+    Attributes:
+        keep: Whether runs are audited; ``build_graph(audit=…)`` stands above it.
+        signing_key: Signs each record.
+        retention_days: Older records are dropped and sealed, once a day.
+    """
+
+    keep: bool = False
+    signing_key: SecretStr | None = None
+    retention_days: float = Field(183, gt=0)
+
+
+class RoleSettings(Section):
+    """What a role may do.
+
+    Attributes:
+        role: Its name.
+        mode: ``read_only``, ``workspace_write`` or ``full_access``.
+        allowed_tools: The only capabilities that it may use; all that its mode allows when not
+            given.
+        denied_tools: Capabilities that it may not use whatever else is said.
+        tenant: The only tenant for which this holds, in place of what holds for all.
+    """
+
+    role: str
+    mode: str
+    allowed_tools: list[str] | None = None
+    denied_tools: list[str] = Field(default_factory=list)
+    tenant: str | None = None
+
+
+class PermissionSettings(Section):
+    """Who may use which capability. Given at all, a caller without a configured role may nothing.
+
+    Attributes:
+        roles: What each role may do.
+        tool_requirements: Capability name to the least mode for it, beside what it declares.
+        cedar: Cedar policies as text, in place of roles (the extra ``cedar``).
+    """
+
+    roles: list[RoleSettings] = Field(default_factory=list)
+    tool_requirements: dict[str, str] = Field(default_factory=dict)
+    cedar: str | None = None
+
+
 class Settings(BaseSettings):
     """All settings of one agent.
 
@@ -137,10 +186,21 @@ class Settings(BaseSettings):
         selection: How capabilities are chosen.
         approvals: When a person is asked.
         persistence: Where threads live.
-        capabilities: Capability name to its own settings.
+        behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
+            with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
+        capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
+            around it.
+        budgets: What may be used up, as arguments of ``Budget``: ``{tokens: 100000, per: user}``;
+            ``build_graph(budget=…)`` stands above it.
+        prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
+            output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
+        permissions: Who may use which capability; everybody everything when not given.
+        audit: What is kept of who did what.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
+        role: As what the person at the command line asks.
+        tenant: For whom.
         context: Context data that every turn of a new thread begins with.
         secrets: Values that are never shown or kept as they are, besides keys and passwords of
             other settings: they are masked in errors, events and logs.
@@ -173,9 +233,16 @@ class Settings(BaseSettings):
     selection: SelectionSettings = Field(default_factory=lambda: SelectionSettings())
     approvals: ApprovalSettings = Field(default_factory=lambda: ApprovalSettings())
     persistence: PersistenceSettings = Field(default_factory=lambda: PersistenceSettings())
+    behaviors: list[dict[str, Any]] = Field(default_factory=list)
+    budgets: list[dict[str, Any]] = Field(default_factory=list)
+    prices: dict[str, dict[str, float]] = Field(default_factory=dict)
+    permissions: PermissionSettings | None = None
+    audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None
+    role: str | None = None
+    tenant: str | None = None
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 
@@ -186,7 +253,8 @@ class Settings(BaseSettings):
         {'data_folders': ['/srv/data']}
         """
         folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
-        return {**self.capabilities.get(capability, {}), **folders}
+        own = self.capabilities.get(capability, {})
+        return {name: own[name] for name in own if name != "behaviors"} | folders
 
     @classmethod
     def settings_customise_sources(
@@ -263,12 +331,6 @@ def _refuse_misspelt_variables() -> None:
             f"The environment variable {variable!r} names no setting: there is no {first!r}.",
             fix=fix,
         )
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like one, if any is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
-    return found[0] if found else None
 
 
 def _known_keys(path: tuple[Any, ...]) -> list[str]:

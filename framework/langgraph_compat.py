@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import ormsgpack
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -24,6 +25,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.constants import TAG_NOSTREAM
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
@@ -163,6 +165,49 @@ def new_try() -> None:
     fresh = replace(pad, interrupt_counter=_Counter(), subgraph_counter=_Counter())
     more = {"__pregel_scratchpad": fresh, "__pregel_resuming": True}
     var_child_runnable_config.set({**config, "configurable": {**config["configurable"], **more}})
+
+
+@contextmanager
+def called_back(*handlers: Any) -> Iterator[None]:
+    """Have handlers told of the models that are called inside, beside those of the run.
+
+    Args:
+        *handlers: LangChain's callback handlers; one that the run has already is not told twice.
+    """
+    config = var_child_runnable_config.get()
+    manager = config.get("callbacks") if config else None
+    known = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or []
+    missing = [handler for handler in handlers if handler not in known]
+    if config is None or not missing:
+        yield
+        return
+    added: Any = [*known, *missing]
+    if isinstance(manager, BaseCallbackManager):
+        added = manager.copy()
+        for handler in missing:
+            added.add_handler(handler, inherit=True)
+    token = var_child_runnable_config.set({**config, "callbacks": added})
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep the words of models that are called inside the block out of the ``messages`` stream."""
+    config = var_child_runnable_config.get()
+    manager = (config or {}).get("callbacks")
+    if config is None or not isinstance(manager, BaseCallbackManager):
+        yield
+        return
+    quiet = manager.copy()
+    quiet.add_tags([TAG_NOSTREAM], inherit=True)
+    token = var_child_runnable_config.set({**config, "callbacks": quiet})
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 class _Counter:

@@ -20,8 +20,10 @@ from framework.engine.apply_answers import apply_answers, ending, plan_rejected
 from framework.engine.asking import ask_person, reader, remember
 from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
+from framework.engine.undo import closed
 from framework.langgraph_compat import lent_saver
 from framework.state import AgentState, TurnView
+from framework.telemetry.audit import note
 
 
 @infrastructure_node
@@ -71,9 +73,13 @@ class ApprovalNode(BaseInfrastructureNode):
 
 
 async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> dict[str, Any]:
+    digest = plan_digest(view.plan)
+    note("approval", step=PLAN, question=PLAN, decision=answer.decision, digest=digest)
     over = {"control_is_awaiting_validation": False, "control_validation_context": None}
     given = {PLAN: answer}
     payload = {"approved_payload": {PLAN: answer.model_dump(mode="json")}}
+    if answer.decision == "reject" and view.state.get("control_undo"):
+        return {**over, **payload, **closed(view), "approval_approved": False}
     if answer.decision == "reject":
         rejected = ending(given, {PLAN: answer.reason}, {PLAN: PLAN}, view, services)
         return {**over, **payload, **rejected, "approval_decisions": plan_rejected(answer, view)}
@@ -88,7 +94,8 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
         checked = await check(plan, view, services, active=None)
         update |= await accept(checked, view, services, author="approval", previous=view.plan)
     elif answer.decision == "approve":
-        await services.ledger(view).agree(plan_digest(view.plan), PLAN)
+        agreements = services.ledger(view).agreements
+        await agreements.agree(plan_digest(view.plan), PLAN, view.caller, services.clock.now())
     return {**update, **over}
 
 

@@ -17,6 +17,7 @@ from framework.base import (
 )
 from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
+from framework.engine.guarded import screened
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
 from framework.planning.strategies import attached, last_request, system_text
@@ -56,9 +57,23 @@ class BeginTurnNode(BaseInfrastructureNode):
                 for kind, entries in services.settings.context.items()
                 if kind not in stored
             }
+        if services.asks_another_than_requester:
+            opened = services.view({**state, **update})
+            await services.ledger(opened).agreements.opened_by(opened.caller)
         problem: CapgraphError | None = _problem(state, services, brought, mark)
-        if problem is None and mark is not None and mark not in begun:
-            update["control_begun"] = [mark]
+        update["control_turn"]["messages"] = len(view.messages)
+        marks = [] if mark is None or mark in begun else [mark]
+        if services.guard is not None:
+            looked, refused = await screened(view, services, services.guard)
+            problem = problem or refused
+            data = update.pop("capability_context_data", {})
+            update |= looked
+            if data:
+                update["capability_context_data"] = data | looked.get("capability_context_data", {})
+            # In other words it is still the message that opened this turn.
+            marks += [_mark(m) or "" for m in looked.get("messages", ()) if m.type == "human"]
+        if problem is None and marks:
+            update["control_begun"] = marks
         if brought:
             update["control_turn"]["plan"] = brought
             try:

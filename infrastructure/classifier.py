@@ -7,6 +7,7 @@ from typing import Any
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
 from framework.planning import requires_closure
+from framework.registry import Registry
 from framework.selection import Selection
 from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
@@ -25,9 +26,9 @@ class ClassifierNode(BaseInfrastructureNode):
     ) -> dict[str, Any]:
         """Select capabilities; after a RECLASSIFICATION failure, knowing what did not work."""
         streamer.status("Choosing capabilities")
-        registry = services.registry
         view = services.view(state)
-        selection = await _select(view, services)
+        registry = services.registry_of(view)
+        selection = await _select(view, registry, services)
         # Who chooses was told nothing of how to answer.
         plain = services.answer_type is None and not await services.instructions(view)
         answer = selection.answer if plain else ""
@@ -56,8 +57,8 @@ class ClassifierNode(BaseInfrastructureNode):
         return {"max_attempts": 4, "delay_seconds": 1.0, "backoff_factor": 1.8}
 
 
-async def _select(view: TurnView, services: Services) -> Selection:
-    candidates = services.registry.candidates()
+async def _select(view: TurnView, registry: Registry, services: Services) -> Selection:
+    candidates = registry.candidates()
     if view.switches.get("capability_selection_bypass_enabled"):
         names = tuple(c.name for c in candidates if c.name not in view.excluded)
         return Selection(names=names, scores={}, best=1.0, reason="Selection is switched off.")

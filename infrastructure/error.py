@@ -6,6 +6,7 @@ from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
+from framework.engine.turn_outcome import outcome_of
 from framework.planning.summaries import step_summaries
 from framework.state import AgentState
 from framework.telemetry import AnswerToken, emit
@@ -27,6 +28,19 @@ class ErrorNode(BaseInfrastructureNode):
         return finished(text, state, services)
 
 
+def _undone(state: AgentState) -> list[str]:
+    """Say which effects were taken back, and which were not."""
+    undo = state.get("control_undo") or {}
+    effects = undo.get("effects") or []
+    undone = outcome_of(state).get("undone") or []
+    left = [key for key in effects if key not in undone]
+    lines = [f"Undone: {', '.join(undone)}."] if undone else []
+    if left:
+        why = f" ({undo['problem']})" if undo.get("problem") else ""
+        lines.append(f"Done and not undone: {', '.join(left)}{why}.")
+    return lines
+
+
 def report(state: AgentState, services: Services) -> str:
     """Say in words why a turn failed."""
     info = state.get("control_error_info") or {}
@@ -39,7 +53,8 @@ def report(state: AgentState, services: Services) -> str:
     if origin and origin != "begin_turn":
         where = f"step {key!r} ({origin})" if key else f"the {origin} node"
         tries = f" after {attempts} attempts" if attempts > 1 else ""
-        lines.append(f"It failed in {where}{tries}.")
+        killed = state.get("control_is_killed")
+        lines.append(f"It was stopped at {where}." if killed else f"It failed in {where}{tries}.")
     lines += [
         f"Step {other['context_key']!r} failed too: {other['user_message']}"
         for other in info.get("other_failures") or []
@@ -47,6 +62,7 @@ def report(state: AgentState, services: Services) -> str:
     plans = state.get("control_plans_created_count") or 0
     if plans > 1:
         lines.append(f"{plans} plans were tried.")
+    lines += _undone(state)
     done = step_summaries(state, services.registry.context_types)
     if done:
         lines.append("What was done before:")

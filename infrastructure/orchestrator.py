@@ -18,10 +18,12 @@ from framework.engine.accept_plan import (
     PlanProblemsError,
     accept,
     check,
+    labels_of_words,
     respond_step,
 )
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
+from framework.planning.reach import stand_ins
 from framework.planning.strategies import PlanRequest
 from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
@@ -43,7 +45,10 @@ class OrchestratorNode(BaseInfrastructureNode):
         view = services.view(state)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
-        active = tuple(selection["chosen"]) if deferred else view.active or ()
+        chosen = tuple(selection["chosen"]) if deferred else view.active or ()
+        # Whoever goes on with a turn may be another one than who began it.
+        hidden = services.registry.capabilities.keys() - services.registry_of(view).capabilities
+        active = tuple(name for name in chosen if name not in hidden)
         if not active:
             empty = Checked(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept(empty, view, services)
@@ -76,10 +81,14 @@ async def _plan(
     view: TurnView, services: Services, active: tuple[str, ...], deferred: bool
 ) -> tuple[Checked, int, str]:
     failure = view.last_failure
+    away = await services.runner.out_of_reach()
+    if away:
+        instead = stand_ins(active, away, services.registry.capabilities, view.contexts)
+        active = tuple(dict.fromkeys([*active, *instead]))
     request: dict[str, Any] = {
         "task": view.task,
         "active": active,
-        "catalog": services.registry,
+        "catalog": services.registry_of(view),
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
         "notes": await services.registry.planning_notes(active, view.state, services.settings)
@@ -92,16 +101,21 @@ async def _plan(
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
+        "out_of_reach": away,
+        "budget_left": await services.budget_left(),
         "instructions": await services.instructions(view),
         "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }
+    labels = labels_of_words("orchestrator", view, services)
+    if services.flow is not None:
+        labels = {**services.flow.notes(request["notes"]), **labels}
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
     problem: PlanError | None = None
     for attempt in range(1, allowed + 1):
         plan = await services.planner.plan(PlanRequest(**request))
         try:
-            checked = await check(plan, view, services, active)
+            checked = await check(plan, view, services, active, labels)
             typed = services.answer_type is not None
             return checked, attempt, "" if typed else _answer(plan, checked, view)
         except PlanProblemsError as exc:

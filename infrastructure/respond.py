@@ -63,6 +63,7 @@ async def answer(
 
     Raises:
         InfrastructureError: The answer is not of the form that the application asked for.
+        CapgraphError: It is not good enough for the gate on answers.
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
@@ -72,13 +73,16 @@ async def answer(
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),
-            abilities=services.registry.describe(),
+            abilities=services.registry_of(view).describe(),
             messages=view.messages,
             question=question,
             instructions=await services.instructions(view),
             form=form,
         )
     )
+    gate = services.answer_gate
+    if gate is not None and purpose == "results":
+        await gate.examine(found.text if isinstance(found, AIMessage) else found, "the answer")
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(
             f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",

@@ -18,13 +18,16 @@ from framework.base import (
 )
 from framework.base.ports import Failure
 from framework.engine import Services
-from framework.engine.accept_plan import accept, check, review_possible
+from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
+from framework.engine.consult_policies import consult_policies
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from framework.engine.undo import closed, offered
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
 from framework.pipeline.state_update import Writes, applied, combined
+from framework.planning import CLOSING
 from framework.state import AgentState, TurnView
 from framework.telemetry import Reclassify, Replan, Retry, emit
 
@@ -54,6 +57,10 @@ class RouterNode(BaseInfrastructureNode):
                 )
             if decision.target == ACCEPT:
                 await work.accept_plan()
+                continue
+            if await work.consult(decision):
+                continue
+            if decision.target == "error" and await work.undo():
                 continue
             if decision.target != RUN:
                 break
@@ -89,6 +96,18 @@ class _Work:
     def write(self, update: dict[str, Any]) -> None:
         self.writes += list(update.items())
         self.state = applied(self.state, list(update.items()), self.services.runner.schema)
+
+    async def consult(self, decision: Route) -> bool:
+        """Have the rules of policy engines act; tell whether that calls for another decision."""
+        engines, killed = self.services.engines, self.state.get("control_is_killed")
+        if not engines or killed or decision.target == "approval":
+            return False
+        view = self.view
+        failed = decision.target == "error" and view.failure is not None
+        over = decision.target in CLOSING and bool(view.steps)
+        update, again = await consult_policies(view, self.services, failed=failed, over=over)
+        self.write(update)
+        return again
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the process is to stop."""
@@ -144,7 +163,8 @@ class _Work:
                     fix="Raise limits.max_planning_attempts, or plan less.",
                     severity=ErrorSeverity.CRITICAL,
                 )
-            checked = await check(proposed, view, self.services, active=None)
+            labels = labels_of_words(author, view, self.services)
+            checked = await check(proposed, view, self.services, None, labels)
             update = await accept(checked, view, self.services, author=author, previous=previous)
         except (PlanError, PolicyError) as exc:
             self._refuse(exc, view)
@@ -155,11 +175,22 @@ class _Work:
         failure = read_failure(RouterNode, exc, {"current_state": view.state}, node="orchestrator")
         self.write({**raise_failure([failure]), "planning_execution_plan": None})
 
+    async def undo(self) -> bool:
+        """Offer to undo what was done before a turn ends with a failure; tell whether it goes on."""
+        undo = self.state.get("control_undo") or {}
+        if undo.get("open"):
+            self.write(closed(self.view))
+        elif not self.state.get("control_is_killed"):
+            self.write(await offered(self.view, self.services))
+            return bool((self.state.get("control_undo") or {}).get("open"))
+        return False
+
     async def review_open(self) -> bool:
         view = self.view
         if not review_possible(view, self.services):
             return False
-        return await self.services.ledger(view).review_open(plan_digest(view.plan))
+        agreements = self.services.ledger(view).agreements
+        return await agreements.review_open(plan_digest(view.plan))
 
 
 def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:

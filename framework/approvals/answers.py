@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.limits import Limits
-from framework.approvals.questions import PLAN, STEP
+from framework.approvals.questions import PLAN, STEP, is_personal
 from framework.base.errors import ValidationError
 from framework.planning import check_plan
 from framework.planning.catalog import MANY
@@ -135,6 +135,8 @@ def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | N
         return None, [f"'respond' for step {key!r} needs a message."]
     if answer.remember is not None and (answer.decision != "approve" or step["kind"] != STEP):
         return None, [f"Only 'approve' for a step can be remembered; {key!r} is not such a case."]
+    if answer.remember is not None and is_personal(step):
+        return None, [f"It matters who agrees to step {key!r}: nothing can be remembered of it."]
     return answer, []
 
 

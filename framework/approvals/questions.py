@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
+from configs.safe_text import clean_text
 from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.value_context import item_types
@@ -27,12 +29,15 @@ MAX_SHOWN = 200_000
 PLAN = "plan"
 """Key of the entry that shows the whole plan."""
 STEP = "step"
+RESULT = "result"
+"""Kind of a question about what a step gave, before anything uses it."""
 UNKNOWN = "unknown_outcome"
 ACTED = "acted_before"
 MISSING = "missing_capability"
 _DECISIONS = {
     STEP: ["approve", "edit", "reject", "respond"],
     PLAN: ["approve", "edit", "reject", "respond"],
+    RESULT: ["approve", "reject", "respond"],
     ACTED: ["approve", "reject", "respond"],
     UNKNOWN: ["rerun", "skip", "done", "reject"],
     MISSING: ["rerun", "skip", "reject", "respond"],
@@ -47,6 +52,19 @@ def step_question(keys: Sequence[str], view: TurnView, registry: Registry) -> di
         for key in keys
     ]
     return question_of(view.plan, entries)
+
+
+def cleaned(value: Any) -> Any:
+    r"""Return plain data as it is shown: what would deceive a reader becomes a visible escape.
+
+    >>> cleaned({"to": ["pay\u202elap"]})
+    {'to': ['pay\\u202elap']}
+    """
+    if isinstance(value, str):
+        return "\n".join(clean_text(line) for line in value.split("\n"))
+    if isinstance(value, Mapping):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def question_entry(
@@ -82,13 +100,38 @@ def question_entry(
         "reason": reason,
         "decisions": _DECISIONS[kind],
     }
+    if "result" in shown:
+        entry["result"] = shown["result"]
     if asked.get("idempotency_key"):
         entry["idempotency_key"] = asked["idempotency_key"]
+    if who := asked.get("approvals"):
+        entry["approvals"] = who
+        entry["reason"] = " ".join(text for text in (reason, _who_is_needed(who)) if text) or None
     return _whole_or_refused(entry)
+
+
+def is_personal(asked: Mapping[str, Any]) -> bool:
+    """Tell whether it matters who agrees to what is asked."""
+    return "needed" in (asked.get("approvals") or {})
+
+
+def _who_is_needed(who: Mapping[str, Any]) -> str:
+    """Say who has agreed and who is still needed."""
+    told = [str(who["refused"])] if who.get("refused") else []
+    if "needed" in who:
+        agreed = ", ".join(map(str, who["agreed"])) or "nobody"
+        other = ", none of them whoever asked for it" if who["not_requester"] else ""
+        told.append(f"{who['needed']} have to agree{other}; so far {agreed}.")
+    if "until" in who:
+        moment = datetime.fromtimestamp(who["until"], UTC).isoformat(timespec="seconds")
+        told.append(f"The question lapses at {moment}.")
+    return " ".join(told)
 
 
 def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
     """Take agreement out of the decisions where not all of an entry can be shown."""
+    # The decisions and the key are the graph's own words; all else may be anybody's.
+    entry = {**cleaned(entry), "context_key": entry["context_key"]}
     size = len(json.dumps(entry, default=repr))
     if size <= MAX_SHOWN:
         return entry
@@ -99,7 +142,7 @@ def _whole_or_refused(entry: dict[str, Any]) -> dict[str, Any]:
         for name, text in entry["input_summaries"].items()
     }
     return {
-        **entry,
+        **{name: value for name, value in entry.items() if name != "result"},
         "input_values": {},
         "input_summaries": summaries,
         "reason": " ".join(text for text in (entry["reason"], told) if text),
@@ -136,6 +179,7 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
     ]
     problems = (view.state.get("control_validation_context") or {}).get("problems") or []
     twins = _twins(steps, registry)
+    undoes = (view.state.get("control_undo") or {}).get("open")
     notes = [
         f"{len(steps)} steps",
         f"with effects or risks: {', '.join(asked)}" if asked else "",
@@ -151,7 +195,7 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "inputs": [],
         "kind": PLAN,
         "reason": " ".join(problems) or None,
-        "decisions": _DECISIONS[PLAN],
+        "decisions": ["approve", "reject"] if undoes else _DECISIONS[PLAN],
     }
     return question_of(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
-from framework.approvals.questions import STEP
+from framework.approvals.questions import STEP, is_personal
 from framework.base.errors import ValidationError
 from framework.state import TurnView
 
@@ -121,9 +121,10 @@ class StandingRules:
     def covering(self, asked: Mapping[str, Any], view: TurnView) -> Rule | None:
         """Return the first rule that covers what is asked about a step, or ``None``.
 
-        A rule stands for the agreement that a capability wants; it answers no policy.
+        A rule stands for the agreement that a capability wants; it answers no policy, and where it
+        matters who agrees it stands for nobody.
         """
-        if asked.get("kind") != STEP or asked.get("reason"):
+        if asked.get("kind") != STEP or asked.get("reason") or is_personal(asked):
             return None
         where = (asked["capability"], view.thread_id, self.now, view.caller.user_id)
         return next((rule for rule in self.rules if rule.holds(*where)), None)

@@ -1,5 +1,6 @@
 """What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
 
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.capability import BaseCapability
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
@@ -19,6 +20,7 @@ from framework.base.errors import (
     PlanError,
     PolicyError,
     RegistryError,
+    StoppedError,
     ThreadBusyError,
     ValidationError,
     require_extra,
@@ -49,8 +51,10 @@ from framework.base.spec import (
     Requirement,
 )
 from framework.base.step_context import StepContext
+from framework.base.undo import DoneStep, Undo
 
 __all__ = [
+    "ApprovalPolicy",
     "AskAgain",
     "AttemptNumber",
     "BaseCapability",
@@ -65,6 +69,7 @@ __all__ = [
     "ClassifierExample",
     "ConfigurationError",
     "Declarations",
+    "DoneStep",
     "Effect",
     "ErrorClassification",
     "ErrorSeverity",
@@ -91,8 +96,10 @@ __all__ = [
     "Requirement",
     "StepContext",
     "StepSettings",
+    "StoppedError",
     "TaskClassifierGuide",
     "ThreadBusyError",
+    "Undo",
     "ValidationError",
     "capability_node",
     "infrastructure_node",

@@ -20,6 +20,8 @@ class TurnBudget:
         attempts: Tries of steps.
         routings: Decisions of the router.
         jumps: Tries of steps that no plan holds.
+        model_switches: How often a policy had the turn go on with its next model.
+        context_cuts: How often a policy had the turn go on with a shorter conversation.
         allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
 
     >>> TurnBudget.from_plain({"model_calls": 3}).to_plain()["model_calls"]
@@ -32,6 +34,8 @@ class TurnBudget:
     attempts: int = 0
     routings: int = 0
     jumps: int = 0
+    model_switches: int = 0
+    context_cuts: int = 0
     allowed_attempts: int = 0
 
     def take_attempt(self) -> None:

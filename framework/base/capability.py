@@ -89,9 +89,6 @@ class BaseCapability(_Declared, ABC):
             )
         return super().__new__(cls)
 
-    def __init__(self) -> None:
-        self._guides: dict[str, Any] = {}
-
     if TYPE_CHECKING:
         # To a type checker any signature may override it: static or not, with what it needs.
         async def execute(*args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
@@ -301,9 +298,11 @@ class BaseCapability(_Declared, ABC):
 
     def _guide(self, kind: str) -> Any:
         with _guide_lock:
+            # Not made by an initialiser: a subclass, such as a data class, may have its own.
+            guides: dict[str, Any] = self.__dict__.setdefault("_guides", {})
             try:
-                if kind not in self._guides:
-                    self._guides[kind] = getattr(self, f"_create_{kind}_guide")()
+                if kind not in guides:
+                    guides[kind] = getattr(self, f"_create_{kind}_guide")()
             except AttributeError as exc:
                 # From a property it would read as "there is no such property", which is what
                 # getattr with a default and a __getattr__ of the subclass swallow.
@@ -311,7 +310,7 @@ class BaseCapability(_Declared, ABC):
                     f"The {kind} guide of {self!r} cannot be made: {exc}.",
                     fix=f"Correct {type(self).__name__}._create_{kind}_guide.",
                 ) from exc
-            return self._guides[kind]
+            return guides[kind]
 
     @classmethod
     def spec(cls) -> CapabilitySpec:

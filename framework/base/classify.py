@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from framework.base.errors import (
+    CapabilityError,
     CapgraphError,
     ErrorSeverity,
     MissingExtraError,
@@ -161,8 +162,8 @@ def diagnose(exc: BaseException) -> Diagnosis:
     >>> diagnose(KeyError("speed")).category
     'programming_error'
     """
-    for error in _chain(exc):
-        category = _category(error)
+    for error in cause_chain(exc):
+        category = category_of(error)
         if category != "unknown":
             return Diagnosis(category, error, _retry_after(error))
     return Diagnosis("unknown", exc)
@@ -202,7 +203,19 @@ def classify_exception(
     return ErrorClassification(severity, f"{origin}: {text}", metadata)
 
 
-def _chain(exc: BaseException) -> Iterator[BaseException]:
+def speaks_for_itself(exc: BaseException) -> bool:
+    """Tell whether an exception says what it means, or is about something else than the work.
+
+    >>> speaks_for_itself(RuntimeError("broken")), speaks_for_itself(MissingExtraError("no x"))
+    (False, True)
+    """
+    cause = diagnose(exc).cause
+    plain = isinstance(cause, (CapabilityError, ModelError, ValidationError))
+    return isinstance(cause, CapgraphError) and not (plain and cause.severity is None)
+
+
+def cause_chain(exc: BaseException) -> Iterator[BaseException]:
+    """Go through an exception and what it was raised for or while, each once."""
     seen: set[int] = set()
     pending: list[BaseException] = [exc]
     while pending:
@@ -219,7 +232,8 @@ def _chain(exc: BaseException) -> Iterator[BaseException]:
             pending.append(error.__context__)
 
 
-def _category(error: BaseException) -> Category:
+def category_of(error: BaseException) -> Category:
+    """Return what kind of failure one exception shows by itself, without its causes."""
     if isinstance(error, ModelError) and error.severity is None and error.__cause__ is not None:
         return "unknown"  # it means what its cause means
     if isinstance(error, CapgraphError) and not isinstance(error, MissingExtraError):
@@ -285,6 +299,9 @@ def _is_network_type(error: BaseException) -> bool:
 
 
 def _retry_after(error: BaseException) -> float | None:
+    own = getattr(error, "retry_after", None)
+    if isinstance(own, (int, float)) and math.isfinite(own):
+        return max(0.0, float(own))
     headers = getattr(getattr(error, "response", None), "headers", None)
     if headers is None:
         return None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Protocol
+
+from configs.scoped import scoped
 
 
 class Clock(Protocol):
@@ -34,3 +39,55 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Wait without blocking the event loop."""
         await asyncio.sleep(seconds)
+
+
+class _Seconds:
+    """A clock made of a function that returns seconds; it waits as the machine does."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.now = self.monotonic = read
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def as_clock(given: Clock | Callable[[], float]) -> Clock:
+    """Return a clock of whatever a caller gave as one.
+
+    Args:
+        given: A clock, or a function that returns seconds, such as ``time.monotonic``.
+
+    >>> as_clock(lambda: 12.0).monotonic()
+    12.0
+    """
+    return _Seconds(given) if callable(given) else given
+
+
+def later(clock: Clock, seconds: float) -> float:
+    """Return the moment in so many seconds, since the epoch.
+
+    A clock that was made of a function counts from anywhere, so the machine says what time it is.
+    """
+    return (time.time() if isinstance(clock, _Seconds) else clock.now()) + seconds
+
+
+_running: ContextVar[Clock | None] = ContextVar("capgraph_clock", default=None)
+
+
+def running_clock() -> Clock:
+    """Return the clock of the graph whose attempt or model call is under way, else the machine's.
+
+    >>> isinstance(running_clock(), SystemClock)
+    True
+    """
+    return _running.get() or SystemClock()
+
+
+def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
+    """Have what runs inside tell the time by a clock; by the machine's for ``None``.
+
+    >>> with use_clock(as_clock(lambda: 12.0)):
+    ...     running_clock().now()
+    12.0
+    """
+    return scoped(_running, clock)

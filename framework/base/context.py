@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,9 @@ class CapabilityContext(BaseModel):
     the way in and out, so every field must survive ``model_dump(mode="json")``; one of a type
     that pydantic does not know needs a serializer and a validator of its own.
 
+    ``labels`` says what is to be known of all data of a type: ``labels = ["untrusted"]`` for what
+    strangers wrote, ``["secret"]`` for what must not leave the house, or names of one's own.
+
     >>> class RoomTemperature(CapabilityContext):
     ...     celsius: float
     >>> RoomTemperature.CONTEXT_TYPE
@@ -31,6 +35,7 @@ class CapabilityContext(BaseModel):
 
     CONTEXT_TYPE: ClassVar[str] = ""
     CONTEXT_CATEGORY: ClassVar[str] = "COMPUTATIONAL_DATA"
+    labels: ClassVar[Collection[str]]  # without a value, so that a field may bear the name
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -41,6 +46,11 @@ class CapabilityContext(BaseModel):
             raise ValidationError(
                 f"{cls.__name__}.CONTEXT_TYPE is {cls.CONTEXT_TYPE!r}.",
                 fix='Give it a name, such as CONTEXT_TYPE = "WEATHER_DATA".',
+            )
+        given = cls.__dict__.get("labels", ())
+        if isinstance(given, str) or not all(isinstance(label, str) for label in given):
+            raise ValidationError(
+                f"{cls.__name__}.labels is {given!r}.", fix='Write labels = ["untrusted"].'
             )
 
     def get_summary(self) -> str:

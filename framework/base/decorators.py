@@ -119,7 +119,8 @@ def infrastructure_node(
             f"The infrastructure node {cls.name!r} stands before {before!r} and after {after!r}."
             " Fix: name one of the two."
         )
-    spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, cls)
+    behaviors = tuple(getattr(cls, "behaviors", ()))
+    spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, behaviors, cls)
 
     cls.langgraph_node = NodeOf(GraphNode(spec))
     cls.infrastructure_spec = spec

@@ -12,6 +12,7 @@
     ├── PersistenceError       a saver or store that cannot be used
     │   └── ThreadBusyError    another run has the thread
     ├── LimitError             a bound of the settings was reached
+    ├── StoppedError           somebody stopped the run
     ├── PolicyError            a policy refuses a plan or a step
     ├── MissingExtraError      an optional dependency that is not installed
     └── FatalExecutionError    a FATAL failure: the run was stopped at once
@@ -123,6 +124,12 @@ class LimitError(CapgraphError):
     """A bound of the settings was reached."""
 
     code = "CG-LIMIT"
+
+
+class StoppedError(CapgraphError):
+    """Somebody stopped the run; nothing else of it begins."""
+
+    code = "CG-STOPPED"
 
 
 class PolicyError(CapgraphError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from framework.base.classify import ErrorClassification, classify_exception
@@ -18,10 +19,12 @@ class BaseInfrastructureNode(ABC):  # noqa: B024 - 'execute' below is abstract a
     Attributes:
         name: Name of the node (required, checked by the decorator).
         description: What it does (required, checked by the decorator).
+        behaviors: What stands around it: see ``framework.behaviors``.
     """
 
     name: str = None  # type: ignore[assignment]
     description: str = None  # type: ignore[assignment]
+    behaviors: Sequence[Any] = ()
 
     if TYPE_CHECKING:
         # To a type checker any signature may override it: a node names what it needs.

@@ -7,10 +7,11 @@ plain values, so the place where a step is asked for and the place where it runs
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, runtime_checkable
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
 from framework.base.errors import ErrorSeverity
@@ -28,6 +29,25 @@ STAGES = (
     "call",
 )
 """The stages that every attempt passes, from the outside in."""
+
+
+Source = Literal["run", "ledger", "cache", "fallback"]
+"""Where a step's result comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result that is there already; ``settle`` takes it in place of calling what is inside.
+
+    Attributes:
+        value: In any form that the capability could have returned.
+        source: What the record says of where it comes from.
+        told: Whether listeners were told already that the step ended.
+    """
+
+    value: Any
+    source: Source
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,8 @@ class Attempt:
         values: The same as plain data, defaults included: what is shown, agreed to, keyed and run.
         idempotency_key: Name of the effect, the same for every try and every plan of the turn.
         kind: ``step`` or ``model``.
+        given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
+        asks: Why a person has to agree before it runs, in words; added at the stage ``screen``.
     """
 
     capability: str
@@ -62,6 +84,8 @@ class Attempt:
     values: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str = ""
     kind: Literal["step", "model"] = "step"
+    given: Given | None = None
+    asks: tuple[str, ...] = ()
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
@@ -96,6 +120,7 @@ class Failure:
         timestamp: When, as ISO text.
         attempts: Tries so far.
         final: Whether nothing is left to try; a try that another failure cut short has some.
+        unclassified: Whether nobody said what it means, so that the severity is the default one.
     """
 
     severity: ErrorSeverity
@@ -110,6 +135,7 @@ class Failure:
     timestamp: str = field(default_factory=now_text)
     attempts: int = 1
     final: bool = True
+    unclassified: bool = False
 
     @property
     def classification(self) -> ErrorClassification:
@@ -180,6 +206,11 @@ class StepRecord:
         source: ``run``; ``ledger`` for the result of the same effect done earlier in the turn;
             ``cache`` or ``fallback``.
         effect: Name of the effect in the ledger.
+        labels: What is to be known of what it gave: context type to label to where the label comes
+            from; under ``""`` the same of its words, such as those of a failure.
+        quality: How good its gate found the result; ``None`` without one.
+        asks: Why a person has to agree to the result before anything uses it, in words; added at
+            the stage ``settle``.
     """
 
     key: str
@@ -195,8 +226,12 @@ class StepRecord:
     attempts: int = 1
     execution_time: float = 0.0
     timestamp: str = field(default_factory=now_text)
-    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    source: Source = "run"
     effect: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    quality: int | None = None
+    asks: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -218,6 +253,8 @@ class StepRecord:
             found["outputs"] = self.outputs
         if self.effect is not None:
             found["effect"] = self.effect
+        if self.quality is not None:
+            found["quality"] = self.quality
         if self.source != "run":
             found["source"] = self.source
         if self.skipped is not None:
@@ -232,8 +269,8 @@ class Question:
     """What a person has to decide before a step may go on.
 
     Attributes:
-        kind: ``step`` (agreement), ``unknown_outcome``, ``acted_before`` or
-            ``missing_capability``.
+        kind: ``step`` (agreement), ``result`` (agreement to what it gave), ``unknown_outcome``,
+            ``acted_before`` or ``missing_capability``.
         capability: The capability.
         reason: Why it is asked.
         digest: Names what was shown; an agreement holds for nothing else.
@@ -241,6 +278,9 @@ class Question:
         run: Which run of an effect the question is about.
         effect: Name of the effect in the ledger.
         idempotency_key: Key under which the outside system knows the effect.
+        approvals: Where it matters who agrees, or for how long: ``needed`` (how many people),
+            ``agreed`` (who has), ``not_requester``, ``refused`` (why the last answer did not
+            count) and ``until`` (when the question lapses).
     """
 
     kind: str
@@ -251,6 +291,7 @@ class Question:
     run: int = 0
     effect: str = ""
     idempotency_key: str = ""
+    approvals: Mapping[str, Any] = field(default_factory=dict)
 
     def to_state(self) -> dict[str, Any]:
         """Return plain data; what is empty is left out."""
@@ -279,6 +320,59 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.decision not in ("allow", "deny", "ask"):
             raise ValueError(f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'.")
+
+
+class PermissionMode(IntEnum):
+    """What somebody may do, and what a capability asks for; more includes less.
+
+    >>> PermissionMode.READ_ONLY < PermissionMode.of("workspace_write") < PermissionMode.FULL_ACCESS
+    True
+    """
+
+    READ_ONLY = 1
+    WORKSPACE_WRITE = 2
+    FULL_ACCESS = 3
+
+    @classmethod
+    def of(cls, given: Any) -> PermissionMode:
+        """Return the mode that is given as itself, by its name or by its number.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        named = given.strip().upper() if isinstance(given, str) else None
+        found = [m for m in cls if m.name == named or (type(given) in (int, cls) and m == given)]
+        if not found:
+            names = ", ".join(mode.name for mode in cls)
+            raise ValueError(f"{given!r} is no permission mode; use one of {names}")
+        return found[0]
+
+
+class Seen(NamedTuple):
+    """What a gate saw of something that it lets pass.
+
+    Attributes:
+        level: How good it is; more is better.
+        ask: Why a person has to look at it first; empty for no reason.
+    """
+
+    level: int | None = None
+    ask: str = ""
+
+
+class Gate(Protocol):
+    """Looks at a result before it counts; ``framework.governance.QualityGate`` is one."""
+
+    async def examine(self, result: Any, what: str) -> Seen:
+        """Let a result pass, perhaps when a person has looked at it.
+
+        Args:
+            result: What there is.
+            what: Names it.
+
+        Raises:
+            CapgraphError: It is not good enough; the severity says what happens then.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +404,45 @@ class Middleware(Protocol):
     and raises what went wrong. LangGraph's signals and cancellation pass through.
     """
 
-    stage: str
+    @property
+    def stage(self) -> str:
+        """Where it stands."""
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Do something, ``await call_next(attempt)``, and return what it gave."""
+
+
+@runtime_checkable
+class RetryRule(Protocol):
+    """Says how often something is tried, in place of what its class says; of stage ``retry``.
+
+    ``framework.behaviors.RetryBehavior`` is one.
+    """
+
+    @property
+    def max_attempts(self) -> int:
+        """Tries in all, the first included."""
+
+    def applies(self, error: BaseException | None, failure: Failure) -> bool:
+        """Tell whether a failure is worth another try."""
+
+    def delay(self, failures: int) -> float:
+        """Return how long to wait after so many failures, in seconds."""
+
+    def policy(self) -> dict[str, Any]:
+        """Return the same in the form of ``get_retry_policy``."""
+
+
+@runtime_checkable
+class TimeLimit(Protocol):
+    """Takes the place of a class's own time limit; of stage ``bound``.
+
+    ``framework.behaviors.TimeoutBehavior`` is one.
+    """
+
+    @property
+    def time_limit(self) -> float:
+        """Seconds that one try may take."""
 
 
 @dataclass(slots=True)
@@ -352,6 +481,36 @@ class Behavior(Protocol):
 
     def on_error(self, context: BehaviorContext, error: Exception) -> Any:
         """Look at why it failed, and give a result all the same."""
+
+
+@runtime_checkable
+class Reach(Protocol):
+    """A behaviour that knows when a capability cannot be called, so that plans do without it."""
+
+    async def out_of_reach(self, capabilities: Collection[str]) -> Mapping[str, str]:
+        """Return which of some capabilities cannot be called now, with why and until when."""
+        ...
+
+
+@runtime_checkable
+class TurnGuard(Protocol):
+    """Guards of a graph, as far as they look at the two ends of a turn."""
+
+    async def message(self, text: str) -> str:
+        """Return what a person wrote, as far as it may stand; raises where it may not."""
+
+    async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return context data that a caller brings, as far as it may stand."""
+
+    async def answer(self, text: str, *, node: str) -> str:
+        """Return the message that ends a turn, as far as it may be given."""
+
+    def beside(self, others: Sequence[Any]) -> TurnGuard:
+        """Return one guard for itself and others of its kind."""
+
+
+AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
+"""What may stand in a list of behaviours."""
 
 
 class View(Protocol):
@@ -394,6 +553,23 @@ class StepPolicy(Protocol):
 
     async def decide(self, step: PlannedStep, view: View) -> Verdict:
         """Allow the step, refuse it, or have a person decide."""
+
+
+class Flow(Protocol):
+    """Knows what labels the data of a turn carries, and where such data must not go."""
+
+    def reaching(
+        self, spec: Any, step: PlannedStep, view: Any, *, words: bool = True
+    ) -> Mapping[str, str]:
+        """Return the labels of what a step is given, with the plan's own words or without."""
+
+    def judge(self, spec: Any, step: PlannedStep, labels: Mapping[str, str]) -> Verdict:
+        """Say whether data with some labels may reach a step."""
+
+    def labelled(
+        self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
+    ) -> StepRecord:
+        """Say of what a step left behind which labels it carries."""
 
 
 class Sink(Protocol):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+)
 from pydantic import ValidationError as PydanticError
 
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
+from framework.base.ports import PermissionMode
+from framework.base.undo import Undo
 
 Cardinality = Literal["one", "many", "optional"]
 Effect = Literal["none", "idempotent", "once"]
@@ -84,6 +95,25 @@ def type_name(entry: Any) -> str | None:
     return entry if isinstance(entry, str) and entry else None
 
 
+def in_order(given: Iterable[str]) -> tuple[str, ...]:
+    """Return names in one order, each once.
+
+    >>> in_order({"untrusted", "secret"})
+    ('secret', 'untrusted')
+    """
+    return tuple(sorted(set(given)))
+
+
+def _gate(given: Any) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, type) or not callable(getattr(given, "examine", None)):
+        raise ValueError("this is no gate; a QualityGate is one")
+    if getattr(given, "check", given) is None:
+        raise ValueError("it has no check, so no result could pass it")
+    return given
+
+
 def _table(cls: type[_T]) -> type[_T]:
     """Make a data class that type checkers take for a plain one.
 
@@ -101,7 +131,8 @@ class Declarations:
 
     Attributes:
         effect: ``none``, ``idempotent`` (safe to repeat with its key) or ``once``.
-        requires_approval: Whether a person must agree before it runs.
+        requires_approval: Whether a person must agree before it runs; an ``ApprovalPolicy`` says who,
+            how many, and for how long.
         max_parallel: How many of its steps may run at once; ``None`` for no limit of its own.
         timeout_seconds: Time limit of one attempt; ``None`` for the setting's default.
         on_unknown: What to do when a ``once`` step started and its end is not known.
@@ -109,19 +140,34 @@ class Declarations:
         effect_key: Names of the parameters that make two effects the same one; ``None`` for all
             parameters and inputs.
         repeatable: Whether a new plan of the same turn may let it act again without asking.
+        cost_usd: What one try costs besides the models that it calls, in US dollars.
         behaviors: What stands around each of its attempts: objects with ``stage`` and
             ``async around(attempt, call_next)``.
+        permission: What its caller must be allowed, as ``PermissionMode`` or by name; ``None`` for
+            what its effect asks for.
+        gate: What its result has to be good enough for: a ``QualityGate``.
+        labels: What is to be known of whatever it gives, such as ``untrusted`` or ``secret``.
+        outside: Whether what it is given leaves the house.
+        undo: What takes its effect back: a capability, its name, or an ``Undo``.
+        removes_labels: What need no longer be known of what it gives, because it checks that.
     """
 
     effect: Effect = "none"
-    requires_approval: bool = False
+    requires_approval: bool | ApprovalPolicy = False
     max_parallel: Annotated[int, Field(ge=1)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     on_unknown: OnUnknown = "ask"
     always_active: bool = False
     effect_key: Annotated[tuple[str, ...], Strict(False)] | None = None
     repeatable: bool = False
+    cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     behaviors: Annotated[tuple[Any, ...], Strict(False)] = ()
+    permission: Annotated[PermissionMode, BeforeValidator(PermissionMode.of)] | None = None
+    gate: Annotated[Any, AfterValidator(_gate)] = None
+    labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
+    outside: bool = False
+    undo: Annotated[Undo | None, BeforeValidator(Undo.of)] = None
+    removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
 
 
 DECLARED: dict[str, Any] = {
@@ -195,6 +241,11 @@ class CapabilitySpec(Declarations):
             name: check_declaration(owner, name, getattr(target, name)) for name in DECLARED
         }
         parameters = _parameters_model(target)
+        if declared["undo"] is not None and declared["effect"] == "none":
+            raise ValidationError(
+                f"{owner}.undo is given, and {owner} declares no effect that could be undone.",
+                fix='Declare effect = "once" (or "idempotent").',
+            )
         _check_effect_key(owner, declared["effect_key"], parameters)
         parts = [*provides, *(e[0] if isinstance(e, (tuple, list)) else e for e in requires)]
         needs = tuple(Requirement.parse(entry) for entry in requires)
@@ -296,6 +347,7 @@ class InfrastructureSpec:
         quiet: Whether start and end are kept out of the log.
         before: For a node that has no role of its own: the node that runs after it.
         after: For a node that has no role of its own: the node that runs before it.
+        behaviors: What stands around it: hooks, and what says how often and how long it is tried.
         cls: The decorated class.
     """
 
@@ -304,4 +356,5 @@ class InfrastructureSpec:
     quiet: bool = False
     before: str | None = None
     after: str | None = None
+    behaviors: tuple[Any, ...] = ()
     cls: type[Any] = field(default=object, repr=False, compare=False)

@@ -60,6 +60,26 @@ def answer_all(questions: Mapping[str, Any], *, approve: bool) -> dict[str, Any]
     return answers
 
 
+def by_option(*, approve: bool) -> Callable[[Mapping[str, Any]], dict[str, Any] | None]:
+    """Return who answers for ``--yes`` and ``--no``: once, where somebody else has to agree, too.
+
+    Args:
+        approve: Whether to agree.
+    """
+    signed: set[str] = set()
+
+    def answers(questions: Mapping[str, Any]) -> dict[str, Any] | None:
+        shown = [question for question in questions.values() if isinstance(question, Mapping)]
+        steps = [step for question in shown for step in question.get("steps") or ()]
+        keys = {step["context_key"] for step in steps if step.get("approvals")}
+        if keys & signed:
+            return None
+        signed.update(keys)
+        return answer_all(questions, approve=approve)
+
+    return answers
+
+
 def ask_all(questions: Mapping[str, Any], console: Console) -> dict[str, Any]:
     """Ask a person; returns what to resume with.
 
@@ -113,7 +133,7 @@ def _details(step: Mapping[str, Any]) -> list[str]:
     ):
         lines += ["  " + one_line(f"{name}: {text}", None)] if text else []
     shown = dict(step.get("input_summaries") or {})
-    for name in ("parameters", "when", "for_each", "look_again"):
+    for name in ("parameters", "result", "when", "for_each", "look_again"):
         if step.get(name):
             shown[name] = json.dumps(step[name], indent=2, ensure_ascii=False, default=str)
     for name, text in shown.items():

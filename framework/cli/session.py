@@ -101,7 +101,9 @@ class Session:
     @property
     def config(self) -> Any:
         """What names the thread, and who asks, to the graph."""
-        named = {"thread_id": self.thread_id, "user_id": self.agent.settings.user}
+        own = self.agent.settings
+        named = {"thread_id": self.thread_id, "user_id": own.user}
+        named |= {"role": own.role, "tenant": own.tenant}
         return {"configurable": {key: value for key, value in named.items() if value}}
 
     @property
@@ -254,6 +256,7 @@ def open_session(
     db: str | None,
     data: Sequence[str] | None,
     thread: str | None,
+    user: str | None = None,
 ) -> Iterator[Session]:
     """Open the agent and the thread that the options of a command name.
 
@@ -265,6 +268,7 @@ def open_session(
         db: What ``--db`` says.
         data: What ``--data`` says.
         thread: What ``--thread`` says; a new thread without it.
+        user: What ``--as`` says; the settings' user without it.
     """
     from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
 
@@ -273,6 +277,7 @@ def open_session(
     for option, value in (("--db", db), ("--config", config), ("--model", model)):
         words += [option, str(value)] if value else []
     settings = read_settings(config)
+    settings.user = user or settings.user
     with asyncio.Runner() as runner, contextlib.closing(view):
         opening = open_agent(settings, model=model, db=db, data=data or ())
         agent = runner.run(opening.__aenter__())

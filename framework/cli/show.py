@@ -325,6 +325,14 @@ def make_view(
     return LiveView(console, heading=heading)
 
 
+def _approval_line(event: told.ApprovalAsked | told.ApprovalGiven) -> str:
+    if isinstance(event, told.ApprovalAsked):
+        keys = ", ".join(str(step.get("context_key")) for step in event.steps)
+        return f"approval asked for: {keys}"
+    lost = f" (does not count: {event.refused})" if event.refused else ""
+    return f"{event.by or 'somebody'}: {event.decision} {event.context_key}{lost}"
+
+
 def event_lines(event: told.Event) -> list[str]:
     """Say in lines what an event tells a person; most events have one, some none."""
     match event:
@@ -353,9 +361,8 @@ def event_lines(event: told.Event) -> list[str]:
             line = f"planning again: {event.reason}"
         case told.Reclassify():
             line = f"choosing capabilities again: {event.reason}"
-        case told.ApprovalAsked():
-            keys = ", ".join(str(step.get("context_key")) for step in event.steps)
-            line = f"approval asked for: {keys}"
+        case told.ApprovalAsked() | told.ApprovalGiven():
+            line = _approval_line(event)
         case _:
             return []
     return [one_line(line, 1000)]

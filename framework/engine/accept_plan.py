@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
-from framework.base.errors import ErrorSeverity, PlanError
+from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict, now_text
-from framework.engine.caller_plan import plan_digest
+from framework.engine.caller_plan import Accepted, plan_digest
+from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.engine.services import Services
+from framework.governance.flow import words_of
+from framework.governance.spending import running_spending
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -31,6 +34,7 @@ from framework.planning import (
 )
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
+from framework.telemetry.audit import note
 
 
 class PlanProblemsError(PlanError):
@@ -59,7 +63,11 @@ class Checked:
 
 
 async def check(
-    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+    plan: Any,
+    view: TurnView,
+    services: Services,
+    active: tuple[str, ...] | None,
+    labels: Mapping[str, str] | None = None,
 ) -> Checked:
     """Check a plan, mend what has one right answer, and ask the operator's policies.
 
@@ -68,11 +76,19 @@ async def check(
         view: The turn.
         services: Shared dependencies.
         active: The capabilities that it may use; ``None`` for all.
+        labels: Labels of what its author had before him, each with its source.
 
     Raises:
         PlanProblemsError: It has problems, or brings back what a person rejected.
         PolicyError: A policy refuses it.
+        BudgetExceededError: It needs more than is left.
     """
+    if services.permissions is not None:
+        try:
+            services.permissions.check_plan(plan, view)
+        except PolicyError:
+            note("policy", about="the plan", decision="deny", by_rule="permissions")
+            raise
     repaired = repair_plan(
         plan,
         services.registry,
@@ -88,9 +104,30 @@ async def check(
             repaired.problems,
         )
     mended = by_depth(repaired.plan)
+    if labels:
+        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
     _refuse_rejected(mended, view)
     verdict = await _judged(mended, view, services)
+    await _priced(mended, view, services)
     return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
+
+
+async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
+    """Make sure that the budget holds all of a plan; once, for what it has used counts by itself.
+
+    Raises:
+        BudgetExceededError: It needs more than is left.
+    """
+    spending = running_spending()
+    if spending is None or not spending.bounded:
+        return
+    journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
+    if await journal.read(name):
+        return  # a process that began it may have died before the thread knew
+    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
+    new = [step["capability"] for step in works if step["context_key"] not in view.done]
+    await spending.admit(new, services.registry.capabilities)
+    await journal.write(name, {"steps": len(new)})
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
@@ -118,6 +155,7 @@ async def accept(
     author: str = "orchestrator",
     previous: ExecutionPlan | None = None,
     plans_made: int = 1,
+    one_by_one: bool = False,
 ) -> dict[str, Any]:
     """Return the update that puts a checked plan in force.
 
@@ -129,6 +167,7 @@ async def accept(
             is not asked again).
         previous: The plan that it replaces.
         plans_made: How many plans this one took.
+        one_by_one: Whether its steps run one after the other, in their order.
     """
     results = view.results
     failure = view.failure or view.last_failure
@@ -144,11 +183,24 @@ async def accept(
         kept=carried.kept,
         outcome={k: "done" if r.get("success") else "failed" for k, r in results.items()},
     )
+    if words := words_of(plan, view):
+        version["labels"] = {key: dict(labels) for key, labels in words.items()}
+    moved = carried.context_updates(view.labels)
     again = set(carried.rerun)
     digest = plan_digest(plan)
-    stamp = {"id": uuid.uuid4().hex, "version": version["version"]}
+    stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
+    if one_by_one:
+        stamp["one_by_one"] = True
     plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
+    note(
+        "plan",
+        plan_id=stamp["id"],
+        digest=digest,
+        author=author,
+        version=version["version"],
+        steps=[[step["context_key"], step["capability"]] for step in plan["steps"]],
+    )
     made = plans_made if author == "orchestrator" else 0 if author == "approval" else 1
     return {
         # A record under a key that another step now bears would pass for that step's result.
@@ -159,15 +211,26 @@ async def accept(
         "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
-        "planning_accepted": digest,
+        "planning_accepted": Accepted(digest),
         "planning_history": [dict(version)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,
         "control_plans_created_count": view.state.get("control_plans_created_count", 0) + made,
         "execution_pending_approvals": {},
+        **({"capability_context_labels": moved} if moved else {}),
         **await _review(checked, plan, digest, author, view, services),
         **(clear_failure() if view.failure else {}),
     }
+
+
+def _plan_id(view: TurnView, author: str) -> str:
+    """Name a plan that is put in force.
+
+    What a caller brought is put in force in the pass that runs it, and again when that pass breaks
+    off: it has to have the same name then, under which its waits and its tries are kept.
+    """
+    brought = (view.plan.get("stamp") or {}).get("id") if author == "caller" else None
+    return uuid.uuid5(uuid.NAMESPACE_OID, str(brought)).hex if brought else uuid.uuid4().hex
 
 
 async def _review(
@@ -187,9 +250,9 @@ async def _review(
     if not (asked and works):
         return {}
     if author == "approval":
-        await ledger.agree(digest, PLAN)
+        await ledger.agreements.agree(digest, PLAN)
         return {}
-    await ledger.want_review(digest, problems)
+    await ledger.agreements.want_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,
         "control_validation_context": {
@@ -220,6 +283,7 @@ def review_possible(view: TurnView, services: Services) -> bool:
     return bool(
         services.settings.approvals.plans
         or services.plan_policies
+        or view.state.get("control_undo")
         or view.switches.get("planning_mode_enabled")
     )
 
@@ -232,6 +296,24 @@ def _kept(carried: CarryOver) -> dict[str, Any]:
         else record
         for key, record in carried.results.items()
     }
+
+
+def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str, str]:
+    """Return the labels of all that the author of a plan had before him, each with its source.
+
+    The person's own words carry none, nor what the offline planner makes of them; a model is shown
+    stored results, failures and earlier answers. A capability that proposes a plan has what it was given.
+    """
+    if services.flow is None:
+        return {}
+    if author in services.registry.capabilities:
+        return dict(services.flow.proposed_by(author, view))
+    if author in ("caller", "approval"):
+        return {}
+    offline = author == "orchestrator" and isinstance(services.planner, ChainPlanner)
+    if offline and (isinstance(services.extractor, LastMessageExtractor) or len(view.messages) < 2):
+        return {}
+    return dict(services.flow.seen(view))
 
 
 def respond_step(task: str) -> PlannedStep:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from framework.approvals.answers import Answer
-from framework.approvals.questions import ACTED, MISSING, PLAN, STEP, UNKNOWN
+from framework.approvals.questions import ACTED, MISSING, PLAN, RESULT, STEP, UNKNOWN
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure, StepRecord
-from framework.engine.caller_plan import plan_digest
+from framework.base.ports import Caller, Failure, StepRecord
+from framework.engine.caller_plan import Accepted, plan_digest
+from framework.engine.run_scope import brings_answer
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
 from framework.pipeline.permit import agreement_digest
 from framework.planning import fingerprints
 from framework.planning.parameters import validated_parameters
-from framework.registry import Registry
 from framework.state import TurnView
+from framework.telemetry import ApprovalGiven, emit
+from framework.telemetry.audit import note
 
 
 async def apply_answers(
@@ -39,14 +43,20 @@ async def apply_answers(
     prints = fingerprints(view.plan)
     decisions: dict[str, dict[str, Any]] = {}
     results: dict[str, Any] = {}
+    by = view.caller if brings_answer() else Caller()
     ledger = services.ledger(view)
     for key, rule in (rules or {}).items():
         decisions[key] = {"decision": "approve", "rule": rule}
-        await take_up(key, pending[key], Answer(decision="approve"), ledger, services.registry)
+        await take_up(key, pending[key], Answer(decision="approve"), ledger, services, Caller())
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
-        await take_up(key, asked or {"kind": MISSING}, answer, ledger, services.registry)
+        if by.user_id is not None:
+            decisions[key]["by"] = by.user_id
+        asked = asked or {"kind": MISSING, "capability": steps[key]["capability"]}
+        refused = await take_up(key, asked, answer, ledger, services, by)
+        if refused:
+            decisions[key]["refused"] = refused
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
@@ -65,37 +75,79 @@ async def apply_answers(
     }
     if any(answer.decision == "edit" for answer in answers.values()):
         plan = {**view.plan, "steps": list(steps.values())}
-        update |= {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
+        digest = Accepted(plan_digest(plan))
+        update |= {"planning_execution_plan": plan, "planning_accepted": digest}
     if results:
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
     names = {key: str(steps[key]["capability"]) for key in rejected}
-    return {**update, **ending(answers, rejected, names, view, services)}
+    update |= ending(answers, rejected, names, view, services)
+    if any("refused" in entry for entry in decisions.values()):
+        update["approval_approved"] = False
+    return update
 
 
 async def take_up(
-    key: str, asked: Mapping[str, Any], answer: Answer, ledger: EffectLedger, registry: Registry
-) -> None:
+    key: str,
+    asked: Mapping[str, Any],
+    answer: Answer,
+    ledger: EffectLedger,
+    services: Services,
+    by: Caller,
+) -> str:
     """Leave word in the ledger what a person agreed to: what was shown, and nothing else.
+
+    An answer that does not count (of the wrong person, or too late) is written down with the
+    reason; the step asks again and says so.
 
     Args:
         key: The step.
         asked: What was asked, as :class:`framework.base.ports.Question` writes it.
         answer: What the person decided.
         ledger: The records of the turn.
-        registry: What is registered.
+        services: Shared dependencies.
+        by: Who decided.
+
+    Returns:
+        Why the answer does not count; empty when it does.
     """
-    kind = asked.get("kind", STEP)
+    kind, refused = asked.get("kind", STEP), ""
+    spec = services.registry.capabilities.get(asked["capability"])
+    digest = asked.get("digest", "")
     if kind == UNKNOWN and answer.decision in {"rerun", "skip", "done"}:
         decision = {"decision": answer.decision, "outputs": answer.outputs}
         await ledger.decide(asked["effect"], int(asked["run"]), decision)
-    elif kind in {STEP, ACTED} and answer.decision == "approve":
-        await ledger.agree(asked["digest"], key)
-    elif kind == STEP and answer.decision == "edit":
-        spec = registry.capabilities[asked["capability"]]
+    elif kind == STEP and answer.decision == "edit" and spec is not None:
         _, parameters = validated_parameters(spec, answer.parameters or {})
         shown = {**(asked.get("shown") or {}), "parameters": parameters}
-        await ledger.agree(agreement_digest(spec.name, shown), key)
+        digest = agreement_digest(spec.name, shown)
+    if kind in {STEP, RESULT, ACTED} and answer.decision in {"approve", "edit"}:
+        wanted = spec.requires_approval if spec is not None and kind != RESULT else False
+        policy = ApprovalPolicy.of(wanted)
+        now = services.clock.now()
+        refused = await ledger.agreements.vote(digest, key, policy, by, now)
+    note(
+        "approval",
+        step=key,
+        capability=asked["capability"],
+        question=kind,
+        decision=answer.decision,
+        digest=digest or None,
+        refused=bool(refused) or None,
+        by={name: value for name, value in asdict(by).items() if value},
+    )
+    emit(
+        ApprovalGiven(
+            context_key=key,
+            capability=asked["capability"],
+            decision=answer.decision,
+            by=by.user_id,
+            authenticated=by.authenticated,
+            digest=digest or None,
+            refused=refused or None,
+        )
+    )
+    return refused
 
 
 def ending(

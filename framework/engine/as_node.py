@@ -8,10 +8,11 @@ what the step left behind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from typing import Any
 
+from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
 from langgraph.func import task
 
@@ -22,23 +23,27 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     InfrastructureError,
+    ValidationError,
 )
 from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.ports import Attempt, Caller, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
 from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
-from framework.engine.run_scope import run_scope
+from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
-from framework.langgraph_compat import channels_of_graph, given_to_run, plain_values
+from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
-from framework.pipeline.run_config import current_runtime
+from framework.pipeline.journal import Journal
+from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
-from framework.telemetry.metered import counting
+from framework.telemetry.accounts import CASHIER, paying
+from framework.telemetry.audit import auditing
+from framework.telemetry.metered import METER, counting
 
 _JUMPS = 2
 """How many steps beside its plan a turn may try as often as the settings allow."""
@@ -68,9 +73,23 @@ async def run_capability_node(
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
     # In a graph of one's own nobody has said yet what holds inside its run.
-    inside = run_scope(bound, get_config()) if in_run else nullcontext()
-    with inside, counting(budget, bound.limits.max_model_calls):
-        record = await _answered(attempt, view, bound, budget, in_run=in_run)
+    inside: AbstractContextManager[None] = nullcontext()
+    if in_run:
+        inside = run_scope(bound, get_config())
+    elif bound.auditor is not None:
+        inside = auditing(bound.auditor.of({}))
+    try:
+        account = bound.spending(view)
+        told = (METER, CASHIER) if bound.purse.budgets else (METER,)
+        with (
+            inside,
+            counting(budget, bound.limits.max_model_calls),
+            paying(account),
+            called_back(*told),
+        ):
+            record = await _answered(attempt, view, bound, budget, in_run=in_run)
+    finally:
+        await end_run(inside)
     update = _update(record, view, plain=not in_run)
     if in_run:
         if view.begun:
@@ -147,7 +166,13 @@ async def _answered(
     runtime = current_runtime()
     # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
     apart = not view.begun and not attempt.step and runtime is not None
+    if apart and services.registry.capabilities[attempt.capability].effect != "none":
+        await _refuse_old(services.journal())
     ledger = services.ledger(view, visit=runtime.execution_info.task_id if apart else "")
+    if not view.begun and services.asks_another_than_requester:
+        began = await services.journal().began()
+        run = began.config["configurable"]["checkpoint_id"] if began is not None else "run"
+        await ledger.agreements.opened_by(view.caller, run)
     # The turn's bound is made of what its plan can need; a jump beside the plan has its own.
     beside = not (attempt.step or services.limits.max_turn_attempts)
     bound = _JUMPS * services.limits.max_attempts if budget.allowed_attempts else 0
@@ -172,16 +197,43 @@ async def _answered(
                 f"The step {attempt.key!r} was put off, and no router is there to take it up.",
                 fix="Run the graph again; it goes on with this node.",
             )
-        answer = await _ask(result, attempt, view, services)
+        answer, by = await _ask(result, attempt, view, services)
         if answer.decision in {"reject", "respond"}:
             return _refused(attempt, answer)
-        await take_up(attempt.key, result.to_state(), answer, ledger, services.registry)
+        await take_up(attempt.key, result.to_state(), answer, ledger, services, by)
         if answer.decision == "edit":
             changed: Any = {**attempt.step, "parameters": answer.parameters}
             attempt = replace(attempt, step=changed)
 
 
-async def _ask(question: Question, attempt: Attempt, view: TurnView, services: Services) -> Answer:
+async def _refuse_old(journal: Journal) -> None:
+    """Act once for one message: a graph of one's own has nobody else who would remember it.
+
+    Raises:
+        ValidationError: The message that this run was given has had a run before.
+    """
+    if journal.room or (began := await journal.began()) is None:
+        return  # inside another graph its task says what is new
+    given = (given_to_run(began) or {}).get("messages") or []
+    messages = convert_to_messages(given if isinstance(given, list) else [given])
+    said = next((m for m in reversed(messages) if m.type == "human"), None)
+    if said is None or said.id is None:
+        return
+    name = f"begun/{digest_of([said.id, said.content])}"
+    run = began.config["configurable"]["checkpoint_id"]
+    known = await journal.read(name)
+    if known.get("run", run) != run:
+        raise ValidationError(
+            "There is nothing new: the last message has had its run.",
+            fix="Send a new message, or None to go on with an unfinished run.",
+        )
+    if not known:
+        await journal.write(name, {"run": run})
+
+
+async def _ask(
+    question: Question, attempt: Attempt, view: TurnView, services: Services
+) -> tuple[Answer, Caller]:
     if not services.journal().durable:
         raise ConfigurationError(
             f"A person has to decide about {attempt.capability!r}, and nothing would keep the"
@@ -192,7 +244,7 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
     store = getattr(current_runtime(), "store", None)
     rules = await standing_rules(store, services.clock.now())
     if rules.covering(asked, view):
-        return Answer(decision="approve")
+        return Answer(decision="approve"), Caller()
     step = {**attempt.step, "context_key": attempt.key, "capability": attempt.capability}
     shown = question_of({}, [question_entry(step, asked, view.contexts, services.registry)])
     if rules.problem:
@@ -202,16 +254,17 @@ async def _ask(question: Question, attempt: Attempt, view: TurnView, services: S
     async def ask() -> Any:
         # A task that only asks: its answers are never taken for those of the capability's own
         # questions, and nothing runs again when one comes.
-        return [digest_of(shown), ask_person(shown, read)]
+        # Who answers is kept with the answer: another person's run may come back to it.
+        return [digest_of(shown), ask_person(shown, read), asdict(current_caller())]
 
     decorate: Any = task(name=f"ask about {attempt.capability}")
     while True:
         # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        about, given = await decorate(ask)()
+        about, given, who = await decorate(ask)()
         if about == digest_of(shown):
             answers, _ = read(given)
             await remember(answers, shown, view, store)
-            return answers[attempt.key]
+            return answers[attempt.key], Caller(**who)
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
@@ -268,7 +321,12 @@ def _kept(update: dict[str, Any], spec: CapabilitySpec) -> dict[str, Any]:
             f"{spec.name!r} failed: {info['user_message']}",
             fix="Give the graph AgentState (or a subclass) as its state, to handle failures there.",
         )
-    carried = {"capability_context_data", "messages", "planning_execution_plan"}
+    carried = {
+        "capability_context_data",
+        "capability_context_labels",
+        "messages",
+        "planning_execution_plan",
+    }
     lost = sorted(name for name in carried & set(update) if name not in channels)
     if lost:
         raise InfrastructureError(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
 from typing_extensions import Unpack
 
-from configs.logger import SecretMasker
+from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
-from framework.base.ports import PlanPolicy, StepPolicy
+from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
+from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
+from framework.engine.named_behaviors import named, of_capabilities
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
+from framework.governance.adjusting import AdjustedCalls
+from framework.governance.caller import CallerPermissions
+from framework.governance.declared import permissions_from
+from framework.governance.flow import InformationFlow, declares_labels
+from framework.governance.policies import PolicyEngine
+from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
@@ -25,6 +33,7 @@ from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 from framework.stores.retention import Retention
 from framework.telemetry import EventDispatcher
+from framework.telemetry.audit import AuditLog
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -77,8 +86,26 @@ def bind(
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
-    behaviors = options.get("behaviors", ())
-    plan_policies, step_policies = _sorted_policies(options.get("policies", ()))
+    # What the settings name stands inside of what the program gives.
+    engines, policies = _engines(options.get("policies", ()))
+    behaviors = (
+        *(AdjustedCalls(engine.models) for engine in engines),
+        *options.get("behaviors", ()),
+        *named(settings.behaviors, "behaviors"),
+    )
+    options = {**options, "behaviors": behaviors}
+    plan_policies, step_policies = _sorted_policies(policies)
+    permissions = _permissions(registry, settings, options.get("permissions"))
+    if permissions is not None:
+        step_policies = (permissions, *step_policies)
+    flow, plan_policies = _information_flow(
+        plan_policies, registry, lambda: running_journal(checkpointer).durable
+    )
+    guards = [item for item in behaviors if isinstance(item, TurnGuard)]
+    purse = Purse.of(
+        options.get("budget") or declared_budgets(settings.budgets),
+        options.get("prices") or declared_prices(settings.prices),
+    )
     chosen = choose_strategies(registry, settings, model, options)
     if isinstance(chosen["planner"], ChainPlanner) and (careful := AskAboutDefaults(registry)):
         step_policies = (*step_policies, careful)
@@ -94,15 +121,24 @@ def bind(
         clock=options.get("clock"),
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
-        behaviors=behaviors,
+        behaviors=(*behaviors, BudgetStage()) if purse.budgets else behaviors,
+        own_behaviors=of_capabilities(registry, settings),
         step_policies=step_policies,
+        flow=flow,
         schema=StateSchema.of(options.get("state_schema", AgentState)),
     )
     return Services(
         runner=runner,
         journal=lambda: running_journal(checkpointer),
         plan_policies=plan_policies,
+        engines=engines,
+        permissions=permissions,
+        flow=flow,
+        answer_gate=_answer_gate(options.get("answer_gate")),
+        guard=guards[0].beside(guards[1:]) if guards else None,
         events=EventDispatcher(tuple(options.get("sinks", ()))),
+        purse=purse,
+        auditor=_auditor(options.get("audit"), settings, checkpointer),
         masker=SecretMasker.of(settings),
         prompts=prompts,
         retention=Retention(settings.persistence),
@@ -110,6 +146,15 @@ def bind(
         answer_type=answer_type,
         **chosen,
     )
+
+
+def _auditor(
+    wanted: bool | AuditLog | None,
+    settings: Settings,
+    checkpointer: BaseCheckpointSaver[Any] | None,
+) -> Auditor | None:
+    wanted = settings.audit.keep if wanted is None else wanted
+    return None if wanted is False else Auditor(wanted, settings.audit, checkpointer)
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
@@ -125,16 +170,74 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
     return registry
 
 
-def _sorted_policies(
-    given: Any,
-) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
+def _answer_gate(given: Any) -> Any:
+    if given is None or callable(getattr(given, "examine", None)):
+        if getattr(given, "below", None) == "ask":
+            raise ConfigurationError(
+                "answer_gate asks a person, who is shown the answer anyhow.",
+                fix="Use below='retry', 'replan' or 'fail'.",
+            )
+        return given
+    raise ConfigurationError(f"{given!r} is no gate.", fix="Give a QualityGate.")
+
+
+def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
+    if given is None:
+        given = permissions_from(settings.permissions, registry)
+    if given is None:
+        unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
+        if unasked:
+            get_logger("framework", "bind").warning(
+                "These declare a permission, and nothing checks it: %s. Fix: give"
+                " permissions=PermissionPolicy(…).",
+                ", ".join(unasked),
+            )
+        return None
+    if isinstance(given, type) or not callable(getattr(given, "authorize", None)):
+        raise ConfigurationError(
+            f"{given!r} are no permissions.",
+            fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
+        )
+    return CallerPermissions(registry, given)
+
+
+def _information_flow(
+    policies: tuple[PlanPolicy, ...], registry: Registry, may_ask: Callable[[], bool]
+) -> tuple[InformationFlow | None, tuple[PlanPolicy, ...]]:
+    """Return the check of labels, and the policies with it: the given one, or the usual one."""
+    given = [policy for policy in policies if isinstance(policy, InformationFlow)]
+    if len(given) > 1:
+        raise ConfigurationError(
+            "Several InformationFlow stand in 'policies'.", fix="Give one, with all its rules."
+        )
+    if not given and not declares_labels(registry):
+        return None, policies
+    flow = (given[0] if given else InformationFlow()).of(registry, may_ask)
+    return flow, (*(policy for policy in policies if policy not in given), flow)
+
+
+def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
     policies = list(given) if isinstance(given, (list, tuple)) else [given]
+    engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
+    names = [rule.name for engine in engines for rule in engine.rules]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(
+            f"Rules of two policy engines are called {', '.join(twice)}.",
+            fix="Give each rule a name of its own.",
+        )
+    return engines, [policy for policy in policies if policy not in engines]
+
+
+def _sorted_policies(
+    policies: Sequence[Any],
+) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
     for policy in policies:
         asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
         if isinstance(policy, type) or not asks:
             raise ConfigurationError(
                 f"{policy!r} is no policy.",
-                fix="Give an object with 'async review(plan, view)' or 'async decide(step, view)'.",
+                fix="Give a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
+                " decide(step, view)'.",
             )
     return (
         tuple(policy for policy in policies if callable(getattr(policy, "review", None))),
@@ -166,7 +269,7 @@ def unbound_services(spec: CapabilitySpec) -> Services:
         for name, declared in (
             ("requires_approval", spec.requires_approval),
             ('effect="once"', spec.effect == "once"),
-            ("permission", getattr(spec.cls, "permission", None) is not None),
+            ("permission", spec.permission is not None),
         )
         if declared
     ]

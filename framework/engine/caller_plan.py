@@ -1,4 +1,4 @@
-"""Plans that a caller brings: told from last turn's, and refused when they are none."""
+"""Names of plans; and plans that a caller brings: told from last turn's, refused when they are none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Any
 from framework.base.errors import PlanError
 from framework.base.plan import ExecutionPlan
 from framework.pipeline.effect_ledger import digest_of
+
+
+class Accepted(str):
+    """The digest of a plan that went through the gate; a node of one's own cannot make one by name.
+
+    It says for the length of one update who wrote it; the state holds plain text.
+    """
+
+    __slots__ = ()
 
 
 def plan_digest(plan: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from langchain_core.messages import AnyMessage
@@ -10,6 +10,7 @@ from langchain_core.messages import AnyMessage
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
 from framework.planning import chain_plan
+from framework.planning.reach import missing
 from framework.planning.strategies import (
     AnswerRequest,
     ExtractedTask,
@@ -38,17 +39,17 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
-        active = [name for name in request.active if name != request.failed_capability]
+        active = [n for n in _in_reach(request) if n != request.failed_capability]
+        gone = {*request.out_of_reach, request.failed_capability or ""}
+        catalog = _Without(request.catalog, gone) if gone != {""} else request.catalog
         if request.failed_capability is None:
-            return chain_plan(
-                request.task,
-                active,
-                request.catalog,
-                request.available,
-                previous=request.previous,
-            )
+            try:
+                return chain_plan(
+                    request.task, active, catalog, request.available, previous=request.previous
+                )
+            except PlanError as exc:
+                raise _also_away(exc, request) from exc
         # Without a model the only other way is one that avoids what failed.
-        catalog = _Without(request.catalog, request.failed_capability)
         reason = (request.failure or {}).get("user_message") or "it failed"
         try:
             plan = chain_plan(
@@ -60,22 +61,50 @@ class ChainPlanner:
                 fix=exc.fix,
                 severity=ErrorSeverity.CRITICAL,
             ) from exc
-        missing = set(_outputs(request.previous)) - set(_outputs(plan))
-        if missing:
+        lost = set(_outputs(request.previous)) - set(_outputs(plan))
+        if lost:
             raise PlanError(
-                f"{reason} Nothing else gives {', '.join(sorted(missing))}.",
+                f"{reason} Nothing else gives {', '.join(sorted(lost))}.",
                 severity=ErrorSeverity.CRITICAL,
             )
         return plan
 
 
 class _Without:
-    """A catalog from which one capability is missing."""
+    """A catalog from which capabilities are missing."""
 
-    def __init__(self, catalog: Any, name: str) -> None:
-        self.capabilities = {k: v for k, v in catalog.capabilities.items() if k != name}
+    def __init__(self, catalog: Any, names: Collection[str]) -> None:
+        self.capabilities = {k: v for k, v in catalog.capabilities.items() if k not in names}
         self.infrastructure = catalog.infrastructure
         self.given = catalog.given
+
+
+def _in_reach(request: PlanRequest) -> list[str]:
+    """Return what was chosen and can be called.
+
+    Raises:
+        PlanError: Something was chosen that cannot be, and nothing chosen gives the same.
+    """
+    specs = request.catalog.capabilities
+    names = [name for name in request.active if name not in request.out_of_reach]
+    for name, why in request.out_of_reach.items():
+        if name in request.active and missing(name, names, specs, request.available):
+            raise PlanError(
+                f"{name!r} is {why}. Nothing else here can take its place.",
+                fix="Ask again then.",
+                severity=ErrorSeverity.CRITICAL,
+            )
+    return names
+
+
+def _also_away(problem: PlanError, request: PlanRequest) -> PlanError:
+    """Return the problem of a plan with what is out of reach, which may be why."""
+    if not request.out_of_reach:
+        return problem
+    away = "; ".join(f"{name!r} is {why}" for name, why in request.out_of_reach.items())
+    return PlanError(
+        f"{problem.message} ({away}.)", fix=problem.fix, severity=ErrorSeverity.CRITICAL
+    )
 
 
 def _outputs(plan: ExecutionPlan | None) -> list[str]:

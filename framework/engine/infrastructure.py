@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage
@@ -29,11 +30,15 @@ from framework.base.errors import (
 )
 from framework.base.ports import Failure
 from framework.base.spec import InfrastructureSpec
+from framework.engine.caller_plan import Accepted
+from framework.engine.guarded import CLOSING_NODES, Closing
+from framework.engine.node_behaviors import executed, ruled
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
+from framework.governance.spending import spending_of
 from framework.pipeline.call import accepted_arguments
-from framework.pipeline.failures import clear_failure, fatal, raise_failure, read_failure
-from framework.pipeline.run_config import current_runtime, raw_errors_wanted
+from framework.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
+from framework.pipeline.run_config import current_caller, current_runtime, raw_errors_wanted
 from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
 from framework.telemetry import about
@@ -46,8 +51,8 @@ _COUNTED = {
 }
 _ROUTINGS = 100
 """How often a turn may be sent on, by the router or a node of one's own, besides for its steps."""
-_CLOSING = frozenset({"respond", "clarify", "error"})
 _BEGIN = "begin_turn"
+_ACCEPTED = "planning_accepted"
 
 
 async def run_infrastructure_node(
@@ -72,19 +77,22 @@ async def run_infrastructure_node(
     budget = TurnBudget.from_plain(before)
     limits = services.limits if services is not None else Limits()
     endless = budget.routings > _ROUTINGS + 2 * budget.allowed_attempts
+    closing = Closing(spec.name, view, services)
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
-        if endless and spec.name not in _CLOSING:
-            raise LimitError(
-                f"The turn was sent on {budget.routings} times, and it does not end.",
-                fix="Look at the nodes of your own that send it to the router, or say goto.",
-            )
-        with about(**ids), counting(budget, limits.max_model_calls):
-            result = await spec.cls.execute(
-                state, **_arguments(spec, state, services, logger, extra)
-            )
-        update = _checked(spec, result, services)
+        await _may_begin(spec, services, budget, endless=endless)
+        account = services.spending(services.view(state)) if services is not None else None
+        async with spending_of(account, spec.name):
+            with about(**ids), counting(budget, limits.max_model_calls):
+                given = _arguments(spec, state, services, logger, extra)
+                work = closing.quiet(partial(spec.cls.execute, state, **given))
+                if spec.behaviors:
+                    read = partial(_read, spec, view=view)
+                    result = await executed(spec, view, limits, work, read)
+                else:
+                    result = await work()
+        update = await closing.answered(_checked(spec, result, services))
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         # What cannot be saved must not be reported as done: the run stops, the thread stays.
         raise
@@ -94,10 +102,12 @@ async def run_infrastructure_node(
         failure = _failure(spec, exc, time.perf_counter() - started, view)
         _count(spec, budget, failure)
         update = {**raise_failure([failure]), "control_attempts": {spec.name: failure.attempts}}
-        update |= _used(spec, budget, before, services)
+        update |= killed(exc) | _used(spec, budget, before, services)
         if spec.name == "error":  # nothing comes after it, and a turn ends with a message
             told = {"messages": [AIMessage(content=failure.message)]}
-            return {**update, **told, "execution_outcome": outcome_of({**state, **update})}
+            outcome = outcome_of({**state, **update})
+            closing.instead(failure.message, outcome)
+            return {**update, **told, "execution_outcome": outcome}
         # The router has no node behind it that would look at its failure.
         return Command(update=update, goto="error") if spec.name == "router" else update
     if not spec.quiet:
@@ -105,14 +115,37 @@ async def run_infrastructure_node(
     _count(spec, budget, None, update)
     if (
         isinstance(update, Command)
-        and spec.name in _CLOSING
+        and spec.name in CLOSING_NODES
         and (endless or update.goto in (END, ()))
     ):
         update = dict(_pairs(update.update))  # it ends the turn, with a message in any case
     used = _used(spec, budget, before, services)
     if isinstance(update, Command):
         return replace(update, update=[*_pairs(update.update), *used.items()])
-    return _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
+    spoken = _spoken(spec, {**_taken_back(spec, view), **update, **used}, view, services)
+    if spoken.get("execution_outcome") and account is not None and (left := await account.left()):
+        spoken["execution_outcome"] = {**spoken["execution_outcome"], "budget_left": left}
+    return spoken
+
+
+async def _may_begin(
+    spec: InfrastructureSpec, services: Services | None, budget: TurnBudget, *, endless: bool
+) -> None:
+    """Make sure that the turn may go on; what ends it may run in any case.
+
+    Raises:
+        LimitError: It goes round in circles.
+        StoppedError: Somebody stopped it.
+    """
+    if spec.name in CLOSING_NODES:
+        return
+    if endless:
+        raise LimitError(
+            f"The turn was sent on {budget.routings} times, and it does not end.",
+            fix="Look at the nodes of your own that send it to the router, or say goto.",
+        )
+    if services is not None and spec.name != _BEGIN:
+        await services.journal().go_on(current_caller().user_id)
 
 
 def _arguments(
@@ -154,8 +187,13 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
             fix="Return Command(goto=…) to go elsewhere.",
         )
+    if any(name == _ACCEPTED and not isinstance(item, Accepted | None) for name, item in written):
+        raise InfrastructureError(
+            f"{spec.name!r} returned {_ACCEPTED!r}, which only the gate of plans may write.",
+            fix="Return 'planning_execution_plan' alone: the plan is checked, then it runs.",
+        )
     plain = [
-        (name, plain_value(name, item, spec.name))
+        (name, str(item) if name == _ACCEPTED and item else plain_value(name, item, spec.name))
         for name, item in written
         # What a turn has used up, no node can give back.
         if name != "control_budget" or not isinstance(item, Overwrite)
@@ -192,7 +230,9 @@ def _taken_back(spec: InfrastructureSpec, view: TurnView) -> dict[str, Any]:
     return {**clear_failure(), "control_attempts": {spec.name: 0}}
 
 
-def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
+def _read(
+    spec: InfrastructureSpec, exc: Exception, duration: float = 0.0, *, view: TurnView
+) -> Failure:
     context = {
         "infrastructure_node": spec.name,
         "execution_time": duration,
@@ -200,6 +240,11 @@ def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: Tu
     }
     tries = view.attempts.get(spec.name, 0) + 1
     failure = read_failure(spec.cls, exc, context, node=spec.name, attempts=tries)
+    return ruled(spec, failure, exc)
+
+
+def _failure(spec: InfrastructureSpec, exc: Exception, duration: float, view: TurnView) -> Failure:
+    failure = _read(spec, exc, duration, view=view)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(spec.name, failure) from exc
     get_logger("framework", spec.name).warning(
@@ -250,7 +295,7 @@ def _spoken(
     services: Services | None,
 ) -> dict[str, Any]:
     """Make sure that a turn ends with a message, whoever wrote the node that ends it."""
-    if spec.name not in _CLOSING or services is None or update.get("control_has_error"):
+    if spec.name not in CLOSING_NODES or services is None or update.get("control_has_error"):
         return update
     outcome = update.get("execution_outcome") or outcome_of(view.state)
     if update.get("messages"):

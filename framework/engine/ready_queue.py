@@ -30,6 +30,7 @@ from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
 from framework.telemetry.metered import counting
 
+_BY_TYPE = ("capability_context_data", "capability_context_labels")
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
 Envelope = dict[str, Any]
 """What LangGraph saves with a step's task: ``key`` and ``update``, and where there is one
@@ -106,7 +107,7 @@ class PlanRun:
         # Steps see what earlier steps of this pass wrote; only the two outer levels are copied.
         self._state = {
             **view.state,
-            "capability_context_data": fold_context(view.state.get("capability_context_data"), ()),
+            **{name: fold_context(view.state.get(name), ()) for name in _BY_TYPE},
             "execution_step_results": dict(view.results),
         }
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
@@ -221,7 +222,7 @@ class PlanRun:
 
     def _merge(self, update: Mapping[str, Any]) -> None:
         for name, value in update.items():
-            if name == "capability_context_data":
+            if name in _BY_TYPE:
                 for kind, entries in value.items():
                     self._state[name].setdefault(kind, {}).update(entries)
             elif name == "execution_step_results":

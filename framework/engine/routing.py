@@ -53,6 +53,8 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     """
     if state.get("control_is_killed"):
         return Route("error", state.get("control_kill_reason") or "The run was stopped.")
+    if (state.get("control_undo") or {}).get("open"):
+        return _undoing(state, registry, limits)
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
         return _after_failure(state, Failure.from_state(info), limits)
@@ -65,6 +67,19 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
     if state.get("planning_accepted") != plan_digest(state["planning_execution_plan"]):
         return Route(ACCEPT, "The plan has not been checked.")
     return _next_steps(state, registry)
+
+
+def _undoing(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
+    """Decide while a plan takes effects back: it ends with the failure, and nothing is planned."""
+    info = state.get("control_error_info")
+    if state.get("control_has_error") and info:
+        found = _after_failure(state, Failure.from_state(info), limits)
+    elif state.get("planning_accepted") != plan_digest(state["planning_execution_plan"]):
+        return Route(ACCEPT, "The plan has not been checked.")
+    else:
+        found = _next_steps(state, registry)
+    on = found.target in (RUN, FATAL, "approval")
+    return found if on else Route("error", "What could be undone is undone.")
 
 
 def _after_failure(state: Mapping[str, Any], failure: Failure, limits: Limits) -> Route:

@@ -12,13 +12,27 @@ from configs.logger import use_masker
 from configs.streaming import heard
 from framework.engine.services import Services
 from framework.prompts.provider import use_prompts
+from framework.telemetry.audit import auditing, current_audit
 
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
+_answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
 _UNSET = object()
 
 
+def brings_answer() -> bool:
+    """Tell whether an answer that is found is that of the run's own caller.
+
+    A run whose process died when it had been answered is gone on with by anybody.
+    """
+    return _answering.get()
+
+
 def run_scope(
-    services: Services, config: Mapping[str, Any], *, listened: bool = True
+    services: Services,
+    config: Mapping[str, Any],
+    *,
+    listened: bool = True,
+    answering: bool = True,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
 
@@ -30,6 +44,7 @@ def run_scope(
         services: Whose run it is.
         config: The run's configuration.
         listened: Whether anybody beside the sinks takes up the run's events.
+        answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
     """
     around = _inside.get()
     if any(known is services for known in around):
@@ -45,6 +60,8 @@ def run_scope(
         stack.enter_context(use_masker(services.masker))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
+        if services.auditor is not None:
+            stack.enter_context(auditing(services.auditor.of(config)))
         stack.enter_context(services.events.run(**ids))
         held = {
             var: value
@@ -52,14 +69,32 @@ def run_scope(
             if before.get(var, _UNSET) is not value
         }
     held[_inside] = (*around, services)
-    return _Scope(held)
+    held[_answering] = answering
+    return _Scope(held, services)
+
+
+async def end_run(scope: AbstractContextManager[None], error: BaseException | None = None) -> None:
+    """Write what waits for the audit, and tell the sinks that what went on in a scope is over.
+
+    Args:
+        scope: What :func:`run_scope` gave; the scope of an outer run is left to that one.
+        error: What the run was ended by.
+    """
+    if not isinstance(scope, _Scope):
+        return
+    services = scope.services
+    with scope:
+        if services.events.has_sinks:
+            services.events.end_run(error)
+        if services.auditor is not None and (audit := current_audit()) is not None:
+            await services.auditor.close(audit)
 
 
 class _Scope(AbstractContextManager[None]):
     """Values of context variables, worked out once and set for each piece of a run."""
 
-    def __init__(self, held: Mapping[ContextVar[Any], Any]) -> None:
-        self._held = held
+    def __init__(self, held: Mapping[ContextVar[Any], Any], services: Services) -> None:
+        self._held, self.services = held, services
         self._tokens: list[Token[Any]] = []
 
     def __enter__(self) -> None:

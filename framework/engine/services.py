@@ -16,9 +16,23 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from configs.limits import Limits
-from configs.logger import SecretMasker
+from configs.logger import SecretMasker, get_logger
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.clock import Clock
-from framework.base.ports import Behavior, Middleware, PlanPolicy, Sink, StepPolicy
+from framework.base.ports import (
+    AnyBehavior,
+    Gate,
+    PlanPolicy,
+    Sink,
+    StepPolicy,
+    TurnGuard,
+)
+from framework.engine.auditing import Auditor
+from framework.governance import Budget, Permissions
+from framework.governance.caller import CallerPermissions
+from framework.governance.flow import InformationFlow
+from framework.governance.policies import PolicyEngine
+from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
@@ -30,7 +44,8 @@ from framework.registry import Registry
 from framework.selection import Selector
 from framework.state import TurnView
 from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher
+from framework.telemetry import EventDispatcher, PriceTable
+from framework.telemetry.audit import AuditLog
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -43,8 +58,16 @@ class OperatorOptions(TypedDict, total=False):
             ``async around(attempt, call_next)``; and hooks around each step, which have no stage:
             see ``framework.behaviors``.
         policies: What is asked before a plan is accepted (``review``) and before a step starts
-            (``decide``); one object may do both. No input of a caller can switch them off.
+            (``decide``); one object may do both. A ``PolicyEngine`` acts on how the turn stands. No input of a caller can switch them off.
+        permissions: Who may use which capability: a ``PermissionPolicy`` or ``CedarPermissions``. A
+            caller without a role that is configured may use none.
+        budget: What may be used up: a ``Budget``, or several with different ``per``, ``window`` or
+            ``name``.
+        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
+        answer_gate: What the answer has to be good enough for: a ``QualityGate``.
         sinks: What takes up the events of runs: objects with ``emit(event)``.
+        audit: ``True`` keeps who did what in the database of the saver, in a chain that shows any
+            change; an ``AuditLog`` keeps it in a file. What the settings say, when not given.
         capacity: Slots for steps; shared by all graphs of the process when not given.
         state_schema: ``AgentState``, or a subclass with keys of one's own.
         system_prompt: What the models that plan and answer are told besides: text, or a function
@@ -57,9 +80,16 @@ class OperatorOptions(TypedDict, total=False):
         answerer: Writes the final message.
     """
 
-    behaviors: Sequence[Middleware | Behavior]
-    policies: Sequence[PlanPolicy | StepPolicy] | PlanPolicy | StepPolicy
+    behaviors: Sequence[AnyBehavior]
+    policies: (
+        Sequence[PlanPolicy | StepPolicy | PolicyEngine] | PlanPolicy | StepPolicy | PolicyEngine
+    )
+    permissions: Permissions | None
+    budget: Budget | Sequence[Budget] | None
+    prices: PriceTable | None
+    answer_gate: Gate | None
     sinks: Sequence[Sink]
+    audit: bool | AuditLog | None
     capacity: Capacity | None
     state_schema: type[Any]
     system_prompt: SystemPrompt | None
@@ -87,7 +117,14 @@ class Services:
         answerer: Writes the final message.
         journal: Makes the durable records of the running thread.
         plan_policies: Asked before a plan is accepted.
+        answer_gate: Looks at the answer before it is given.
+        engines: Rules that act when a turn fails, takes too long, costs too much or is done.
+        permissions: What callers may use; ``None`` where nobody decides about that.
+        flow: Knows the labels of data; ``None`` where nothing declares one.
+        guard: Looks at what a person sends and at the message that ends a turn.
         events: Stamps the events of runs and hands them to the sinks.
+        purse: What may be spent.
+        auditor: Finds the audit of a run; ``None`` where none is kept.
         masker: Knows the secrets of the settings.
         prompts: What ``get_framework_prompts()`` gives in the runs.
         retention: What stays of threads.
@@ -104,7 +141,14 @@ class Services:
     answerer: Answerer
     journal: Callable[[], Journal] = Journal
     plan_policies: Sequence[PlanPolicy] = ()
+    engines: Sequence[PolicyEngine] = ()
+    permissions: CallerPermissions | None = None
+    flow: InformationFlow | None = None
+    answer_gate: Gate | None = None
+    guard: TurnGuard | None = None
     events: EventDispatcher = field(default_factory=EventDispatcher)
+    purse: Purse = field(default_factory=Purse)
+    auditor: Auditor | None = None
     masker: SecretMasker = field(default_factory=SecretMasker)
     prompts: PromptProvider | None = None
     retention: Retention | None = None
@@ -141,11 +185,23 @@ class Services:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
 
+    def registry_of(self, view: TurnView) -> Registry:
+        """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
+        if self.permissions is None:
+            return self.registry
+        return self.permissions.registry_of(view.caller)
+
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
         own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
         text = str(await own if inspect.isawaitable(own) else own or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
+
+    @property
+    def asks_another_than_requester(self) -> bool:
+        """Whether who asks for a turn has to be known later on."""
+        known = self.registry.capabilities.values()
+        return any(ApprovalPolicy.of(spec.requires_approval).not_requester for spec in known)
 
     async def warm_up(self) -> None:
         """Do ahead what a first request would wait for: fit the choice, import libraries."""
@@ -164,6 +220,16 @@ class Services:
         return TurnView(
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
+
+    def spending(self, view: TurnView) -> Spending | None:
+        """Return what the running turn may spend; ``None`` when nothing is bounded or kept."""
+        journal = self.journal()
+        return self.purse.spending(view, journal.rows, kept=journal.durable)
+
+    async def budget_left(self) -> dict[str, float]:
+        """Return what is left of each limit of the budget; empty without one."""
+        spending = running_spending()
+        return {} if spending is None else await spending.left()
 
     def ledger(self, view: TurnView, visit: str = "") -> EffectLedger:
         """Return the effects, waits and agreements of the running turn.
@@ -207,5 +273,11 @@ class Services:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
+            )
+        if self.engines:
+            get_logger("framework", "bind").warning(
+                "The rules of a PolicyEngine act where a router decides; the node of %r has none."
+                " Fix: use build_graph, or ask engine.evaluate(…) in the graph.",
+                capability.__name__,
             )
         return capability.langgraph_node.bound(self)

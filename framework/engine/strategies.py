@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from configs.errors import ConfigurationError
-from framework.base.ports import Middleware
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
+from framework.engine.named_behaviors import of_role
 from framework.engine.services import OperatorOptions
 from framework.registry import Registry
 
@@ -41,16 +41,24 @@ def choose_strategies(
     strategy = settings.selection.strategy
     configured = model if model is not None else (settings.model or settings.models or None)
     if configured is not None:
-        from framework.models import model_strategies
+        from framework.models import model_strategies, role_behaviors
 
+        own = role_behaviors(configured)
+        if isinstance(configured, str) and configured == settings.model:
+            own = role_behaviors({"default": configured, **settings.models})
         chosen |= model_strategies(
             configured,
             registry,
             settings,
             offline,
-            # Hooks without a stage are about steps; a model's role brings its own.
-            [item for item in options.get("behaviors", ()) if isinstance(item, Middleware)],
+            options.get("behaviors", ()),
+            own_behaviors={
+                role: of_role(given, f"models.{role}.behaviors")
+                for role, given in own.items()
+                if given
+            },
             own_planner="planner" in options,
+            clock=options.get("clock"),
         )
     elif strategy in {"model", "per_capability"}:
         raise ConfigurationError(

@@ -19,7 +19,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
 
     Returns:
         ``status``, ``done`` and ``missing`` (context keys), and after a failure ``reason``,
-        ``severity``, ``origin`` and ``tried`` (key or node name to number of tries).
+        ``severity``, ``origin`` and ``tried`` (key or node name to number of tries); where effects
+        could be taken back, ``undone``.
 
     >>> outcome_of({})["status"]
     'completed'
@@ -27,6 +28,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     plan = state.get("planning_execution_plan") or {}
     results = state.get("execution_step_results") or {}
     wanted = [s["context_key"] for s in plan.get("steps") or [] if s["capability"] not in CLOSING]
+    undo = state.get("control_undo") or {}
+    wanted = undo.get("wanted", wanted)
     done = [key for key in wanted if (results.get(key) or {}).get("success")]
     missing = [key for key in wanted if key not in done]
     info = state.get("control_error_info") if state.get("control_has_error") else None
@@ -39,11 +42,16 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
                 # What was to be done was refused, and nothing else could do it.
                 status = "failed"
     outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
+    if undo:
+        made = undo.get("steps") or {}
+        outcome["undone"] = [
+            key for key, step in made.items() if (results.get(step) or {}).get("success")
+        ]
     if status == "failed" and not info and state.get("control_reclassification_reason"):
         outcome["reason"] = state["control_reclassification_reason"]
     if info:
         metadata = (info.get("classification") or {}).get("metadata") or {}
-        if metadata.get("code") == "CG-LIMIT":
+        if metadata.get("code") in {"CG-LIMIT", "CG-STOPPED"}:
             outcome["status"] = "stopped"
         outcome |= {
             "reason": info.get("user_message"),

@@ -26,6 +26,7 @@ from framework.pipeline.failures import raise_failure, refusal
 from framework.prompts.provider import use_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
+from framework.telemetry.accounts import CASHIER
 from framework.telemetry.metered import METER
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def build_graph(
         answer_type: A pydantic model that the answer has to be: plain data in
             ``execution_answer``, an instance by ``graph.answer_of(out)``. Needs a chat model.
         **options: See :class:`~framework.engine.services.OperatorOptions`: ``behaviors``,
-            ``policies``, ``sinks``, ``capacity``, ``state_schema``, ``system_prompt``,
+            ``policies``, ``permissions``, ``budget``, ``prices``, ``sinks``, ``audit``,
+            ``capacity``, ``state_schema``, ``system_prompt``,
             ``embeddings``, ``clock``, ``selector``, ``extractor``, ``planner``, ``answerer``.
 
     Returns:
@@ -122,7 +124,7 @@ def build_graph(
     config: RunnableConfig = {
         "recursion_limit": 1_000_000,
         "configurable": STRICT_RESUME,
-        "callbacks": [METER],
+        "callbacks": [METER, CASHIER] if services.purse.budgets else [METER],
     }
     return graph.with_config(config)
 

@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, cast
@@ -15,14 +15,16 @@ from typing import Any, Generic, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
 from langgraph.typing import ContextT
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
 from configs.streaming import is_heard
-from framework.base.errors import ValidationError
+from framework.base.errors import ConfigurationError, ValidationError
+from framework.base.ports import Sink
 from framework.engine.entry import admitted
-from framework.engine.run_scope import run_scope
+from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
@@ -72,6 +74,37 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
             )
         return cast("AnswerT", form.model_validate(value))
 
+    def subscribe(
+        self, sink: Sink, events: Collection[str | type[Any]] | None = None
+    ) -> Callable[[], None]:
+        """Hand the events of this graph's runs to one more sink from now on.
+
+        Args:
+            sink: An object with ``emit(event)``, as for ``build_graph(sinks=…)``.
+            events: The kinds that it wants, as ``event_type`` or as classes of
+                ``framework.telemetry``; all of them when not given.
+
+        Returns:
+            A function that takes the sink away again.
+
+        Raises:
+            ConfigurationError: The sink has no ``emit``, or the graph no services.
+
+        >>> from framework import build_graph
+        >>> from framework.telemetry import RingBufferSink
+        >>> graph, sink = build_graph([]), RingBufferSink()
+        >>> unsubscribe = graph.subscribe(sink, events=["turn_finished"])
+        >>> _ = graph.invoke({"messages": [("user", "Sing")]})
+        >>> [event["event_type"] for event in sink.events]
+        ['turn_finished']
+        """
+        if self.services is None:
+            raise ConfigurationError(
+                "This graph has no services, so it sends no events.",
+                fix="Make it with build_graph or open_graph.",
+            )
+        return self.services.events.subscribe(sink, events)
+
     async def warm_up(self) -> None:
         """Do ahead what the first request would wait for; nothing depends on it.
 
@@ -99,7 +132,8 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
             inputs = admitted(given, config, services, saved=saver is not None)
             modes = kwargs.get("stream_mode") or self.stream_mode
             listened = "custom" in modes or (is_task(config) and is_heard())
-            inside = run_scope(services, config, listened=listened)
+            answering = isinstance(given, Command) or is_task(config)
+            inside = run_scope(services, config, listened=listened, answering=answering)
 
         def run() -> AsyncIterator[Any]:
             return super(AgentGraph, self).astream(inputs, *others, **kwargs)
@@ -110,13 +144,20 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
                 know_channels(saver, self.channels)  # one that an outer graph or a server lends
             retention = services.retention if services is not None else None
             stream = run_alone(saver, config, inputs, run, retention)
-        async with aclosing(stream):  # type: ignore[type-var]
-            while True:
-                with inside:
-                    chunk = await anext(stream, _END)
-                if chunk is _END:
-                    break
-                yield chunk
+        error: BaseException | None = None
+        try:
+            async with aclosing(stream):  # type: ignore[type-var]
+                while True:
+                    with inside:
+                        chunk = await anext(stream, _END)
+                    if chunk is _END:
+                        break
+                    yield chunk
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            await end_run(inside, error)
         if services is not None and not is_task(config):
             await services.events.settle()
 

@@ -32,6 +32,11 @@ def problems_of(registry: Registry) -> list[str]:
                 f"The capability name {name!r} holds ':' or '|', which LangGraph reserves."
                 " Fix: use letters, digits and underscores."
             )
+        if spec.undo is not None and spec.undo.name not in registry.capabilities:
+            problems.append(
+                f"The capability {name!r} is undone by {spec.undo.name!r}, which is not registered."
+                " Fix: register it, or leave 'undo' out."
+            )
         problems += [
             f"The capability {name!r} requires {need.type!r}, which nothing provides and the"
             f" caller is not said to give. Fix: register a capability that provides it, or call"

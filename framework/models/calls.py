@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -19,11 +22,23 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import clean_text, mask_secrets
-from framework.base import CapgraphError, ErrorSeverity, ModelError
-from framework.base.classify import diagnose
-from framework.base.ports import STAGES, Attempt, Middleware
+from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
+from framework.base.classify import classify_exception, diagnose, speaks_for_itself
+from framework.base.clock import running_clock, use_clock
+from framework.base.ports import (
+    STAGES,
+    Attempt,
+    Behavior,
+    BehaviorContext,
+    Failure,
+    Middleware,
+    RetryRule,
+    TimeLimit,
+)
 from framework.models.roles import RoleModel
-from framework.telemetry import AnswerToken, emit
+from framework.pipeline import hooks
+from framework.pipeline.runner import in_order, innermost, is_rule
+from framework.telemetry import AnswerToken, Retry, emit
 from framework.telemetry.metered import role_tag
 
 ResultT = TypeVar("ResultT")
@@ -55,48 +70,122 @@ class Malformed(ModelError):
 async def call_model(
     role: RoleModel,
     messages: Sequence[BaseMessage],
-    send: Callable[[Attempt], Awaitable[ResultT]],
+    send: Callable[[Attempt], Awaitable[Any]],
+    read: Callable[[Any], ResultT],
 ) -> ResultT:
     """Make one call, through what stands around the role's calls.
 
-    Nothing here tries again: who called classifies the error, and the router decides.
+    The stages are those of a step: from ``observe`` to ``settle`` what is inside gives the answer
+    as it was read, below what the model returned. Without a ``RetryBehavior`` nothing here tries
+    again: who called classifies the error, and the router decides.
 
     Args:
         role: The model.
         messages: The prompt.
         send: Sends the attempt, whose inputs are ``model`` and ``messages``.
+        read: Checks what the model returned and gives the answer.
 
     Raises:
         ModelError: The call failed; the cause is chained.
         LimitError: The turn has made as many model calls as it may.
     """
-    around = sorted(role.around, key=lambda middleware: STAGES.index(middleware.stage))
+    limit: TimeLimit | None = innermost(role.around, TimeLimit)
+    seconds = limit.time_limit if limit is not None else role.limit_seconds
 
-    async def bounded(attempt: Attempt) -> ResultT:
-        async with _errors(role):
-            return await _within([m for m in around if m.stage == "call"], send)(attempt)
+    async def sent(attempt: Attempt) -> Any:
+        async with _errors(replace(role, model=attempt.inputs["model"], limit_seconds=seconds)):
+            return await send(attempt)
+
+    async def called(attempt: Attempt) -> Any:
+        async with _errors(replace(role, limit_seconds=None)):  # of what stands around
+            return await _within(role, _CALL, sent)(attempt)
+
+    async def settled(attempt: Attempt) -> ResultT:
+        return read(await _within(role, _BELOW, called)(attempt))
+
+    once = _within(role, _SETTLE, settled)
+    rule: RetryRule | None = innermost(role.around, RetryRule)
+    tried = once if rule is None else partial(_tried, role, rule, once)
+    inner = _within(role, _ABOVE, tried)
+    if hooked := [item for item in role.around if isinstance(item, Behavior) and not _stage(item)]:
+        inner = partial(_hooked, hooked, inner)
 
     given = {"model": role.model, "messages": list(messages)}
     attempt = Attempt(role.role, key=role.role, objective=role.role, inputs=given, kind="model")
-    return await _within([m for m in around if m.stage != "call"], bounded)(attempt)
+    with use_clock(role.clock):
+        answer: ResultT = await _within(role, _OBSERVE, inner)(attempt)
+        return answer
 
 
-def _within(
-    around: Sequence[Middleware], inner: Callable[[Attempt], Awaitable[ResultT]]
-) -> Callable[[Attempt], Awaitable[ResultT]]:
-    """Return ``inner`` with others around it, the first one outermost."""
-    if not around:
-        return inner
-    rest = _within(around[1:], inner)
+_OBSERVE, _ABOVE, _SETTLE, _BELOW, _CALL = (
+    STAGES[:1],
+    STAGES[1 : STAGES.index("settle")],
+    ("settle",),
+    STAGES[STAGES.index("settle") + 1 : -1],
+    STAGES[-1:],
+)
+_Call = Callable[[Attempt], Awaitable[Any]]
 
-    async def through(attempt: Attempt) -> ResultT:
-        async def call_next(changed: Attempt = attempt) -> ResultT:
-            return await rest(changed)
 
-        result: ResultT = await around[0].around(attempt, call_next)
-        return result
+def _stage(item: Any) -> str | None:
+    return getattr(item, "stage", None)
 
-    return through
+
+def _within(role: RoleModel, stages: Sequence[str], inner: _Call) -> _Call:
+    """Return ``inner`` with what stands around it at some stages, the first one outermost."""
+    for stage in reversed(stages):
+        own = [item for item in role.around if _stage(item) == stage and not is_rule(item)]
+        for middleware in reversed(in_order(own)):
+            inner = partial(_around, middleware, inner)
+    return inner
+
+
+async def _around(middleware: Middleware, inner: _Call, attempt: Attempt) -> Any:
+    async def call_next(changed: Attempt = attempt) -> Any:
+        return await inner(changed)
+
+    return await middleware.around(attempt, call_next)
+
+
+async def _hooked(behaviors: Sequence[Behavior], inner: _Call, attempt: Attempt) -> Any:
+    name = f"{attempt.capability}/{uuid4().hex[:12]}"
+    context = BehaviorContext(attempt.capability, attempt.objective, execution_id=name)
+    return await hooks.around(behaviors, context, partial(inner, attempt))
+
+
+async def _tried(role: RoleModel, rule: RetryRule, inner: _Call, attempt: Attempt) -> Any:
+    """Try a call as often as a rule says; who called is told not to try again."""
+    failures = 0
+    while True:
+        try:
+            return await inner(replace(attempt, number=failures + 1))
+        except (GraphBubbleUp, FatalExecutionError):
+            raise
+        except Exception as exc:
+            failures += 1
+            found = classify_exception(exc, role.role)
+            details = found.metadata or {}
+            nobody_knows = details.get("category") == "unknown" and not speaks_for_itself(exc)
+            told = str(found.user_message)
+            failure = Failure(found.severity, told, metadata=details, unclassified=nobody_knows)
+            if failures >= rule.max_attempts or not rule.applies(exc, failure):
+                if found.severity is not ErrorSeverity.RETRIABLE:
+                    raise
+                if not isinstance(exc, CapgraphError):
+                    raise role.failed(f"failed: {told}", severity=ErrorSeverity.CRITICAL) from exc
+                exc.severity = ErrorSeverity.CRITICAL
+                raise
+        delay = max(rule.delay(failures), details.get("retry_after_seconds") or 0.0)
+        emit(
+            Retry(
+                name=role.role,
+                attempt=failures + 1,
+                max_attempts=rule.max_attempts,
+                delay=delay,
+                message=told,
+            )
+        )
+        await running_clock().sleep(delay)
 
 
 async def structured(
@@ -143,7 +232,12 @@ async def structured(
         runnable = model.with_structured_output(form, include_raw=True, **options)
         return await runnable.ainvoke(asked, config)
 
-    result = await call_model(role, messages, send)
+    return await call_model(role, messages, send, partial(_form_of, role, schema))
+
+
+def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any) -> Any:
+    if not isinstance(result, Mapping):  # put in its place by what stands around the call
+        result = {"raw": result}
     raw = result["raw"]
     _check_end(role, raw)
     parsed = result.get("parsed")
@@ -191,7 +285,10 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
             whole = chunk if whole is None else whole + chunk
         return whole
 
-    whole = await call_model(role, messages, send)
+    return await call_model(role, messages, send, partial(_text_of, role))
+
+
+def _text_of(role: RoleModel, whole: AIMessage | None) -> AIMessage:
     if whole is None:
         raise _malformed(role, "", None)
     text = str(whole.text)
@@ -220,7 +317,7 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
         if isinstance(exc, TimeoutError) and timer.expired():
             raise role.failed(
                 f"gave no answer within {role.limit_seconds:g} s.",
-                "Raise limits.step_timeout_seconds, or use a faster model.",
+                "Raise limits.step_timeout_seconds (or its TimeoutBehavior), or use a faster model.",
             ) from exc
         told = f"failed: {_shown(str(exc) or type(exc).__name__)}"
         raise role.failed(told, _FIXES.get(diagnose(exc).category)) from exc

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage
 
@@ -69,6 +70,15 @@ class Catalogue:
     def __init__(self, registry: Registry, budget: int) -> None:
         self._registry = registry
         self._budget = budget
+        self._cuts: WeakKeyDictionary[Any, Catalogue] = WeakKeyDictionary()
+
+    def of(self, catalog: Any) -> Catalogue:
+        """Return the catalogue of what a request may use: all, or what its caller may."""
+        if catalog is self._registry or not isinstance(catalog, Registry):
+            return self
+        if catalog not in self._cuts:
+            self._cuts[catalog] = Catalogue(catalog, self._budget)
+        return self._cuts[catalog]
 
     @cached_property
     def text(self) -> str:
@@ -162,8 +172,9 @@ class ModelPlanner:
             notes = request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
-            shown = self._catalogue.text, self._catalogue.guides
-            notes = self._catalogue.noted(request.notes)
+            catalogue = self._catalogue.of(request.catalog)
+            shown = catalogue.text, catalogue.guides
+            notes = catalogue.noted(request.notes)
         own = {"capabilities": shown[0], "guides": shown[1], "notes": notes}
         return prompt_of(
             self._prompt,

@@ -19,7 +19,8 @@ from framework.base import (
     ModelError,
     require_extra,
 )
-from framework.base.ports import Middleware
+from framework.base.clock import Clock
+from framework.base.ports import AnyBehavior
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -38,12 +39,14 @@ class RoleModel:
         model: The chat model.
         limit_seconds: Time limit of one call, beside the model's own; ``None`` for none.
         around: What stands around each call.
+        clock: The graph's clock; ``None`` for the machine's.
     """
 
     role: str
     model: BaseChatModel
     limit_seconds: float | None = None
-    around: Sequence[Middleware] = ()
+    around: Sequence[AnyBehavior] = ()
+    clock: Clock | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +87,7 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
 
     Args:
         configured: ``"provider:name"``, a chat model or ``ModelSettings`` for every role, or a
-            mapping from role (or ``default``) to one of these.
+            mapping from role (or ``default``) to one of these, or to ``{"model": …, "behaviors": […]}``.
 
     Returns:
         Role to chat model, without the roles that have none.
@@ -112,12 +115,31 @@ def chat_models(configured: Any) -> dict[str, BaseChatModel]:
     return ready
 
 
+def role_behaviors(configured: Any) -> dict[str, Sequence[Any]]:
+    """Return what a description of models puts around the calls of each role.
+
+    >>> role_behaviors({"default": {"model": "openai:gpt-5", "behaviors": ["x"]}})["planning"]
+    ['x']
+    """
+    wanted = configured if isinstance(configured, Mapping) else {DEFAULT: configured}
+
+    def of(value: Any) -> Sequence[Any]:
+        found = value.get("behaviors") if isinstance(value, Mapping) else None
+        return found or getattr(value, "behaviors", None) or ()
+
+    default = of(wanted.get(DEFAULT))
+    return {role: of(wanted[role]) if wanted.get(role) else default for role in ROLES}
+
+
 def _made(role: str, value: Any, made: dict[str, BaseChatModel]) -> BaseChatModel:
+    if isinstance(value, Mapping) and hasattr(value.get("model"), "with_structured_output"):
+        value = value["model"]
     # A model with fallbacks or bound arguments is a Runnable that still has these two.
     if hasattr(value, "with_structured_output") and hasattr(value, "astream"):
         model: BaseChatModel = value
         return model
     settings = _settings(role, value)
+    settings = settings.model_copy(update={"behaviors": []})
     key = repr((settings, settings.api_key and settings.api_key.get_secret_value()))
     if key not in made:
         made[key] = _initialised(role, settings)

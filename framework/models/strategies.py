@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.settings import Settings
 from framework.base import require_extra
-from framework.base.ports import Middleware
+from framework.base.clock import Clock
+from framework.base.ports import AnyBehavior
 from framework.models.answering import ModelAnswerer
 from framework.models.extraction import ModelExtractor
 from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
+from framework.pipeline.runner import fitting
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
 from framework.selection import LexicalSelector, Selector
@@ -23,9 +25,11 @@ def model_strategies(
     registry: Registry,
     settings: Settings,
     offline_selector: LexicalSelector,
-    behaviors: Sequence[Middleware] = (),
+    behaviors: Sequence[AnyBehavior] = (),
     *,
+    own_behaviors: Mapping[str, Sequence[Any]] | None = None,
     own_planner: bool = False,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Return strategies for the roles that have a model.
 
@@ -35,9 +39,11 @@ def model_strategies(
         registry: What the agent is made of.
         settings: All settings.
         offline_selector: Narrows the choice where there are many capabilities.
-        behaviors: What the operator puts around attempts; those of the stages ``reserve``,
-            ``bound`` and ``call`` stand around model calls too.
+        behaviors: What the operator puts around attempts; those with a stage stand around model
+            calls too.
+        own_behaviors: Role to what stands around its calls besides, inside of those; hooks too.
         own_planner: Whether the application plans itself, so that nothing is left to the planner.
+        clock: The graph's clock; ``None`` for the machine's.
 
     Returns:
         ``chat_model`` and, as far as there are models for them, ``extractor``, ``selector``,
@@ -52,9 +58,16 @@ def model_strategies(
     models = chat_models(configured)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
+    # Hooks without a stage are about steps; a model's role brings its own.
+    shared = [item for item in fitting(behaviors, "model") if getattr(item, "stage", None)]
+    own = own_behaviors or {}
     roles = {
         role: RoleModel(
-            role, model if role == "answer" else unstreamed(model), limit, tuple(behaviors)
+            role,
+            model if role == "answer" else unstreamed(model),
+            limit,
+            (*shared, *own.get(role, ())),
+            clock,
         )
         for role, model in models.items()
     }

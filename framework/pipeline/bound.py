@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from framework.base.ports import Attempt
+from framework.base.ports import Attempt, TimeLimit
 from framework.pipeline.job import Inner, Job
 from framework.pipeline.observe import run_limit_reached
 
 
-async def bound(job: Job, attempt: Attempt, inner: Inner) -> Any:
+async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | None = None) -> Any:
     """Stop what takes longer than the capability, or the turn, may.
+
+    Args:
+        job: The run of the stages.
+        attempt: What is asked for.
+        inner: The work.
+        instead: What takes the place of the capability's own limit.
 
     Raises:
         TimeoutError: The step took too long.
         LimitError: The turn's time is over.
     """
-    limit = job.spec.timeout_seconds or job.runner.limits.step_timeout_seconds
+    own = instead.time_limit if instead is not None else job.spec.timeout_seconds
+    limit = own or job.runner.limits.step_timeout_seconds
     left = job.door.seconds_left()
     by_turn = left is not None and (limit is None or left < limit)
     timer = asyncio.timeout(left if by_turn else limit)
@@ -32,5 +39,6 @@ async def bound(job: Job, attempt: Attempt, inner: Inner) -> Any:
             raise run_limit_reached(attempt) from exc
         raise TimeoutError(
             f"{job.spec.name!r} took longer than {limit:g} s in step {attempt.key!r}."
-            f" Fix: raise timeout_seconds of {job.spec.name!r}, or give it less to do."
+            f" Fix: raise {'timeout_seconds' if instead is None else repr(instead)} of"
+            f" {job.spec.name!r}, or give it less to do."
         ) from exc

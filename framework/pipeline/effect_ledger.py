@@ -25,8 +25,10 @@ from framework.base.context import CapabilityContext
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Question
 from framework.base.spec import CapabilitySpec
+from framework.pipeline.agreements import Agreements
 from framework.pipeline.journal import Journal
 from framework.state.turn_view import TurnView
+from framework.telemetry.audit import may, must
 
 if TYPE_CHECKING:
     from framework.pipeline.job import Job
@@ -102,6 +104,9 @@ class EffectLedger:
         view: The state; what it holds of effects counts where nothing is durable.
         lock: Keeps claims of parallel steps apart.
         visit: Tells this visit of a node from others, where no plan tells its steps apart.
+
+    Attributes:
+        agreements: What people agreed to.
     """
 
     def __init__(
@@ -123,6 +128,14 @@ class EffectLedger:
         self._rows: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
+        self.agreements = Agreements(
+            journal,
+            self._turn,
+            visit or view.plan_id,
+            self._owner,
+            by_visit=bool(visit),
+            lock=self._lock,
+        )
 
     @property
     def durable(self) -> bool:
@@ -151,6 +164,14 @@ class EffectLedger:
             PersistenceError: The checkpoint is not saved, or another process has the thread.
         """
         await self._journal.ready_for_effects(confirm=confirm)
+
+    async def go_on(self, *, confirm: bool = False) -> None:
+        """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
+
+        Raises:
+            StoppedError: Somebody did.
+        """
+        await self._journal.go_on(self._view.caller.user_id, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -194,6 +215,8 @@ class EffectLedger:
         """Leave word that an effect is about to happen; return which run of it this is."""
         record = await self._read(name)
         run = int(record.get("run", 0)) + 1
+        # The audit comes first: an effect that nobody could prove does not begin.
+        await must("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
         return run
 
@@ -207,6 +230,7 @@ class EffectLedger:
                 raise
             # What cannot be kept is done all the same.
             await self._write(name, {**record, "status": status, "lost": True})
+        await may("effect", effect=name, status=status)
 
     def result(self, record: Mapping[str, Any]) -> list[Any]:
         """Return what an effect gave when it was done.
@@ -258,6 +282,7 @@ class EffectLedger:
                         effect=name,
                     )
                 )
+        await self.go_on(confirm=True)
         await self.begin(name)
         try:
             found = call()
@@ -272,44 +297,15 @@ class EffectLedger:
         await self.end(name, "finished", result=result)
         return result
 
-    # --- agreements -----------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------
 
-    async def agree(self, digest: str, key: str) -> None:
-        """Leave word that a person agreed to what a digest names, for one step."""
-        name = f"{self._turn}/agreed/{digest}"
-        record = await self._read(name)
-        await self._write(name, {**record, self._owner(key): None})
+    async def hold(self, key: str, result: Mapping[str, Any]) -> None:
+        """Keep a step's result that a person has to agree to before anything uses it."""
+        await self._write(f"{self._turn}/held/{self._owner(key)}", dict(result))
 
-    async def agreed(self, digest: str, key: str, others: Sequence[str]) -> bool:
-        """Tell whether a person agreed to this step.
-
-        An agreement given to another step counts when that step has left the plan: the same work
-        goes by another name. It counts for one step: two that do the same were not agreed to.
-
-        Args:
-            digest: Names what is about to run.
-            key: The step.
-            others: Keys of the plan's steps.
-        """
-        name = f"{self._turn}/agreed/{digest}"
-        async with self._lock:
-            passed_on = await self._read(name)
-            if self._visit or key in passed_on:
-                return self._owner(key) in passed_on
-            taken = {*others, *passed_on.values()}
-            free = next((known for known in passed_on if known not in taken), None)
-            if free is not None:
-                await self._write(name, {**passed_on, key: free})
-            return free is not None
-
-    async def want_review(self, digest: str, problems: Sequence[str]) -> None:
-        """Leave word that a person has to look at a plan before it runs."""
-        await self._write(f"{self._turn}/review/{digest}", {"problems": list(problems)})
-
-    async def review_open(self, digest: str) -> bool:
-        """Tell whether a person has to look at a plan and has not agreed to it."""
-        wanted = await self._read(f"{self._turn}/review/{digest}")
-        return bool(wanted) and not await self.agreed(digest, "plan", ())
+    async def held(self, key: str) -> dict[str, Any]:
+        """Return the step's result about which a person is asked; empty for none."""
+        return await self._read(f"{self._turn}/held/{self._owner(key)}")
 
     async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Leave word what a person decided about an effect of unknown outcome."""

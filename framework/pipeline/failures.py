@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from configs.logger import get_logger, mask_data, mask_secrets
-from framework.base.classify import ErrorClassification, classify_exception
+from framework.base.classify import (
+    ErrorClassification,
+    classify_exception,
+    speaks_for_itself,
+)
 from framework.base.errors import (
     AskAgain,
     CapgraphError,
     ErrorSeverity,
     FatalExecutionError,
     LimitError,
+    PolicyError,
+    StoppedError,
 )
 from framework.base.ports import Failure
 from framework.pipeline.retry_policy import declared_policy
@@ -51,8 +57,10 @@ def read_failure(
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
-    # A bound of the run is not the author's to interpret; what asks for other parameters has been.
-    if not isinstance(exc, (LimitError, AskAgain)):
+    default = classify_exception(exc, origin, effect=context.get("effect", "none"))
+    # What an operator decides is not the author's to interpret; what asks for other parameters
+    # has been.
+    if not isinstance(exc, (LimitError, PolicyError, StoppedError, AskAgain)):
         try:
             answer = cls.classify_error(exc, dict(context))
         except Exception as second:
@@ -61,7 +69,7 @@ def read_failure(
                 "classify_error of %s raised %r; the default is used", name, second
             )
     if not isinstance(answer, ErrorClassification):
-        answer = classify_exception(exc, origin, effect=context.get("effect", "none"))
+        answer = default
     return Failure(
         severity=answer.severity,
         message=mask_secrets(answer.user_message or str(exc) or type(exc).__name__),
@@ -73,6 +81,7 @@ def read_failure(
         retry_policy=declared_policy(cls),
         execution_time=float(context.get("execution_time") or 0.0),
         attempts=attempts,
+        unclassified=answer == default and not speaks_for_itself(exc),
     )
 
 
@@ -131,6 +140,13 @@ def clear_failure() -> dict[str, Any]:
         "control_retry_count": 0,
         "control_current_step_retry_count": 0,
     }
+
+
+def killed(exc: Exception) -> dict[str, Any]:
+    """Return the state update that ends a stopped turn; empty for any other failure."""
+    if not isinstance(exc, StoppedError):
+        return {}
+    return {"control_is_killed": True, "control_kill_reason": mask_secrets(str(exc))}
 
 
 def decisive(failures: Sequence[Failure]) -> Failure:

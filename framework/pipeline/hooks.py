@@ -1,17 +1,17 @@
-"""Behaviours without a stage: hooks around a whole step, just inside ``observe``."""
+"""Behaviours without a stage: hooks around a whole step, a model call or a node."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from framework.base.errors import CapabilityError, FatalExecutionError
-from framework.base.ports import Attempt, Behavior, BehaviorContext, StepRecord
-from framework.pipeline.job import Inner, Job, Result, StandIn
+from framework.base.errors import CapabilityError, FatalExecutionError, PolicyError
+from framework.base.ports import Attempt, Behavior, BehaviorContext, Given, StepRecord
+from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
 
 
@@ -27,88 +27,96 @@ async def hooks(
         behaviors: The behaviours, the outermost first.
         again: The stage ``settle`` with what stands around it, for results that hooks give.
     """
+    plan = job.view.plan_id
     context = BehaviorContext(
         agent_id=attempt.capability,
         task=attempt.objective,
         attempt=job.door.failures + 1,
-        execution_id="/".join(part for part in (job.view.plan_id, attempt.key) if part),
+        execution_id=f"{plan}/{attempt.key}" if plan else job.door.ledger.plain_key(attempt),
         last_completed_step=len(job.view.done) - 1,
     )
 
+    async def settled(record: StepRecord, given: Given) -> Result:
+        found = await again(job, replace(attempt, number=record.attempts, given=given))
+        return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
+
     try:
-        for behavior in behaviors:
-            await _given(behavior.before_execute(context))
+        await before(behaviors, context)
         record: Result = await inner(job, attempt)
         if isinstance(record, StepRecord):
             context.attempt = record.attempts
             if record.success:
-                record = await _after(job, attempt, record, behaviors, context, again)
+                result = _returned(job, record)
+                found = await after(behaviors, context, result)
+                if found is not result:
+                    record = await settled(record, Given(found, record.source, told=True))
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
         record = failed_record(job, attempt, exc)
-    if isinstance(record, StepRecord) and record.error is not None:
-        return await _on_error(job, attempt, record, behaviors, context, again)
-    return record
+    if not isinstance(record, StepRecord) or record.error is None:
+        return record
+    raised = job.failure[0] if job.failure is not None else None
+    error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
+    try:
+        found = await instead(behaviors, context, error)
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as second:
+        return failed_record(job, attempt, second)
+    return record if found is None else await settled(record, Given(found, "fallback"))
 
 
-async def _after(
-    job: Job,
-    attempt: Attempt,
-    record: StepRecord,
-    behaviors: Sequence[Behavior],
-    context: BehaviorContext,
-    again: Inner,
-) -> Result:
-    result = kept = _returned(job, record)
+async def around(
+    behaviors: Sequence[Behavior], context: BehaviorContext, work: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Run hooks around work that gives its result as it is: a model call.
+
+    Raises:
+        Exception: What the work or a hook raised, when no hook gives a result all the same.
+    """
+    try:
+        await before(behaviors, context)
+        return await after(behaviors, context, await work())
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as exc:
+        found = await instead(behaviors, context, exc)
+        if found is None:
+            raise
+        return found
+
+
+async def before(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
+    """Run the hooks before something begins."""
+    for behavior in behaviors:
+        await _given(behavior.before_execute(context))
+
+
+async def after(behaviors: Sequence[Behavior], context: BehaviorContext, result: Any) -> Any:
+    """Run the hooks that look at a result, the innermost first; give what it became."""
     for behavior in reversed(behaviors):
         found = await _given(behavior.after_execute(context, result))
         result = result if found is None else found
-    if result is kept:
-        return record
-    return await _settled(job, attempt, record, again, StandIn(result, record.source))
+    return result
 
 
-async def _on_error(
-    job: Job,
-    attempt: Attempt,
-    record: StepRecord,
-    behaviors: Sequence[Behavior],
-    context: BehaviorContext,
-    again: Inner,
-) -> Result:
-    assert record.error is not None
-    raised = job.failure[0] if job.failure is not None else None
-    error = raised if isinstance(raised, Exception) else CapabilityError(record.error.message)
+async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error: Exception) -> Any:
+    """Run the hooks that look at a failure; give the first result that stands in, or ``None``.
+
+    Nothing stands in for what a policy, or a person, refused: then they are only told.
+    """
     for behavior in behaviors:
         try:
             found = await _given(behavior.on_error(context, error))
         except (GraphBubbleUp, FatalExecutionError):
             raise
         except Exception as second:
-            second.add_note(f"It was raised for a step that had failed: {error!r}")
-            return failed_record(job, attempt, second)
-        if found is not None:
-            return await _settled(job, attempt, record, again, StandIn(found, "fallback"))
-    return record
-
-
-async def _settled(
-    job: Job, attempt: Attempt, record: StepRecord, again: Inner, stand_in: StandIn
-) -> Result:
-    job.stand_in = stand_in
-    try:
-        found = await again(job, replace(attempt, number=record.attempts))
-    finally:
-        job.stand_in = None
-    return replace(found, effect=record.effect) if isinstance(found, StepRecord) else found
-
-
-async def given(job: Job, attempt: Attempt) -> Any:
-    """Give what a hook gave, in place of the call."""
-    assert job.stand_in is not None
-    job.source = job.stand_in.source
-    return job.stand_in.value
+            second.add_note(f"It was raised for what had failed: {error!r}")
+            raise
+        if found is not None and not isinstance(error, PolicyError):
+            return found
+    return None
 
 
 async def _given(found: Any) -> Any:
@@ -119,5 +127,10 @@ def _returned(job: Job, record: StepRecord) -> Any:
     """Return what the capability returned; of a result that was there already its data."""
     if job.returned is not None and record.source == "run":
         return job.returned
+    return plain_result(record)
+
+
+def plain_result(record: StepRecord) -> Any:
+    """Return the data of a record: of the one output, or of each by its type."""
     data = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
     return next(iter(data.values())) if len(data) == 1 else data

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from configs.scoped import scoped
 from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext
-from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.base.ports import Attempt, Failure, Flow, Question, Source, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.capacity import Slot
 from framework.state.turn_view import TurnView
@@ -74,19 +76,6 @@ class Door:
     budget: TurnBudget = field(default_factory=TurnBudget)
 
 
-@dataclass(frozen=True, slots=True)
-class StandIn:
-    """A result that a hook gave in place of the capability's.
-
-    Attributes:
-        value: In any form that the capability could have returned.
-        source: What the record says of where it comes from.
-    """
-
-    value: Any
-    source: Literal["run", "ledger", "cache", "fallback"]
-
-
 @dataclass(slots=True)
 class Job:
     """One run of the stages.
@@ -99,16 +88,20 @@ class Job:
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
-        stand_in: What a hook gave in its place.
+        made: What the last try gave, as it was sorted and checked.
+        settling: Whether what stands around the stage ``settle`` may still change a record.
         stored: Outputs that the capability handed over with ``store``.
         source: Where the result comes from.
         effect: Name of the effect in the ledger.
         worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
-        agreed: Whether a person agreed to this very step.
+        agreed: What people agreed to of this very step; ``None`` when nobody was asked.
+        agreed_until: When that lapses, by the graph's clock; ``None`` for never.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
+        flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
+        labels: Labels of what it is given, and of what attempts inside it gave, with their sources.
     """
 
     spec: CapabilitySpec
@@ -118,17 +111,21 @@ class Job:
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     returned: Any = None
-    stand_in: StandIn | None = None
+    made: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settling: bool = False
     stored: list[Any] = field(default_factory=list)
-    source: Literal["run", "ledger", "cache", "fallback"] = "run"
+    source: Source = "run"
     effect: str | None = None
     worked: tuple[Any] | None = None
     effect_done: bool = False
     cut_off: bool = False
-    agreed: bool = False
+    agreed: Question | None = None
+    agreed_until: float | None = None
     announced: int = 0
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None
+    flow: Flow | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def view(self) -> TurnView:
@@ -142,6 +139,18 @@ class Job:
 
 CURRENT: ContextVar[Job | None] = ContextVar("capgraph_attempt", default=None)
 """The attempt whose body is running, so that an attempt inside it knows where it is."""
+
+_AROUND: ContextVar[Job | None] = ContextVar("capgraph_around", default=None)
+
+
+def current_job() -> Job | None:
+    """Return the run of the stages that the calling middleware stands in; ``None`` outside."""
+    return _AROUND.get()
+
+
+def standing_in(job: Job) -> AbstractContextManager[None]:
+    """Let a middleware know which run of the stages it stands in."""
+    return scoped(_AROUND, job)
 
 
 def kept_effects(results: Mapping[str, Mapping[str, Any]], keys: Collection[str]) -> set[str]:

@@ -21,9 +21,12 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError
+from framework.base.ports import Rows
 from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
 from framework.stores.records import read_record, write_record
+from framework.stores.rows import rows_of
+from framework.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
 
@@ -69,6 +72,11 @@ class Journal:
     def durable(self) -> bool:
         """Whether records outlive the process."""
         return self._saver is not None and self._thread_id is not None
+
+    @property
+    def rows(self) -> Rows | None:
+        """Tables of the project's own beside the threads; ``None`` where there is no database."""
+        return rows_of(self._saver) if self._saver is not None else None
 
     @property
     def room(self) -> str:
@@ -130,6 +138,21 @@ class Journal:
         while found is not None and found.parent_config and given_to_run(found) is None:
             found = await self._saver.aget_tuple(found.parent_config)
         return found
+
+    async def go_on(self, user_id: str | None, *, confirm: bool = False) -> None:
+        """Make sure that nobody stopped the run.
+
+        Args:
+            user_id: Who asks.
+            confirm: Whether an effect is about to begin.
+
+        Raises:
+            StoppedError: Somebody did.
+        """
+        if self._saver is None or self._thread_id is None:
+            return
+        with _ending_the_run():
+            await stops_of(self._saver).go_on(self._thread_id, user_id, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""

@@ -18,8 +18,10 @@ from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
 from framework.pipeline.job import Inner, Job, kept_effects
+from framework.pipeline.permit import last_look
 from framework.pipeline.settle import Skipped, read_job_failure
 from framework.planning import fingerprints
+from framework.telemetry.audit import may, must
 
 _NO_ANSWER = frozenset({"timeout", "network"})
 """Failures after which nobody knows whether the effect happened."""
@@ -35,10 +37,12 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     Raises:
         CapabilityError: The outcome of an earlier run is unknown and ``on_unknown`` is ``fail``.
         PersistenceError: The record cannot be kept, or another process has the thread.
+        StoppedError: Somebody stopped the run.
     """
     spec, book = job.spec, job.door.ledger
+    await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
-        return await _parts_of(job, inner, attempt)
+        return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
     # What knows its keys bears being called by two; what acts once does not.
     await book.ready(confirm=spec.effect == "once")
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
@@ -47,7 +51,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     job.effect = claim.name
     keyed = replace(attempt, idempotency_key=book.key(claim.name))
     if spec.effect != "once":
-        return await _parts_of(job, inner, keyed)
+        return await last_look(job, keyed) or await _repeatable(job, keyed, inner)
     status = claim.record.get("status")
     if status == "finished":
         job.source, job.effect_done = "run" if claim.mine else "ledger", True
@@ -57,6 +61,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
         if instead is not None:
             return instead
     question = await _acted_before(job, keyed, claim, plan, taken)
+    question = question or await last_look(job, keyed)
     if question is not None:
         return question
     return await _act(job, keyed, claim, inner)
@@ -66,6 +71,7 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     book = job.door.ledger
     run = await book.begin(claim.name)
     try:
+        await book.go_on(confirm=True)
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
         await book.end(claim.name, "asking")
@@ -103,6 +109,18 @@ async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
     job.effect_done = True
     await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
+
+
+async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
+    """Run an effect that bears being repeated; the audit knows of it all the same."""
+    await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    status = "failed"
+    try:
+        result = await _parts_of(job, inner, attempt)
+        status = "asking" if isinstance(result, Question) else "finished"
+        return result
+    finally:
+        await may("effect", effect=job.effect, status=status)
 
 
 async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
@@ -148,7 +166,7 @@ async def _acted_before(
     if not book.acted_before(spec, plan, claim.name, taken) or _was_planned(job, attempt):
         return None
     digest = digest_of([ACTED, claim.name])
-    if await book.agreed(digest, attempt.key, list(job.door.plan_keys)):
+    if await book.agreements.agreed(digest, attempt.key, list(job.door.plan_keys)):
         return None
     return Question(
         ACTED,

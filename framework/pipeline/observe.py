@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from framework.base.errors import LimitError
+from framework.base.errors import LimitError, StoppedError
 from framework.base.ports import Attempt, StepRecord
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
@@ -23,11 +23,15 @@ def run_limit_reached(attempt: Attempt) -> LimitError:
 
 
 async def observe(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Begin no step for which the turn has no time left."""
+    """Begin no step for which the turn has no time left, or of a turn that was stopped."""
     job.began = asyncio.get_running_loop().time()
     with about(**job.view.ids, step_id=attempt.key):
         left = job.door.seconds_left()
         if left is not None and left <= 0:
             return failed_record(job, attempt, run_limit_reached(attempt))
+        try:
+            await job.door.ledger.go_on()
+        except StoppedError as exc:
+            return failed_record(job, attempt, exc)
         result: StepRecord | None = await inner(job, attempt)
         return result

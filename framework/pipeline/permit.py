@@ -2,50 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from framework.approvals import STEP
-from framework.base.errors import ErrorSeverity, PolicyError
-from framework.base.plan import PlannedStep
-from framework.base.ports import Attempt, Question, Verdict
+from framework.approvals import PLAN, STEP
+from framework.base.approval_policy import ApprovalPolicy
+from framework.base.errors import ErrorSeverity, PlanError, PolicyError
+from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.ports import Attempt, Flow, Question, StepPolicy, StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.settle import failed_record
+from framework.planning import fingerprints
+from framework.telemetry.audit import digest, note
 
 
-async def permit(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Refuse a step, ask about it, or let it pass; nothing below has begun."""
-    reasons: list[str] = []
-    if job.runner.step_policies:
-        step: Any = {
-            **attempt.step,
-            "context_key": attempt.key,
-            "capability": attempt.capability,
-            "parameters": dict(attempt.values),
-        }
+async def permit(
+    job: Job, attempt: Attempt, inner: Inner, policies: Sequence[StepPolicy] = ()
+) -> Result:
+    """Refuse a step, ask about it, or let it pass; nothing below has begun.
+
+    Args:
+        job: The run of the stages.
+        attempt: What is asked for.
+        inner: What it may go on with.
+        policies: What is asked about the step.
+    """
+    reasons = list(attempt.asks)
+    if job.labels and job.flow is not None:
         try:
-            verdict = await judge(job.runner.step_policies, step, job.view)
+            reasons += await _labels_in_the_way(job, attempt, job.flow)
+        except PolicyError as exc:
+            return failed_record(job, attempt, exc)
+    if policies:
+        step: Any = {**step_of(attempt), "parameters": dict(attempt.values)}
+        try:
+            verdict = await judge(policies, step, job.view)
         except PolicyError as exc:
             return failed_record(job, attempt, exc)
         if verdict.decision == "ask":
-            reasons = list(verdict.problems) or ["A policy asks for a person's agreement."]
+            reasons += verdict.problems or ["A policy asks for a person's agreement."]
     if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
-        shown = {"parameters": dict(attempt.values), "input_values": plain_inputs(attempt.inputs)}
+        shown = {
+            "parameters": dict(attempt.values),
+            "input_values": plain_inputs(attempt.inputs),
+            "rests_on": rests_on(job.view.plan, attempt.step),
+        }
         digest = agreement_digest(attempt.capability, shown)
-        ledger = job.door.ledger
-        job.agreed = await ledger.agreed(digest, attempt.key, list(job.door.plan_keys))
-        if not job.agreed:
-            why = " ".join(reasons)
-            return Question(STEP, attempt.capability, why, digest=digest, shown=shown)
+        ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
+        question = await agreement(job, attempt, ask)
+        if question is not None:
+            return question
     result: Result = await inner(job, attempt)
+    done = isinstance(result, StepRecord) and result.success
+    if job.agreed and done and job.spec.effect != "once":  # what acts once is never repeated on it
+        await job.door.ledger.agreements.use(job.agreed.digest, attempt.key)
     return result
 
 
+async def _labels_in_the_way(job: Job, attempt: Attempt, flow: Flow) -> Sequence[str]:
+    """Say why a person has to agree to data that would reach a step.
+
+    Raises:
+        PolicyError: It must not.
+    """
+    step = step_of(attempt)
+    verdict = flow.judge(job.spec, step, job.labels)
+    if verdict.decision == "allow":
+        return ()
+    around = job.outer.labels if job.outer is not None else {}
+    given = flow.reaching(job.spec, step, job.view, words=False)
+    said = flow.judge(job.spec, step, {**around, **given})
+    if said.decision == "allow" and job.view.steps:
+        # What stands in the plan word for word was shown with it.
+        agreed = await job.door.ledger.agreements.agreed(digest_of(job.view.steps), PLAN, ())
+        verdict = said if agreed else verdict
+    return weighed([verdict], f"the step {attempt.key!r} ({attempt.capability})").problems
+
+
+def step_of(attempt: Attempt) -> PlannedStep:
+    """Return the step of an attempt, which need not be one of a plan."""
+    named: Any = {"context_key": attempt.key, "capability": attempt.capability}
+    return {**attempt.step, **named}
+
+
+async def agreement(job: Job, attempt: Attempt, ask: Question) -> Question | None:
+    """Return the question that people still have to agree to; ``None`` when they have.
+
+    Args:
+        job: The run of the stages; it is told of the agreement.
+        attempt: The step.
+        ask: What is asked.
+    """
+    policy = ApprovalPolicy.of(job.spec.requires_approval)
+    others, now = list(job.door.plan_keys), job.runner.clock.now()
+    book = job.door.ledger.agreements
+    found = await book.consent(ask.digest, attempt.key, others, policy, now)
+    job.agreed = ask if found.enough else None
+    job.agreed_until = found.until
+    if found.enough:
+        return None
+    told: dict[str, Any] = {}
+    if policy.personal:
+        told = {"needed": policy.approvers, "agreed": list(found.agreed)}
+        told["not_requester"] = policy.not_requester
+    if found.refused:
+        told["refused"] = found.refused
+    if found.asked is not None and policy.expires_seconds is not None:
+        told["until"] = found.asked + policy.expires_seconds
+    return replace(ask, approvals=told)
+
+
+async def last_look(job: Job, attempt: Attempt) -> Question | None:
+    """Look again, just before a step begins, whether the agreement to it still holds."""
+    if job.agreed is None or job.agreed_until is None:
+        return None
+    return await agreement(job, attempt, job.agreed)
+
+
+def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
+    """Name the work of the plan that gives a step its inputs, whatever the steps are called."""
+    keys = {key for entry in step.get("inputs") or [] for key in entry.values()}
+    if not keys:
+        return []
+    try:
+        prints = fingerprints(plan)
+    except PlanError:  # nobody checks the plan of a graph of one's own
+        return []
+    return sorted(prints[key] for key in keys & prints.keys())
+
+
 def agreement_digest(capability: str, shown: Mapping[str, Any]) -> str:
-    """Name what a person is shown of a step: what runs must have the same name."""
-    return digest_of([capability, shown.get("parameters"), shown.get("input_values")])
+    """Name what a person is shown of a step: what runs must have the same name.
+
+    These are the capability, the validated parameters, the values of the inputs, and the part of
+    the plan on which it rests.
+    """
+    return digest_of(
+        [capability, *(shown.get(name) for name in ("parameters", "input_values", "rests_on"))]
+    )
 
 
 def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: Any) -> bool:
@@ -53,8 +150,9 @@ def needs_approval(spec: CapabilitySpec, switches: Mapping[str, Any], settings: 
     wanted = settings.approvals
     if wanted.steps == "none":
         return False
-    if wanted.may_be_switched_off and switches.get("approval_disabled"):
-        return False
+    personal = ApprovalPolicy.of(spec.requires_approval).personal
+    if wanted.may_be_switched_off and switches.get("approval_disabled") and not personal:
+        return False  # where it matters who agrees, it is not the requester's to leave out
     return bool(spec.requires_approval or wanted.steps == "all")
 
 
@@ -79,6 +177,7 @@ def weighed(verdicts: list[Verdict], what: str) -> Verdict:
     """
     denied = [text for v in verdicts if v.decision == "deny" for text in v.problems or ("",)]
     if denied:
+        note("policy", about=what, decision="deny", reasons=digest(denied))
         told = " ".join(text for text in denied if text) or "No reason was given."
         raise PolicyError(
             f"A policy refuses {what}: {told}",
@@ -87,4 +186,6 @@ def weighed(verdicts: list[Verdict], what: str) -> Verdict:
         )
     asked = [text for v in verdicts if v.decision == "ask" for text in v.problems]
     wants = any(v.decision == "ask" for v in verdicts)
+    if verdicts:
+        note("policy", about=what, decision="ask" if wants else "allow")
     return Verdict("ask" if wants else "allow", asked)

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Attempt, Failure, StepRecord
+from framework.base.ports import Attempt, Failure, RetryRule, StepRecord
 from framework.langgraph_compat import new_try
 from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 from framework.pipeline.settle import with_attempts
 from framework.telemetry import Retry, emit
 
 
-async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Try until the step succeeds, fails for good, or has to wait for somebody."""
+async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None = None) -> Result:
+    """Try until the step succeeds, fails for good, or has to wait for somebody.
+
+    Args:
+        job: The run of the stages.
+        attempt: What is asked for.
+        inner: One try.
+        rule: What takes the place of the class's own policy.
+    """
     door = job.door
+    if attempt.given is not None:
+        given: Result = await inner(job, attempt)
+        return given
     failures, wait = await door.ledger.earlier_failures(attempt.key, job.runner.clock.now())
     failures = max(failures, door.failures)
     while True:
@@ -29,7 +39,7 @@ async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
         if not isinstance(result, StepRecord) or result.error is None:
             return result
         failures += 1
-        wait = await _next_try(job, attempt, result.error, failures)
+        wait = await _next_try(job, attempt, result.error, failures, rule)
         if wait is not None and door.draining():
             return None  # the journal holds the attempt and the wait
         if wait is None or door.stopping():
@@ -38,17 +48,21 @@ async def retry(job: Job, attempt: Attempt, inner: Inner) -> Result:
         new_try()
 
 
-async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -> float | None:
+async def _next_try(
+    job: Job, attempt: Attempt, error: Failure, failures: int, rule: RetryRule | None
+) -> float | None:
     """Return how long to wait before the next try; ``None`` when there is none."""
-    if error.severity is not ErrorSeverity.RETRIABLE:
+    if not _may_pass(job, error, rule):
         return None
     limits, door = job.runner.limits, job.door
     declared = RetryPolicy.from_dict(error.retry_policy, limits)
-    policy = _allowed(declared, job)
-    if failures >= policy.max_attempts:
+    policy = rule or declared
+    tries = _allowed(policy.max_attempts, job)
+    if failures >= tries:
         return None
     asked = error.metadata.get("retry_after_seconds")
-    delay = wait_seconds(policy, failures, limits, retry_after=asked)
+    jitter = JITTER if rule is None else 0.0
+    delay = wait_seconds(policy, failures, limits, retry_after=asked, jitter=jitter)
     left = door.seconds_left()
     if left is not None and delay >= left:
         return None
@@ -60,7 +74,7 @@ async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -
             name=attempt.capability,
             context_key=attempt.key,
             attempt=failures + 1,
-            max_attempts=policy.max_attempts,
+            max_attempts=tries,
             delay=delay,
             message=error.message,
         )
@@ -68,9 +82,20 @@ async def _next_try(job: Job, attempt: Attempt, error: Failure, failures: int) -
     return delay
 
 
-def _allowed(declared: RetryPolicy, job: Job) -> RetryPolicy:
-    """Return how often the step is tried: what its class says, unless a node said otherwise."""
+def _may_pass(job: Job, error: Failure, rule: RetryRule | None) -> bool:
+    """Tell whether a failure is worth another try; what acted once is never guessed about."""
+    if rule is None:
+        return error.severity is ErrorSeverity.RETRIABLE
+    if job.effect_done or error.severity is ErrorSeverity.FATAL:
+        return False
+    if job.spec.effect == "once" and error.severity is not ErrorSeverity.RETRIABLE:
+        return False
+    return rule.applies(job.failure[0] if job.failure is not None else None, error)
+
+
+def _allowed(declared: int, job: Job) -> int:
+    """Return how often the step is tried: as often as is said of it, unless a node said otherwise."""
     retries = job.view.state.get("control_max_retries")
     if isinstance(retries, int) and not isinstance(retries, bool) and retries >= 0:
-        return replace(declared, max_attempts=min(retries + 1, job.runner.limits.max_attempts))
-    return declared
+        declared = retries + 1
+    return min(declared, job.runner.limits.max_attempts)

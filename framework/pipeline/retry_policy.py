@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.limits import Limits
 from configs.logger import get_logger
+from framework.base.ports import RetryRule
 from framework.base.values import to_plain
 
 JITTER = 0.1
@@ -68,12 +69,62 @@ def declared_policy(cls: type[Any]) -> dict[str, Any]:
     return to_plain(policy, lenient=True) if isinstance(policy, Mapping) else {}
 
 
+_JITTERS = ("none", "full", "equal", "decorrelated")
+
+
+def backoff_delay(
+    attempt: int,
+    base: float = 2,
+    jitter: str | bool = "decorrelated",
+    cap: float = 60,
+    prev_delay: float = 0,
+    *,
+    rng: random.Random | None = None,
+) -> float:
+    """Return how long to wait before a further try, in seconds, spread by chance.
+
+    Args:
+        attempt: Which try failed; the wait without jitter is ``base ** attempt``.
+        base: Growth of the wait; of ``decorrelated`` its least.
+        jitter: ``none``, ``full`` (up to the wait), ``equal`` (from half of it up) or
+            ``decorrelated`` (between ``base`` and three times the last wait); ``True`` is ``full``
+            and ``False`` is ``none``.
+        cap: Upper bound.
+        prev_delay: The last wait, for ``decorrelated``.
+        rng: Source of chance.
+
+    Raises:
+        ValueError: The jitter is none of these.
+
+    >>> backoff_delay(3, jitter="none")
+    8.0
+    >>> 2 <= backoff_delay(1, prev_delay=0.1) <= 60
+    True
+    """
+    name = {True: "full", False: "none"}[jitter] if isinstance(jitter, bool) else jitter
+    if name not in _JITTERS:
+        raise ValueError(
+            f"{jitter!r} is no jitter. Fix: use one of {', '.join(map(repr, _JITTERS))}."
+        )
+    uniform = rng.uniform if rng is not None else random.uniform
+    if name == "decorrelated":
+        return min(float(cap), uniform(base, max(base, 3 * (prev_delay or base))))
+    try:
+        whole = min(float(cap), float(base) ** attempt)
+    except OverflowError:
+        whole = float(cap)
+    if name == "none":
+        return whole
+    return uniform(0, whole) if name == "full" else whole / 2 + uniform(0, whole / 2)
+
+
 def wait_seconds(
-    policy: RetryPolicy,
+    policy: RetryPolicy | RetryRule,
     failures: int,
     limits: Limits,
     *,
     retry_after: float | None = None,
+    jitter: float = JITTER,
     rng: random.Random | None = None,
 ) -> float:
     """Return how long to wait before the next try.
@@ -85,7 +136,7 @@ def wait_seconds(
     2.0
     """
     source = rng.random if rng is not None else random.random
-    spread = 1.0 + JITTER * source()
+    spread = 1.0 + jitter * source()
     delay = policy.delay(failures) * spread
     if retry_after is not None:
         delay = max(delay, retry_after)

@@ -34,7 +34,11 @@ def current_caller() -> Caller:
     A ``configurable`` is a caller's input: once a server made sure who it is, nothing else in it
     is believed.
     """
-    known = configurable()
+    return caller_of(configurable())
+
+
+def caller_of(known: Mapping[str, Any]) -> Caller:
+    """Return who asks, by a run's ``configurable``; see :func:`current_caller`."""
     user = known.get("langgraph_auth_user")
     name = known.get("langgraph_auth_user_id")
     if user is None and name is None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
 from configs.limits import Limits
-from framework.base.clock import Clock, SystemClock
+from framework.base.clock import Clock, SystemClock, use_clock
 from framework.base.errors import (
     CapabilityError,
     ConfigurationError,
@@ -18,14 +17,20 @@ from framework.base.errors import (
 )
 from framework.base.ports import (
     STAGES,
+    AnyBehavior,
     Attempt,
     Behavior,
+    Flow,
     Middleware,
     Question,
+    Reach,
+    RetryRule,
     StepPolicy,
     StepRecord,
+    TimeLimit,
+    TurnGuard,
 )
-from framework.base.spec import CapabilitySpec
+from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.pipeline import (
     bound,
     call,
@@ -39,7 +44,7 @@ from framework.pipeline import (
     settle,
 )
 from framework.pipeline.capacity import Capacity
-from framework.pipeline.job import CURRENT, Door, Inner, Job, Result
+from framework.pipeline.job import CURRENT, Door, Inner, Job, Result, standing_in
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 
@@ -53,6 +58,19 @@ _SHIPPED: dict[str, Any] = {
 }
 _INSIDE: dict[str, Any] = {"retry": retry.retry, "settle": settle.settle}
 """Stages whose middlewares stand around them: around all tries, and around the record of one."""
+
+Kind = Literal["step", "effect", "model", "node"]
+"""What a behaviour may stand around: a step without or with an effect, a model call, a node."""
+
+STANDS_AROUND: dict[Kind, str] = {
+    "step": "steps without an effect",
+    "effect": "steps with an effect",
+    "model": "model calls",
+    "node": "infrastructure nodes",
+}
+"""What may stand in the attribute ``stands_around`` of a behaviour; all of it where it has none."""
+
+_T = TypeVar("_T")
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -68,7 +86,9 @@ class StepRunner:
         capacity: Slots of the process.
         chat_model: Role to chat model, or ``None``.
         behaviors: What stands around each attempt, besides what a capability brings itself.
+        own_behaviors: Name of a capability to what stands around it besides.
         step_policies: What is asked before a step starts.
+        flow: Knows the labels of data; ``None`` where nothing declares one.
         schema: Keys of the graph's state.
     """
 
@@ -80,8 +100,10 @@ class StepRunner:
         clock: Clock | None = None,
         capacity: Capacity | None = None,
         chat_model: Callable[[str], Any] = lambda _role: None,
-        behaviors: Sequence[Middleware | Behavior] = (),
+        behaviors: Sequence[AnyBehavior] = (),
+        own_behaviors: Mapping[str, Sequence[Any]] | None = None,
         step_policies: Sequence[StepPolicy] = (),
+        flow: Flow | None = None,
         schema: StateSchema | None = None,
     ) -> None:
         self.registry = registry
@@ -90,11 +112,25 @@ class StepRunner:
         self.capacity = capacity or Capacity.of_process()
         self.chat_model = chat_model
         self.step_policies = tuple(step_policies)
+        self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
         self._behaviors = tuple(behaviors)
-        check_middlewares(self._behaviors, "behaviors")
+        check_middlewares(in_parts(self._behaviors), "behaviors")
+        self._own = own_behaviors or {}
         for spec in registry.capabilities.values():
-            check_middlewares(spec.behaviors, f"{spec.name}.behaviors")
+            check_middlewares(in_parts(self._owned(spec)), f"{spec.name}.behaviors", _kind(spec))
+        for node in registry.infrastructure.values():
+            check_node_behaviors(node)
+        known = registry.capabilities
+        self._reach = [
+            *((item, [*known]) for item in self._behaviors if isinstance(item, Reach)),
+            *(
+                (i, [name])
+                for name in known
+                for i in self._owned(known[name])
+                if isinstance(i, Reach)
+            ),
+        ]
         self._chains: dict[str, Inner] = {}
 
     @property
@@ -121,51 +157,125 @@ class StepRunner:
         chain = self._chains.get(spec.name)
         if chain is None:
             chain = self._chains[spec.name] = self._chain(spec)
-        result: Result = await chain(Job(spec, self, door, CURRENT.get()), attempt)
-        return result
+        outer = CURRENT.get()
+        job = Job(spec, self, door, outer, flow=self.flow or (outer.flow if outer else None))
+        if job.flow is not None:
+            given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
+            job.labels = {**(outer.labels if outer is not None else {}), **given}
+        result: Result = await chain(job, attempt)
+        if job.flow is None or not isinstance(result, StepRecord):
+            return result
+        record = job.flow.labelled(result, spec, job.labels, door.view)
+        if outer is not None:
+            for labels in record.labels.values():
+                outer.labels = {**labels, **outer.labels}
+        return record
+
+    async def out_of_reach(self) -> dict[str, str]:
+        """Return the capabilities that cannot be called now, each with why and until when."""
+        found: dict[str, str] = {}
+        with use_clock(self.clock):
+            for item, names in self._reach:
+                found |= await item.out_of_reach(names)
+        return found
+
+    def _owned(self, spec: CapabilitySpec) -> list[Any]:
+        return [*spec.behaviors, *self._own.get(spec.name, ())]
+
+    def _around(self, spec: CapabilitySpec) -> list[Any]:
+        around = [*self._behaviors, *self._owned(spec)]
+        guards = [item for item in around if isinstance(item, TurnGuard)]
+        if len(guards) > 1:  # as one, so that all of them are asked and named
+            others = [item for item in around if not isinstance(item, TurnGuard)]
+            around = [guards[0].beside(guards[1:]), *others]
+        return fitting(in_parts(around), _kind(spec))
 
     def _chain(self, spec: CapabilitySpec) -> Inner:
-        around = [*self._behaviors, *spec.behaviors]
+        around = self._around(spec)
+        asked = [item for item in around if callable(getattr(item, "decide", None))]
+        told: dict[str, dict[str, Any]] = {
+            "permit": {"policies": (*self.step_policies, *asked)},
+            "retry": {"rule": innermost(around, RetryRule)},
+            "bound": {"instead": innermost(around, TimeLimit)},
+        }
         inner: Inner = call.call
+        again = inner
         for stage in reversed(STAGES):
             if stage == "observe" and (own := [item for item in around if not _stage(item)]):
-                again = _within("settle", around, hooks.given)
                 inner = partial(hooks.hooks, inner=inner, behaviors=tuple(own), again=again)
-            inner = _within(stage, around, inner)
+            inner = _within(stage, around, inner, told.get(stage, {}))
+            if stage == "settle":
+                again = inner
         return inner
 
 
-def _within(stage: str, around: Sequence[Any], inner: Inner) -> Inner:
+def _kind(spec: CapabilitySpec) -> Kind:
+    return "step" if spec.effect == "none" else "effect"
+
+
+def fitting(given: Iterable[_T], kind: Kind) -> list[_T]:
+    """Return those of a graph's behaviours that can stand around something of a kind."""
+    return [item for item in given if kind in getattr(item, "stands_around", (kind,))]
+
+
+def innermost(around: Sequence[Any], rule: Any) -> Any:
+    """Return the innermost of the rules of a type; the others have no say."""
+    return next((item for item in reversed(around) if isinstance(item, rule)), None)
+
+
+def _within(stage: str, around: Sequence[Any], inner: Inner, told: Mapping[str, Any]) -> Inner:
     """Return a stage, with whatever stands at it, around ``inner``."""
     if stage in _INSIDE:
-        inner = partial(_INSIDE[stage], inner=inner)
-    own = in_order(item for item in around if _stage(item) == stage)
+        inner = partial(_INSIDE[stage], inner=inner, **told)
+    own = in_order(item for item in around if _stage(item) == stage and not is_rule(item))
+    # Whoever has to wait for a limit waits without a slot.
+    outer = [i for i in own if stage == "reserve" and getattr(i, "order", 1_000) < 1_000]
     if stage == "screen" and own:
         # What leaves the stage is what is shown, agreed to, keyed and run.
         inner = partial(screen.leave, inner=inner)
-    for middleware in reversed(own):
+    for middleware in reversed(own[len(outer) :]):
         inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
-    return partial(_SHIPPED[stage], inner=inner) if stage in _SHIPPED else inner
+    if stage == "settle":
+        inner = partial(settle.finished, inner=inner, checked=bool(own))
+    if stage in _SHIPPED:
+        inner = partial(_SHIPPED[stage], inner=inner, **told)
+    for middleware in reversed(outer):
+        inner = partial(_WRAPS[stage], middleware=middleware, inner=inner)
+    return inner
 
 
 def _stage(item: Any) -> str | None:
     return getattr(item, "stage", None)
 
 
+def is_rule(item: Any) -> bool:
+    """Tell whether something takes the place of what a stage goes by, and stands around nothing."""
+    return isinstance(item, (RetryRule, TimeLimit))
+
+
 def in_order(around: Iterable[Any]) -> list[Any]:
     """Return what stands at one stage from the outside in.
 
-    Those with a number (``order``) have one place however they are listed; the others follow them,
-    as they are listed.
+    Those with a number (``order``) have one place however they are listed; the others, as they are
+    listed, stand inside of those below 1,000 and outside of those above. What is listed twice, for
+    the graph and for a capability, stands once.
     """
-    return sorted(around, key=lambda item: getattr(item, "order", math.inf))
+    return sorted(
+        {id(item): item for item in around}.values(), key=lambda item: getattr(item, "order", 1_000)
+    )
+
+
+def in_parts(given: Iterable[Any]) -> tuple[Any, ...]:
+    """Return behaviours with those that stand at several stages (``parts``) taken apart."""
+    return tuple(part for item in given for part in getattr(item, "parts", (item,)))
 
 
 async def _around(job: Job, attempt: Attempt, *, middleware: Middleware, inner: Inner) -> Any:
     async def call_next(changed: Attempt | None = None) -> Any:
         return await inner(job, changed if changed is not None else attempt)
 
-    return await middleware.around(attempt, call_next)
+    with standing_in(job), use_clock(job.runner.clock):
+        return await middleware.around(attempt, call_next)
 
 
 async def _around_record(
@@ -201,14 +311,41 @@ _WRAPS: dict[str, Any] = {
 }
 
 
-def check_middlewares(given: Sequence[Any], where: str) -> None:
+def check_node_behaviors(spec: InfrastructureSpec) -> None:
+    """Make sure that what an infrastructure node declares can stand around it.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    where = f"{spec.name}.behaviors"
+    check_middlewares(spec.behaviors, where, "node")
+    for item in spec.behaviors:
+        if _stage(item) is not None and not is_rule(item):
+            raise ConfigurationError(
+                f"{item!r} in {where} names the stage {_stage(item)!r}, which a node does not pass.",
+                fix="Give a node hooks (without a stage), RetryBehavior or TimeoutBehavior.",
+            )
+
+
+def check_middlewares(given: Sequence[Any], where: str, kind: Kind | None = None) -> None:
     """Make sure that everything in a list can stand around an attempt.
+
+    Args:
+        given: The list.
+        where: Names it.
+        kind: What it is declared for; ``None`` for whatever fits.
 
     Raises:
         ConfigurationError: It names no stage, or an unknown one, or has no ``around``; and it has
-            no hooks of a behaviour either.
+            no hooks of a behaviour either. Or it cannot stand around this.
     """
     for item in given:
+        fits = getattr(item, "stands_around", STANDS_AROUND)
+        if kind is not None and kind not in fits and not isinstance(item, type):
+            raise ConfigurationError(
+                f"{item!r} in {where} cannot stand around {STANDS_AROUND[kind]}.",
+                fix=f"It is for {' and '.join(STANDS_AROUND[other] for other in fits)}.",
+            )
         stage = _stage(item)
         if stage is None and isinstance(item, Behavior) and not isinstance(item, type):
             continue
@@ -218,7 +355,7 @@ def check_middlewares(given: Sequence[Any], where: str) -> None:
                 fix=f"Give an object (not a class) whose 'stage' is one of {', '.join(STAGES)}, or one"
                 " with the hooks of BaseBehavior.",
             )
-        if not callable(getattr(item, "around", None)):
+        if not (callable(getattr(item, "around", None)) or is_rule(item)):
             raise ConfigurationError(
                 f"{item!r} in {where} has no method 'around'.",
                 fix="Write 'async def around(self, attempt, call_next)'.",

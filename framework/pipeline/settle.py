@@ -11,12 +11,17 @@ from langgraph.errors import GraphBubbleUp
 
 from configs.logger import get_logger
 from configs.streaming import is_heard
-from framework.base.errors import ErrorSeverity, PersistenceError
+from framework.approvals import RESULT
+from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Failure, Question, StepRecord
-from framework.pipeline.failures import after_effect, fatal, read_failure
+from framework.base.values import to_plain
+from framework.pipeline.effect_ledger import digest_of, plain_inputs
+from framework.pipeline.failures import after_effect, fatal, killed, read_failure
+from framework.pipeline.gate import examined
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
+from framework.state import dump_context
 from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
 
 
@@ -40,22 +45,27 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     job.began = asyncio.get_running_loop().time()
     job.stored, job.source, job.effect, job.failure = [], "run", None, None
     job.cut_off, job.worked = False, None
-    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
-    with about(attempt_id=name):
-        try:
-            found = await _gave(job, attempt, inner)
-        except GraphBubbleUp:
-            raise
-        except Exception as exc:
-            return failed_record(job, attempt, exc)
-        return _succeeded(job, attempt, found) if isinstance(found, Sorted) else found
+    try:
+        found = await _gave(job, attempt, inner)
+        if isinstance(found, Sorted):
+            if job.spec.gate is None:
+                return _succeeded(job, attempt, found)
+            seen = await examined(job, attempt, found)
+            record = _succeeded(job, attempt, found)
+            return replace(record, quality=seen.level, asks=(seen.ask,) if seen.ask else ())
+    except GraphBubbleUp:
+        raise
+    except Exception as exc:
+        return failed_record(job, attempt, exc)
+    return found
 
 
 async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     """Return what the try gave, sorted; or what stands in its place."""
-    result = await inner(job, attempt)
-    if job.stand_in is None:
-        job.returned = result
+    if attempt.given is not None:
+        job.source, result = attempt.given.source, attempt.given.value
+    else:
+        result = job.returned = await inner(job, attempt)
     if result is STOPPED or isinstance(result, Question):
         return None if result is STOPPED else result
     if isinstance(result, Skipped):
@@ -87,11 +97,93 @@ def _succeeded(job: Job, attempt: Attempt, found: Sorted) -> StepRecord:
         plan=found.plan,
     )
     announce(job, attempt)
-    # What a hook put in the place of a result was told of when the step ended.
-    if is_heard() and not (job.stand_in and job.stand_in.source != "fallback"):
-        duration = record.execution_time
-        emit(StepFinished(duration=duration, outputs=record.outputs, **attempt.event()))
+    job.made = record.contexts
     return record
+
+
+async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -> Result:
+    """Let a result out of the stage: valid whatever changed it, and agreed to where that is asked.
+
+    Args:
+        job: The run of the stages.
+        attempt: The try.
+        inner: The stage, with what stands around it.
+        checked: Whether anything does.
+    """
+    name = "/".join(part for part in (job.view.plan_id, attempt.key, str(attempt.number)) if part)
+    with about(attempt_id=name):
+        may_ask = (checked or job.spec.gate is not None) and attempt.given is None
+        held = await job.door.ledger.held(attempt.key) if may_ask else {}
+        if held and held["of"] == _work(attempt):
+            # A person is asked about this very result; another try would give another one.
+            job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
+            kept = {name: held[name] for name in ("contexts", "quality")}
+            asks = tuple(held["asks"])
+            found: Result = _record(job, attempt, success=True, asks=asks, **kept)
+        else:
+            job.settling = True
+            try:
+                found = _as_it_leaves(job, attempt, await inner(job, attempt))
+            finally:
+                job.settling = False
+        if not isinstance(found, StepRecord) or not found.success:
+            if isinstance(found, StepRecord) and found.error is not None:
+                tell_failed(job, attempt, found.error)
+            return found
+        if found.asks and (question := await _asked(job, attempt, found)) is not None:
+            return question
+        if is_heard() and not (attempt.given and attempt.given.told):
+            duration = found.execution_time
+            emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+        return found
+
+
+def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
+    """Check what stands around the stage made of a record."""
+    if isinstance(found, StepRecord) and found.success and found.contexts is not job.made:
+        try:
+            return replace(found, contexts=_valid(job, found.contexts))
+        except ValidationError as exc:
+            return failed_record(job, attempt, exc)
+    return found
+
+
+def _valid(job: Job, contexts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    types = job.runner.registry.context_types
+    return {
+        kind: {key: dump_context(kind, key, value, types) for key, value in entries.items()}
+        for kind, entries in contexts.items()
+    }
+
+
+async def _agreed(job: Job, attempt: Attempt, digest: str) -> bool:
+    book = job.door.ledger.agreements
+    agreed = await book.agreed(digest, attempt.key, list(job.door.plan_keys))
+    if agreed:
+        await book.use(digest, attempt.key)
+    return agreed
+
+
+async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | None:
+    """Return the question about a result; ``None`` when a person agreed to it."""
+    gave = {kind: entries[record.key] for kind, entries in record.contexts.items()}
+    gave |= {name: to_plain(value, lenient=True) for name, value in record.updates.items()}
+    if record.plan is not None:
+        gave["plan"] = to_plain(record.plan, lenient=True)
+    digest = digest_of([RESULT, attempt.capability, gave])
+    if await _agreed(job, attempt, digest):
+        return None
+    if not record.updates and record.plan is None:
+        kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
+        kept |= {"of": _work(attempt), "asks": list(record.asks), "quality": record.quality}
+        await job.door.ledger.hold(attempt.key, kept)
+    shown = {"parameters": dict(attempt.values), "result": gave}
+    return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
+
+
+def _work(attempt: Attempt) -> str:
+    """Name what a step does: another plan may have another step under its key."""
+    return digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
 
 
 def announce(job: Job, attempt: Attempt) -> None:
@@ -145,11 +237,19 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     if job.effect_done:
         failure = after_effect(failure)
     announce(job, attempt)
+    if not job.settling:
+        tell_failed(job, attempt, failure)
+    return _record(job, attempt, error=failure, updates=killed(exc))
+
+
+def tell_failed(job: Job, attempt: Attempt, failure: Failure) -> None:
+    """Say that a try failed, in the stream and in the log."""
     emit(
         StepFailed(
             duration=job.seconds(),
             severity=failure.severity.value,
             message=failure.message,
+            category=failure.metadata.get("category"),
             **attempt.event(),
         )
     )
@@ -160,7 +260,6 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
         # The start of the default message; a failure that the router handles is no such thing.
         failure.message.removeprefix(f"Unhandled error in {job.spec.name}: "),
     )
-    return _record(job, attempt, error=failure)
 
 
 def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepRecord:
@@ -180,5 +279,6 @@ def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
         execution_time=job.seconds(),
         source=job.source,
         effect=job.effect,
+        values=attempt.values,
         **found,
     )

@@ -21,14 +21,17 @@ Contexts = dict[str, dict[str, Any]]
 KEPT_BY_THE_GRAPH = frozenset(
     {
         "approval_decisions",
+        "capability_context_labels",
         "control_attempts",
         "control_begun",
         "control_budget",
         "control_error_info",
         "control_goto",
         "control_has_error",
+        "control_labels",
         "control_max_retries",
         "control_turn",
+        "control_undo",
         "execution_effects",
         "execution_outcome",
         "execution_pending_approvals",

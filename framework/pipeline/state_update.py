@@ -11,7 +11,10 @@ from langgraph.types import Overwrite
 from framework.base.ports import Failure, StepRecord
 from framework.state import AgentState, StateSchema, fold_context
 
-_COMBINED = frozenset({"execution_step_results", "control_attempts", "execution_effects"})
+_COMBINED = frozenset(
+    {"execution_step_results", "control_attempts", "control_labels", "execution_effects"}
+)
+_BY_TYPE = frozenset({"capability_context_data", "capability_context_labels"})
 _OF_AGENT = StateSchema.of(AgentState)
 Writes = list[tuple[str, Any]]
 
@@ -29,6 +32,15 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
         for kind, entries in record.contexts.items():
             merged[kind] = {**merged.get(kind, {}), **entries}
         update["capability_context_data"] = merged
+    if record.labels:
+        stored = update.get("capability_context_data") or {}
+        known = {
+            kind: {key: dict(labels) for key in stored[kind]}
+            for kind, labels in record.labels.items()
+            if kind in stored
+        }
+        update |= {"capability_context_labels": known} if known else {}
+        update["control_labels"] = {k: v for own in record.labels.values() for k, v in own.items()}
     update["execution_step_results"] = {record.key: record.entry()}
     if record.error is not None:
         update["control_attempts"] = {record.key: record.error.attempts}
@@ -40,6 +52,7 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
                 "step": record.key,
                 "objective": record.objective,
                 "outputs": record.outputs,
+                "parameters": dict(record.values),
             }
         }
     return update
@@ -76,7 +89,7 @@ def combined(writes: Iterable[tuple[str, Any]], schema: StateSchema = _OF_AGENT)
             single[name] = value
         elif isinstance(before, Overwrite):
             single[name] = Overwrite(applied({name: before.value}, [(name, value)], schema)[name])
-        elif name == "capability_context_data":
+        elif name in _BY_TYPE:
             contexts = single.setdefault(name, {})
             for kind, entries in value.items():
                 contexts.setdefault(kind, {}).update(entries)

@@ -124,5 +124,5 @@ def may_pull_in(spec: CapabilitySpec) -> bool:
     One that changes the world is only planned by whoever selected it, unless a person must
     agree before it runs; one whose parameters must be chosen cannot be planned by types alone.
     """
-    harmless = spec.effect == "none" or spec.requires_approval
+    harmless = spec.effect == "none" or bool(spec.requires_approval)
     return harmless and not required_parameters(spec.parameters)

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -190,6 +190,8 @@ class PlanVersion(TypedDict):
         plan: The plan.
         kept: Steps whose finished results were taken over, new key to old key.
         outcome: What the steps of the version before had come to, by key.
+        labels: Labels of what its author had before him, each with its source, by the key of the
+            steps whose words carry them.
     """
 
     version: int
@@ -199,6 +201,7 @@ class PlanVersion(TypedDict):
     plan: ExecutionPlan
     kept: dict[str, str]
     outcome: dict[str, str]
+    labels: NotRequired[dict[str, dict[str, str]]]
 
 
 def _by_key(plan: ExecutionPlan | None) -> dict[str, dict[str, Any]]:

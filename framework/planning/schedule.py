@@ -17,7 +17,8 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
 
     A plan is read in its order: an input, or a reference in a parameter, means the nearest step
     before that has the key, else a stored context. A step that replaces a stored context waits for the steps before it that
-    read the stored one, and the closing step waits for all others.
+    read the stored one, and the closing step waits for all others. In a plan that runs one by one every step waits
+    for all before it.
 
     Args:
         plan: A plan that checks clean.
@@ -37,6 +38,8 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     readers: dict[str, set[str]] = {}
+    stamp = plan.get("stamp") if isinstance(plan, Mapping) else None
+    one_by_one = isinstance(stamp, Mapping) and stamp.get("one_by_one") is True
     steps = {step_key(step, index): step for index, step in enumerate(steps_of(plan))}
     for index, step in enumerate(steps_of(plan)):
         key = step_key(step, index)
@@ -51,7 +54,7 @@ def dependencies(plan: ExecutionPlan) -> dict[str, set[str]]:
                 waits.add(read.key)
             elif read.key != key:
                 readers.setdefault(read.key, set()).add(key)
-        found[key] = set(found) if capability_of(step) in CLOSING else waits
+        found[key] = set(found) if one_by_one or capability_of(step) in CLOSING else waits
     return found
 
 

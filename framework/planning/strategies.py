@@ -62,6 +62,8 @@ class PlanRequest:
         chosen: Whether the active capabilities were chosen for the task; otherwise they are all
             that may be used, and the planner chooses.
         excluded: Capabilities that were tried for the task in vain, with the reason.
+        out_of_reach: Capabilities that cannot be called now, with why and until when.
+        budget_left: What is left of each limit of the budget; empty without one.
         instructions: What the application, and system messages of the input, say besides.
         refers_back: Whether the task refers to earlier messages.
     """
@@ -81,6 +83,8 @@ class PlanRequest:
     messages: Sequence[AnyMessage] = ()
     chosen: bool = True
     excluded: Mapping[str, str] = field(default_factory=dict)
+    out_of_reach: Mapping[str, str] = field(default_factory=dict)
+    budget_left: Mapping[str, float] = field(default_factory=dict)
     instructions: str = ""
     refers_back: bool = False
 

@@ -80,7 +80,7 @@ class OrchestratorPrompt(PromptBuilder):
 
     Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded`` of the planning request.
+    ``excluded``, ``out_of_reach``, ``budget_left`` of the planning request.
     """
 
     role = "You plan how an agent answers a request."
@@ -114,12 +114,23 @@ class OrchestratorPrompt(PromptBuilder):
         problems: Sequence[Any] = (),
         refused: Any = None,
         excluded: Mapping[str, str] | None = None,
+        out_of_reach: Mapping[str, str] | None = None,
+        budget_left: Mapping[str, float] | None = None,
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
         parts = [as_request(task)]
+        if budget_left:
+            left = ", ".join(f"{name} {value:g}" for name, value in budget_left.items())
+            parts.append(f"Left of the budget: {left}. A plan that needs more is refused.")
         if excluded:
             parts.append(_tried(excluded))
+        if out_of_reach:
+            away = "\n".join(f"{name}: {reason}" for name, reason in out_of_reach.items())
+            parts.append(
+                "These cannot be called now. Plan without them; if nothing else will do, say so in"
+                f" answer, with the moment:\n{as_data('out of reach', away)}"
+            )
         stored = _stored(available or {})
         if stored:
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")

@@ -51,6 +51,11 @@ class AgentState(TypedDict, total=False):
         FromCaller,
         DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
     ]
+    capability_context_labels: Annotated[
+        dict[str, dict[str, dict[str, str]]],
+        Key("labels of the results, each with its source", "router"),
+        DeltaChannel(fold_context, snapshot_frequency=SNAPSHOT_EVERY),
+    ]
     agent_control: Annotated[dict[str, Any], Key("switches"), FromCaller, merge_by_key]
     runtime_info: Annotated[dict[str, Any] | None, Key("counts of the thread", "begin_turn")]
     status_updates: Annotated[list[Any], _Turn("what a capability reports", "capabilities"), append]
@@ -118,6 +123,11 @@ class AgentState(TypedDict, total=False):
     ]
 
     control_turn: Annotated[dict[str, Any] | None, Key("id and number of the turn", "begin_turn")]
+    control_labels: Annotated[
+        dict[str, str],
+        Key("labels of all that steps left behind, each with its source", "router"),
+        merge_by_key,
+    ]
     control_begun: Annotated[
         list[str],
         Key("marks of the messages that opened turns", "begin_turn"),
@@ -141,8 +151,11 @@ class AgentState(TypedDict, total=False):
     control_goto: Annotated[str | None, _Turn("where a node of one's own goes", "any node")]
     control_next_node: Annotated[str | None, _Turn("where the router goes", "router")]
     control_routing_count: Annotated[int, _Turn("decisions of the router", "router")]
-    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node")]
-    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node")]
+    control_is_killed: Annotated[bool, _Turn("whether the turn is stopped", "any node"), latest]
+    control_kill_reason: Annotated[str | None, _Turn("why it is stopped", "any node"), latest]
+    control_undo: Annotated[
+        dict[str, Any] | None, _Turn("what a person is offered to undo after a failure", "router")
+    ]
     control_is_awaiting_validation: Annotated[
         bool, _Turn("whether a person is asked about the plan", "orchestrator")
     ]

@@ -127,6 +127,11 @@ class TurnView:
         """The plan's steps."""
         return self.plan.get("steps") or []
 
+    @cached_property
+    def planned(self) -> Mapping[str, PlannedStep]:
+        """The plan's steps by context key."""
+        return {step["context_key"]: step for step in self.steps if "context_key" in step}
+
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
         """Records of the steps so far, by context key."""
@@ -147,6 +152,16 @@ class TurnView:
         """Context type to context key to plain data; a type that holds none has no contexts."""
         found = _mapping(self.state.get("capability_context_data"))
         return {kind: _mapping(stored) for kind, stored in found.items()}
+
+    @property
+    def labels(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+        """Context type to context key to label to its source, where a step left word of it."""
+        return _mapping(self.state.get("capability_context_labels"))
+
+    @property
+    def seen_labels(self) -> Mapping[str, str]:
+        """Labels of all that steps of the thread left behind, failures too, with their sources."""
+        return _mapping(self.state.get("control_labels"))
 
     @property
     def pending(self) -> Mapping[str, Mapping[str, Any]]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sqlite3
 import sys
+import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import closing, suppress
 from typing import Any, ClassVar, cast
-from weakref import ref
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import PersistenceError
+from framework.base.errors import PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
+from framework.stores.location import MEMORY, parse_url
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
@@ -58,7 +62,7 @@ class SaverRows(Rows, ABC):
     """Drops the values of a thread that no checkpoint of it has."""
 
     def __init__(self, saver: Any) -> None:
-        self._ref = ref(saver)
+        self._ref = weakref.ref(saver)
         self._made: set[str] = set()
 
     @property
@@ -239,6 +243,91 @@ class PostgresRows(SaverRows):
 
     def _text(self, statement: str) -> Any:
         return statement.format(**self.words).replace("?", "%s")
+
+
+class FileRows(Rows):
+    """Rows in a SQLite file of their own, which processes may share.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._open: tuple[int, sqlite3.Connection] | None = None
+        self._made: set[str] = set()
+
+    async def table(self, definition: str) -> None:
+        """Create a table unless it is there."""
+        if definition not in self._made:
+            await self.run(definition)
+            self._made.add(definition)
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own, in a thread."""
+        return await asyncio.to_thread(self.run_blocking, statement, values)
+
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own."""
+        text = statement.format(now=repr(time.time()), **SqliteRows.words)
+        try:
+            with self._lock:
+                conn = self._connection()
+                before = conn.total_changes
+                rows = conn.execute(text, values).fetchall()
+                return conn.total_changes - before, rows
+        except sqlite3.Error as exc:
+            raise _refused(exc) from exc
+
+    def _connection(self) -> sqlite3.Connection:
+        # A process that was split off must not go on with the connection of the other.
+        if self._open is None or self._open[0] != os.getpid():
+            conn = sqlite3.connect(
+                self._path, timeout=60.0, isolation_level=None, check_same_thread=False
+            )
+            weakref.finalize(self, conn.close)
+            with suppress(sqlite3.OperationalError):  # another process is just doing it
+                conn.execute("PRAGMA journal_mode = WAL")
+            conn.execute("PRAGMA synchronous = NORMAL")
+            self._open = os.getpid(), conn
+        return self._open[1]
+
+
+class ServerRows(PostgresRows):
+    """Rows in a PostgreSQL database that no saver has open.
+
+    Args:
+        address: Its URL.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._made: set[str] = set()
+        self._address = address
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own, in a thread."""
+        # Threads of the loop's own: those of a pool are not there after a fork.
+        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))
+
+
+def open_rows(url: str) -> Rows | None:
+    """Return the rows of a database that processes share; ``None`` for one in memory.
+
+    Args:
+        url: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``postgresql://…``.
+
+    Raises:
+        ConfigurationError: It is no such URL.
+        MissingExtraError: The extra of the database is not installed.
+    """
+    location = parse_url(url)
+    if location.target == MEMORY:
+        return None
+    if location.kind == "sqlite":
+        return FileRows(location.target)
+    require_extra("psycopg", "postgres")
+    return ServerRows(location.target)
 
 
 _KNOWN: tuple[tuple[str, str, type[SaverRows]], ...] = (

@@ -160,6 +160,24 @@ def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     return {item.id: item.value for item in open_interrupts(found.pending_writes)}
 
 
+async def waiting_questions(
+    saver: BaseCheckpointSaver[Any], *, limit: int = 50
+) -> dict[str, list[Any]]:
+    """Return what people are asked: thread to its open questions, of the threads saved last.
+
+    Args:
+        saver: An open saver.
+        limit: How many threads are looked at.
+    """
+    found = {}
+    for summary in await list_threads(saver, limit=limit):
+        where: Any = {"configurable": {"thread_id": summary.thread_id, "checkpoint_ns": ""}}
+        saved = await saver.aget_tuple(where) if summary.status == "waiting" else None
+        if saved is not None and (questions := open_questions(saved)):
+            found[summary.thread_id] = list(questions.values())
+    return found
+
+
 async def prune_threads(
     saver: BaseCheckpointSaver[Any],
     thread_ids: Sequence[str] | None = None,

@@ -8,11 +8,14 @@ are about, as far as there is one, and ``seq``, which counts the events of a run
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from configs.scoped import scoped
 from configs.streaming import emit as _emit
 from configs.streaming import is_heard
 
@@ -33,6 +36,10 @@ class _Event(BaseModel):
     plan_id: str | None = None
     step_id: str | None = None
     attempt_id: str | None = None
+    parent_id: str | None = None
+
+
+_kept: ContextVar[list[_Event] | None] = ContextVar("capgraph_kept_back", default=None)
 
 
 class _StepEvent(_Event):
@@ -100,6 +107,7 @@ class StepFailed(_StepEvent):
     duration: float
     severity: str
     message: str
+    category: str | None = None
 
 
 class Retry(_Event):
@@ -136,6 +144,19 @@ class ApprovalAsked(_Event):
     steps: list[dict[str, Any]]
 
 
+class ApprovalGiven(_Event):
+    """Somebody decided about a step; ``refused`` says why it does not count."""
+
+    event_type: Literal["approval_given"] = "approval_given"
+    context_key: str
+    capability: str
+    decision: str
+    by: str | None = None
+    authenticated: bool = False
+    digest: str | None = None
+    refused: str | None = None
+
+
 class AnswerToken(_Event):
     """A piece of the answer."""
 
@@ -159,6 +180,42 @@ class Usage(_Event):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    provider: str = ""
+    duration: float | None = None
+
+
+class ModelCalled(_Event):
+    """A call of a chat model ended without usage: it failed, or the model does not say.
+
+    Attributes:
+        error: Type of what was raised.
+    """
+
+    event_type: Literal["model_called"] = "model_called"
+    role: str
+    model: str = ""
+    provider: str = ""
+    duration: float = 0.0
+    error: str | None = None
+
+
+class ToolCalled(_Event):
+    """A tool was called inside a step or a model's loop, and ended."""
+
+    event_type: Literal["tool_called"] = "tool_called"
+    name: str
+    duration: float = 0.0
+    error: str | None = None
+
+
+class CircuitChanged(_Event):
+    """A circuit breaker opened, lets probes in, or closed."""
+
+    event_type: Literal["circuit_changed"] = "circuit_changed"
+    name: str
+    state: Literal["closed", "open", "half_open"]
+    failures: int = 0
+    retry_after: float | None = None
 
 
 class EventsLost(_Event):
@@ -166,6 +223,17 @@ class EventsLost(_Event):
 
     event_type: Literal["events_lost"] = "events_lost"
     count: int
+
+
+class PolicyActed(_Event):
+    """A rule of a policy engine applied; ``done`` says what came of its action."""
+
+    event_type: Literal["policy_acted"] = "policy_acted"
+    rule: str
+    action: str
+    message: str
+    params: dict[str, Any] | None = None
+    done: bool = True
 
 
 class TurnFinished(_Event):
@@ -187,10 +255,15 @@ Event = Annotated[
     | Replan
     | Reclassify
     | ApprovalAsked
+    | ApprovalGiven
     | AnswerToken
     | AnswerPart
     | Usage
+    | CircuitChanged
+    | ModelCalled
+    | ToolCalled
     | EventsLost
+    | PolicyActed
     | TurnFinished,
     Field(discriminator="event_type"),
 ]
@@ -201,8 +274,23 @@ def emit(event: _Event) -> None:
 
     >>> emit(Reclassify(reason="wrong tools"))
     """
-    if is_heard():
+    kept = _kept.get()
+    if kept is not None and isinstance(event, (AnswerToken, AnswerPart, TurnFinished)):
+        kept.append(event)
+    elif is_heard():
         _emit(event.model_dump(exclude_none=True))
+
+
+def keeping(events: list[_Event]) -> AbstractContextManager[None]:
+    """Keep what is said of the answer inside a ``with`` block, instead of sending it.
+
+    >>> kept = []
+    >>> with keeping(kept):
+    ...     emit(AnswerToken(text="Hello"))
+    >>> [event.text for event in kept]
+    ['Hello']
+    """
+    return scoped(_kept, events)
 
 
 def parse_event(data: dict[str, Any]) -> Event:

@@ -8,6 +8,7 @@ is given ``callbacks`` of its own, or one that goes past LangChain.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -17,13 +18,16 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import LLMResult
+from langgraph.errors import GraphBubbleUp
 
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
-from framework.telemetry.events import Usage
+from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
+from framework.telemetry.audit import current_audit, digest, note
+from framework.telemetry.events import ModelCalled, ToolCalled, Usage
 
 _ROLE = "role:"
 _OTHER = "capability"
@@ -37,7 +41,20 @@ class _Turn:
     limit: int
     write: Callable[[Any], None] | None
     outer: _Turn | None
-    names: dict[UUID, str] = field(default_factory=dict)  # of models whose calls are under way
+    calls: dict[UUID, _Call] = field(default_factory=dict)  # of models and tools, under way
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is under way."""
+
+    name: str
+    provider: str = ""
+    prompt: str | None = None  # its digest, where an audit is kept
+    began: float = field(default_factory=time.perf_counter)
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("capgraph_model_calls", default=None)
@@ -61,6 +78,12 @@ def counting(budget: TurnBudget, max_model_calls: int) -> AbstractContextManager
     return scoped(_turn, _Turn(budget, max_model_calls, stream_writer(), _turn.get()))
 
 
+def current_budget() -> TurnBudget | None:
+    """Return where the calls of the innermost running turn are counted; ``None`` outside of one."""
+    turn = _turn.get()
+    return turn.budget if turn is not None else None
+
+
 def role_tag(role: str) -> str:
     """Return the tag by which a call says what it is for.
 
@@ -81,7 +104,7 @@ class ModelMeter(BaseCallbackHandler):
     raise_error = True
     run_inline = True
     # Every node and step is a chain to LangChain; it is quicker for not being told of them.
-    ignore_chain = ignore_agent = True
+    ignore_chain = True
 
     def on_chat_model_start(
         self,
@@ -90,15 +113,21 @@ class ModelMeter(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Count a call before it is sent.
 
         Raises:
-            LimitError: The turn has made as many calls as it may.
+            LimitError: The turn has made as many calls as it may, or a budget does not hold it.
         """
-        known = (metadata or {}).get("ls_model_name") or (serialized or {}).get("name")
-        _count(run_id, str(known or ""))
+        known = metadata or {}
+        name = known.get("ls_model_name") or (serialized or {}).get("name")
+        provider = str(known.get("ls_provider") or "")
+        prompt = None
+        if current_audit() is not None:
+            prompt = digest([[m.type, m.content] for asked in messages for m in asked])
+        _count(run_id, _Call(str(name or ""), provider, prompt))
+        pay_from_thread(run_id, serialized, messages, {**more, "metadata": metadata})
 
     def on_llm_start(
         self,
@@ -107,10 +136,10 @@ class ModelMeter(BaseCallbackHandler):
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
-        **_: Any,
+        **more: Any,
     ) -> None:
         """Count a call of a model without messages; see :meth:`on_chat_model_start`."""
-        self.on_chat_model_start(serialized, [], run_id=run_id, metadata=metadata)
+        self.on_chat_model_start(serialized, [prompts], run_id=run_id, metadata=metadata, **more)
 
     def on_llm_end(
         self, response: LLMResult, *, run_id: UUID, tags: list[str] | None = None, **_: Any
@@ -118,30 +147,67 @@ class ModelMeter(BaseCallbackHandler):
         """Report the tokens of a call."""
         turn = _turn.get()
         # Several handlers may be told of a call: the first to come reports it.
-        if turn is not None and run_id not in turn.names:
+        if turn is not None and run_id not in turn.calls:
             return
-        name = _done(run_id)
-        usage = _usage(response, _role(tags), name)
-        if usage is None:
-            return
-        while turn is not None and turn.outer is not None:
-            turn = turn.outer
-        write = turn.write if turn is not None else stream_writer()
-        if write is not None:
-            write(usage.model_dump(exclude_none=True))
+        call = _done(run_id)
+        if call is not None and call.prompt is not None:
+            answer = digest([g.text for row in response.generations for g in row])
+            note("model", role=_role(tags), model=call.name, prompt=call.prompt, answer=answer)
+        model, used = used_by(response, call.name if call is not None else "")
+        note_use(run_id, model, _role(tags), used)
+        if used is not None:
+            usage = Usage(
+                role=_role(tags),
+                model=model,
+                input_tokens=used.prompt_tokens,
+                output_tokens=used.output_tokens,
+                cached_tokens=used.cache_read_tokens,
+            )
+            if call is not None:
+                usage.duration, usage.provider = call.seconds(), call.provider
+            _report(usage)
+        elif call is not None:
+            _report(_ended(call, tags))
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Forget a call that failed; it stays counted."""
-        _done(run_id)
+    def on_llm_error(
+        self, error: BaseException, *, run_id: UUID, tags: list[str] | None = None, **_: Any
+    ) -> None:
+        """Report a call that failed; it stays counted."""
+        note_failure(run_id)
+        if (call := _done(run_id)) is not None:
+            kind = type(error).__name__
+            if call.prompt is not None:
+                told = {"role": _role(tags), "model": call.name, "prompt": call.prompt}
+                note("model", **told, error=kind)
+            _report(_ended(call, tags, kind))
+
+    def on_tool_start(
+        self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **_: Any
+    ) -> None:
+        """Remember a call of a tool."""
+        if (turn := _turn.get()) is not None:
+            turn.calls[run_id] = _Call(str((serialized or {}).get("name") or "tool"))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
+        """Report a call of a tool."""
+        if (call := _done(run_id)) is not None:
+            _report(ToolCalled(name=call.name, duration=call.seconds()))
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Report a call of a tool that failed; one that asks somebody did not."""
+        call = _done(run_id)
+        if call is not None and not isinstance(error, GraphBubbleUp):
+            told = {"duration": call.seconds(), "error": type(error).__name__}
+            _report(ToolCalled(name=call.name, **told))
 
 
 METER = ModelMeter()
 
 
-def _count(run_id: UUID, name: str) -> None:
+def _count(run_id: UUID, call: _Call) -> None:
     with _lock:
         innermost = _turn.get()
-        if innermost is None or run_id in innermost.names:
+        if innermost is None or run_id in innermost.calls:
             return
         turn: _Turn | None = innermost
         while turn is not None:
@@ -155,30 +221,28 @@ def _count(run_id: UUID, name: str) -> None:
         while turn is not None:
             turn.budget.model_calls += 1
             turn = turn.outer
-        innermost.names[run_id] = name
+        innermost.calls[run_id] = call
 
 
-def _done(run_id: UUID) -> str:
+def _done(run_id: UUID) -> _Call | None:
     turn = _turn.get()
-    return turn.names.pop(run_id, "") if turn is not None else ""
+    return turn.calls.pop(run_id, None) if turn is not None else None
+
+
+def _ended(call: _Call, tags: list[str] | None, error: str | None = None) -> ModelCalled:
+    about = {"role": _role(tags), "model": call.name, "provider": call.provider}
+    return ModelCalled(**about, duration=call.seconds(), error=error)
+
+
+def _report(event: Usage | ModelCalled | ToolCalled) -> None:
+    turn = _turn.get()
+    while turn is not None and turn.outer is not None:
+        turn = turn.outer
+    write = turn.write if turn is not None else stream_writer()
+    if write is not None:
+        write(event.model_dump(exclude_none=True))
 
 
 def _role(tags: list[str] | None) -> str:
     found = (tag.removeprefix(_ROLE) for tag in tags or () if tag.startswith(_ROLE))
     return next(found, _OTHER)
-
-
-def _usage(response: LLMResult, role: str, name: str) -> Usage | None:
-    for generation in (item for row in response.generations for item in row):
-        if not isinstance(generation, ChatGeneration):
-            continue
-        usage = getattr(generation.message, "usage_metadata", None)
-        if usage:
-            return Usage(
-                role=role,
-                model=(generation.message.response_metadata or {}).get("model_name") or name,
-                input_tokens=usage.get("input_tokens", 0),
-                output_tokens=usage.get("output_tokens", 0),
-                cached_tokens=(usage.get("input_token_details") or {}).get("cache_read") or 0,
-            )
-    return None

@@ -2,6 +2,12 @@
 
 A sink never slows or breaks a run: each has a bounded queue and a thread of its own. What does not
 fit into the queue is counted as lost, and the sink is told how much before the next event.
+
+Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
+for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
+on the run's own path, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
+has reached it. One with ``inline = True`` takes no
+time and is told at once, on the run's own path.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import inspect
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
@@ -22,17 +28,70 @@ from configs.errors import ConfigurationError
 from configs.logger import get_logger, mask_secrets
 from configs.scoped import scoped
 from configs.streaming import use_outlet
-from framework.base.ports import Sink
+from framework.base.ports import Sink, now_text
 from framework.telemetry.events import EventsLost
 
 _MOMENT = 0.25
-IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id")
-"""What an event may be about."""
+_TOGETHER = 500
+IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id")
+"""What an event may be about; ``parent_id`` is the attempt inside which all this goes on."""
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
-_run: ContextVar[tuple[Iterator[int], tuple[_Outlet, ...]] | None] = ContextVar(
+_run: ContextVar[tuple[Iterator[int], tuple[EventDispatcher, ...]] | None] = ContextVar(
     "capgraph_event_run", default=None
 )
+
+
+class SentEvent(dict[str, Any]):
+    """An event as a sink gets it: the plain dictionary, with what it is about as attributes.
+
+    >>> event = SentEvent(event_type="retry", run_id="r", step_id="a", seq=3)
+    >>> event.run_id, event.step, event.seq, event["event_type"]
+    ('r', 'a', 3, 'retry')
+    """
+
+    __slots__ = ()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run."""
+        return self.get("run_id")
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread; ``None`` when nothing is kept."""
+        return self.get("thread_id")
+
+    @property
+    def turn(self) -> str | None:
+        """What opened the turn: the id of a message or of a brought plan."""
+        return self.get("turn_id")
+
+    @property
+    def plan_id(self) -> str | None:
+        """The plan in force."""
+        return self.get("plan_id")
+
+    @property
+    def step(self) -> str | None:
+        """Context key of the step."""
+        return self.get("step_id") or self.get("context_key")
+
+    @property
+    def attempt(self) -> int | None:
+        """Which try of the step it is about, from 1."""
+        number = str(self.get("attempt_id") or self.get("attempt") or "").rpartition("/")[2]
+        return int(number) if number.isdecimal() else None
+
+    @property
+    def seq(self) -> int | None:
+        """Place among the events of the run, from 1."""
+        return self.get("seq")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """All of it, as a plain dictionary of one's own."""
+        return dict(self)
 
 
 def about(**ids: str | None) -> AbstractContextManager[None]:
@@ -47,8 +106,25 @@ def about(**ids: str | None) -> AbstractContextManager[None]:
     unknown = ids.keys() - set(IDS)
     if unknown:
         raise TypeError(f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(IDS)}.")
-    merged = {name: value for name, value in {**_ids.get(), **ids}.items() if value is not None}
+    known = _ids.get()
+    if "attempt_id" in known and any(
+        name in ids and ids[name] != known.get(name) for name in ("plan_id", "step_id")
+    ):
+        # Another plan or step begins inside the body of an attempt.
+        known = {n: value for n, value in known.items() if n not in ("step_id", "attempt_id")}
+        ids = {"parent_id": _ids.get()["attempt_id"], **ids}
+    merged = {name: value for name, value in {**known, **ids}.items() if value is not None}
     return scoped(_ids, merged)
+
+
+def current_ids() -> Mapping[str, str]:
+    """Return what events are about that are sent from here.
+
+    >>> with about(plan_id="p1"):
+    ...     dict(current_ids())
+    {'plan_id': 'p1'}
+    """
+    return _ids.get()
 
 
 class EventDispatcher:
@@ -56,7 +132,7 @@ class EventDispatcher:
 
     Args:
         sinks: Objects with ``emit(event)``, a function or a coroutine function. It is given the
-            event as a plain dictionary, which it must not change, one at a time and in order. A
+            event as a :class:`SentEvent`, which it must not change, one at a time and in order. A
             coroutine runs on an event loop of the sink's own.
         capacity: Events that may wait for one sink.
 
@@ -65,12 +141,39 @@ class EventDispatcher:
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), *, capacity: int = 10_000) -> None:
+        self._capacity = capacity
+        self._outlets: tuple[_Outlet, ...] = ()
         for sink in sinks:
-            if not callable(getattr(sink, "emit", None)):
-                raise ConfigurationError(
-                    f"The sink {sink!r} cannot take events.", fix="Give it a method emit(event)."
-                )
-        self._outlets = [_Outlet(sink, capacity) for sink in sinks]
+            self.subscribe(sink)
+
+    def subscribe(
+        self, sink: Sink, events: Collection[str | type[Any]] | None = None
+    ) -> Callable[[], None]:
+        """Hand events to one more sink from now on.
+
+        Args:
+            sink: See the class.
+            events: The kinds that it wants, as ``event_type`` or as classes of this room; all of
+                them when not given.
+
+        Returns:
+            A function that takes the sink away again; what waits for it still reaches it.
+
+        Raises:
+            ConfigurationError: The sink has no ``emit``.
+        """
+        if not callable(getattr(sink, "emit", None)):
+            raise ConfigurationError(
+                f"The sink {sink!r} cannot take events.", fix="Give it a method emit(event)."
+            )
+        kinds = None if events is None else frozenset(map(_kind, events))
+        outlet = _Outlet(sink, self._capacity, kinds)
+        self._outlets = (*self._outlets, outlet)
+
+        def unsubscribe() -> None:
+            self._outlets = tuple(known for known in self._outlets if known is not outlet)
+
+        return unsubscribe
 
     @property
     def has_sinks(self) -> bool:
@@ -86,17 +189,50 @@ class EventDispatcher:
         Args:
             **ids: See :func:`about`.
         """
-        seq, outlets = _run.get() or (itertools.count(1), ())
-        outlets = (*self._outlets, *outlets)
+        seq, dispatchers = _run.get() or (itertools.count(1), ())
+        if not dispatchers and (name := ids.get("run_id")):
+            for outlet in self._outlets:
+                if outlet.run_began is not None:
+                    outlet._try(outlet.run_began, name)
+        dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
             stamped = {**event, **_ids.get(), "seq": next(seq)}
-            for outlet in outlets:
-                outlet.put(stamped)
+            for place, dispatcher in enumerate(dispatchers, 1):
+                dispatcher._hand_on(stamped, dispatchers[place:])
             return stamped
 
-        with scoped(_run, (seq, outlets)), use_outlet(send), about(**ids):
+        with scoped(_run, (seq, dispatchers)), use_outlet(send), about(**ids):
             yield
+
+    def _hand_on(self, event: dict[str, Any], outer: Sequence[EventDispatcher] = ()) -> None:
+        if self._outlets:
+            sent = SentEvent(event)
+            for outlet in self._outlets:
+                if outlet.kinds is not None and event.get("event_type") not in outlet.kinds:
+                    continue
+                if not any(around._holds(outlet.sink) for around in outer):
+                    outlet.put(sent)
+
+    def _holds(self, sink: Sink) -> bool:
+        return any(outlet.sink is sink for outlet in self._outlets)
+
+    def end_run(self, error: BaseException | None = None) -> None:
+        """Tell the sinks that want to know that the run ended, however it did.
+
+        One that takes up the events of a run around this one is told at the end of that.
+
+        Args:
+            error: What it was ended by.
+        """
+        ended = {"event_type": "run_ended", "timestamp": now_text(), **_ids.get()}
+        if error is not None:
+            ended["error"] = type(error).__name__
+        _, running = _run.get() or (None, ())
+        outer = running[running.index(self) + 1 :] if self in running else ()
+        for outlet in self._outlets:
+            if outlet.wants_ends and not any(around._holds(outlet.sink) for around in outer):
+                outlet.put(SentEvent(ended))
 
     async def flush(self) -> None:
         """Wait until the sinks have taken, lost or refused every event so far."""
@@ -111,11 +247,19 @@ class EventDispatcher:
                     await self.flush()
 
 
+def _kind(wanted: str | type[Any]) -> str:
+    return wanted if isinstance(wanted, str) else str(wanted.model_fields["event_type"].default)
+
+
 class _Outlet:
     """The queue and the thread of one sink. Nothing here takes a lock that a run could wait for."""
 
-    def __init__(self, sink: Sink, capacity: int) -> None:
-        self.sink, self.capacity = sink, capacity
+    def __init__(self, sink: Sink, capacity: int, kinds: frozenset[str] | None = None) -> None:
+        self.sink, self.capacity, self.kinds = sink, capacity, kinds
+        self.wants_ends = callable(getattr(sink, "run_ended", None))
+        self.run_began = getattr(sink, "run_began", None)
+        self.inline = bool(getattr(sink, "inline", False))
+        self.emit_many = getattr(sink, "emit_many", None)
         self.waiting: deque[tuple[dict[str, Any], int]] = deque()
         self.busy = False
         self.lost = self.told = 0
@@ -123,8 +267,19 @@ class _Outlet:
         # Its thread starts with the first event, ends with this object, and at the end of the
         # process first delivers what waits.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="capgraph sink")
+        if (fed_by := getattr(sink, "fed_by", None)) is not None:
+            here = weakref.ref(self)
+            fed_by(lambda: outlet.wait() if (outlet := here()) is not None else None)
+
+    def wait(self) -> None:
+        """Wait until the sink has taken, lost or refused every event so far."""
+        if self.busy:
+            self.executor.submit(lambda: None).result()
 
     def put(self, event: dict[str, Any]) -> None:
+        if self.inline:
+            self._hand([event])
+            return
         if len(self.waiting) >= self.capacity:
             self._note("is too slow, so events are lost", first=not self.lost)
             self.lost += 1
@@ -136,22 +291,35 @@ class _Outlet:
 
     def _deliver(self) -> None:
         while True:
-            try:
-                event, lost = self.waiting.popleft()
-            except IndexError:
-                self.busy = False
-                if not self.waiting:
-                    return
-                self.busy = True  # one came between the two lines above
+            events: list[dict[str, Any]] = []
+            with suppress(IndexError):
+                while len(events) < (_TOGETHER if self.emit_many is not None else 1):
+                    event, lost = self.waiting.popleft()
+                    if lost > self.told:
+                        count = lost - self.told
+                        told = EventsLost(count=count).model_dump(exclude_none=True)
+                        events.append(SentEvent(told))
+                        self.told = lost
+                    events.append(event)
+            if events:
+                self._hand(events)
                 continue
-            if lost > self.told:
-                self._hand(EventsLost(count=lost - self.told).model_dump(exclude_none=True))
-                self.told = lost
-            self._hand(event)
+            self.busy = False
+            if not self.waiting:
+                return
+            self.busy = True  # one came between the two lines above
 
-    def _hand(self, event: dict[str, Any]) -> None:
+    def _hand(self, events: list[dict[str, Any]]) -> None:
+        if self.emit_many is not None:
+            self._try(self.emit_many, events)
+            return
+        for event in events:
+            end = event.get("event_type") == "run_ended"
+            self._try(self.sink.run_ended if end else self.sink.emit, event)  # type: ignore[attr-defined]
+
+    def _try(self, take: Callable[[Any], Any], given: Any) -> None:
         try:
-            result: Any = self.sink.emit(event)
+            result: Any = take(given)
             if inspect.isawaitable(result):
                 self._loop.run_until_complete(_wait_for(result))
         except Exception as exc:

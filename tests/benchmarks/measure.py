@@ -19,10 +19,12 @@ from typing import Any
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
-from framework import Verdict
+from framework import Verdict, behaviors
 from framework.base.ports import STAGES
 from framework.stores import open_saver
 from tests.benchmarks import programs
+
+_CACHE = behaviors.CacheBehavior
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -85,6 +87,55 @@ async def per_stage(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
         "every stage": {"behaviors": [_Through(stage) for stage in STAGES]},
         "a step policy": {"policies": [_Yes()]},
     }
+    return _against(await _with_options(options, steps, rounds), "nothing")
+
+
+def shipped_behaviors() -> dict[str, list[Any]]:
+    """One of each shipped behaviour that stands around a step, where it does its usual work."""
+    return {
+        "RetryBehavior": [behaviors.RetryBehavior()],
+        "TimeoutBehavior": [behaviors.TimeoutBehavior(60)],
+        "RateLimitBehavior": [behaviors.RateLimitBehavior(calls_per_second=10**9)],
+        "CircuitBreakerBehavior": [behaviors.CircuitBreakerBehavior()],
+        "FallbackBehavior": [behaviors.FallbackBehavior(default={"VALUE": {}})],
+        "HumanInLoopBehavior": [behaviors.HumanInLoopBehavior(lambda context, result: True)],
+        "GuardrailBehavior": [
+            behaviors.GuardrailBehavior(guardrails=[behaviors.PromptInjectionGuardrail()])
+        ],
+        "AuditBehavior": [behaviors.AuditBehavior()],
+        "CacheBehavior": [behaviors.CacheBehavior()],
+    }
+
+
+async def per_behavior(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
+    """Seconds per step with each shipped behaviour, against none and against the loop by hand."""
+    each = shipped_behaviors()
+    options: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "an empty list": {"behaviors": []},
+        **{name: {"behaviors": own} for name, own in each.items()},
+        # What is kept is not run, so it would hide what the others cost.
+        "all of them but the cache": {
+            "behaviors": [b for own in each.values() for b in own if b.__class__ is not _CACHE]
+        },
+    }
+    times = await _with_options(options, steps, rounds)
+    hand = programs.by_hand()
+    times["by hand"] = [
+        await _timed(programs.run_by_hand(hand, steps)) / steps for _ in range(rounds)
+    ]
+    bare = statistics.median(times.pop("by hand"))
+    found = _against(times, "nothing")
+    base = found["nothing"]["median"]
+    for part in found.values():
+        part["bare_steps_more"] = (part["median"] - base) / bare
+    return found
+
+
+async def _with_options(
+    options: dict[str, dict[str, Any]], steps: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds per step of graphs built in different ways, measured in turns."""
     settings = programs.load_settings()
     graphs = {
         name: programs.build_graph(programs.noop_registry(), settings=settings, **chosen)
@@ -98,7 +149,7 @@ async def per_stage(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
             seconds = await _timed(graph.ainvoke(given))
             if number:  # the first round warms up
                 times[name].append(seconds / steps)
-    return _against(times, "nothing")
+    return times
 
 
 async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:

@@ -174,6 +174,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "per_step": await measure.per_step(rounds=rounds),
             "per_step_saved": await measure.per_step_saved(rounds=rounds),
             "per_stage": await measure.per_stage(rounds=2 if quick else 5),
+            "per_behavior": await measure.per_behavior(rounds=2 if quick else 5),
             "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
             "flat_1k": await measure.flatness(1_000, steps),
@@ -208,6 +209,10 @@ def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str],
         made.append(("Against bare LangGraph", heading, rows_of(found)))
         staged = [(name, f"{part['ratio']:.2f}") for name, part in found["per_stage"].items()]
         made.append(("A step with something at each stage", ("at", "to nothing"), staged))
+        heading = ("behaviour", "to nothing", "bare LangGraph steps more")
+        parts = found["per_behavior"].items()
+        around = [(n, f"{p['ratio']:.2f}", f"{p['bare_steps_more']:.2f}") for n, p in parts]
+        made.append(("A step with each shipped behaviour", heading, around))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
         title = f"One request of {steps} dependent tool steps"

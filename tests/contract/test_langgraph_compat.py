@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -29,6 +30,7 @@ from typing_extensions import TypedDict
 
 import framework
 from framework import langgraph_compat as compat
+from framework.testing import ScriptedModel
 
 ROOT = Path(framework.__file__).parent.parent
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
@@ -193,3 +195,27 @@ def test_a_type_that_is_not_known_is_not_made() -> None:
     theirs = JsonPlusSerializer(allowed_msgpack_modules=None)
     _, data = theirs.dumps_typed([compat.Interrupt("x", id="1"), Path("/tmp")])
     assert compat.unpacked(data, theirs._unpack_ext_hook) == theirs.loads_typed(("msgpack", data))
+
+
+async def test_a_handler_is_told_of_what_is_called_inside_and_once() -> None:
+    heard: list[str] = []
+
+    class Hearing(BaseCallbackHandler):
+        def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+            heard.append("call")
+
+    ear = Hearing()
+
+    async def node(state: Tiny) -> Tiny:
+        with compat.called_back(ear), compat.called_back(ear):
+            await ScriptedModel(responses=["hm"]).ainvoke("Hi")
+        await ScriptedModel(responses=["hm"]).ainvoke("Hi")
+        return {}
+
+    builder: Any = StateGraph(Tiny)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    await builder.compile().ainvoke({})
+    assert heard == ["call"]
+    await builder.compile().ainvoke({}, {"callbacks": [ear]})
+    assert heard == ["call"] * 3

@@ -91,7 +91,11 @@ async def test_two_bound_nodes_side_by_side_each_ask(step: Any) -> None:
 
 @pytest.mark.parametrize(
     "declared",
-    [{"requires_approval": True, "effect": "none"}, {"effect": "once"}, {"permission": "payments"}],
+    [
+        {"requires_approval": True, "effect": "none"},
+        {"effect": "once"},
+        {"permission": "full_access"},
+    ],
     ids=["approval", "once", "permission"],
 )
 async def test_unbound_what_needs_an_operator_is_refused_by_name(declared: Any) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send
 
+from framework.base import ValidationError
 from framework.state import AgentState
 from framework.stores import open_saver
 from tests.support.one_door import Reading, Receipt, bound, in_a_row, measurer, payer
@@ -100,3 +102,30 @@ async def test_going_on_with_a_plan_repeats_nothing() -> None:
         assert out["__interrupt__"], "an agreement of an earlier run is none to this one"
         await own.ainvoke(Command(resume="approve"), THREAD)
         assert paid == expected
+
+
+async def test_the_same_message_sent_again_does_not_act_again() -> None:
+    paid: list[int] = []
+    pay = payer(paid)
+    runs: list[Any] = []
+    look = measurer(runs)
+    services = bound(Receipt, Reading, pay, look)
+    own = in_a_row(saver=InMemorySaver(), look=services.node(look), pay=services.node(pay))
+    say = {"messages": [HumanMessage("Pay", id="m1")]}
+    await own.ainvoke(say, THREAD)
+    with pytest.raises(ValidationError, match="nothing new"):
+        await own.ainvoke(say, THREAD)
+    assert paid == [5]
+    await own.ainvoke({"messages": [HumanMessage("Pay more", id="m1")]}, THREAD)
+    await own.ainvoke({"messages": [HumanMessage("Pay", id="m2")]}, THREAD)
+    assert paid == [5, 5, 5]
+    assert len(runs) == 4, "what changes nothing may be asked for again"
+
+
+async def test_a_message_whose_run_waits_is_gone_on_with() -> None:
+    paid: list[int] = []
+    pay = payer(paid, requires_approval=True)
+    own = in_a_row(saver=InMemorySaver(), pay=bound(Receipt, pay).node(pay))
+    await own.ainvoke({"messages": [HumanMessage("Pay", id="m1")]}, THREAD)
+    await own.ainvoke(Command(resume="approve"), THREAD)
+    assert paid == [5]

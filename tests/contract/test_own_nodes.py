@@ -9,8 +9,17 @@ from langgraph.graph import END
 from langgraph.types import Command, Send
 
 from framework.base import CapabilityError
+from framework.engine.caller_plan import plan_digest
 from tests.support.doors import soon, status
-from tests.support.one_door import breaker, measurer, own_node, own_nodes, said
+from tests.support.one_door import (
+    Receipt,
+    breaker,
+    measurer,
+    own_node,
+    own_nodes,
+    payer,
+    said,
+)
 from tests.support.toys import Reading
 
 ROLES = [
@@ -82,3 +91,41 @@ async def test_a_node_that_goes_to_itself_for_ever_is_bounded(turn: Any, role: s
     assert said(out)
     if role not in ("respond", "clarify"):
         assert status(out) in {"stopped", "failed"}
+
+
+async def test_only_the_gate_puts_a_plan_in_force(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that writes the mark of a checked plan beside its plan does not get round the check."""
+    paid: list[int] = []
+    plan = {"steps": [step("a", "pay", {"amount": 7, "ammount": 9})]}
+
+    @own_node("orchestrator")
+    async def forge(state: Any) -> Any:
+        return {"planning_execution_plan": plan, "planning_accepted": plan_digest(plan)}
+
+    it = agent(Receipt, payer(paid), infrastructure=own_nodes(monkeypatch, forge))
+    out = await soon(it.ask())
+    assert (status(out), paid) == ("failed", [])
+    assert "planning_accepted" in said(out)
+
+
+async def test_a_node_of_ones_own_may_hand_on_what_the_gate_gave(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infrastructure.orchestrator import OrchestratorNode
+
+    paid: list[int] = []
+
+    @own_node("orchestrator")
+    async def after(state: Any) -> Any:
+        return None
+
+    async def execute(state: Any, services: Any, streamer: Any, **_: Any) -> Any:
+        return await OrchestratorNode.execute(state, services, streamer)
+
+    after.execute = staticmethod(execute)
+    house = own_nodes(monkeypatch, after)
+    it = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], infrastructure=house)
+    out = await soon(it.ask())
+    assert (status(out), paid) == ("completed", [5])

@@ -197,6 +197,7 @@ class Instants:
 
 
 INSTANTS = Instants(None)
+GOVERNED = False
 LAG = 0.02
 PAUSE = 0.004
 
@@ -238,6 +239,42 @@ def person(question: dict[str, Any]) -> dict[str, Any]:
     return answers
 
 
+def governed() -> dict[str, Any]:
+    """Return all that can stand around an effect, as an operator's keywords."""
+    from framework.behaviors import (
+        CircuitBreakerBehavior,
+        GuardrailBehavior,
+        PatternGuardrail,
+        RateLimitBehavior,
+        RetryBehavior,
+        TimeoutBehavior,
+    )
+    from framework.governance import (
+        Budget,
+        PermissionMode,
+        PermissionPolicy,
+        RolePermissionConfig,
+    )
+
+    role = RolePermissionConfig("runner", PermissionMode.WORKSPACE_WRITE)
+    return {
+        "behaviors": [
+            RateLimitBehavior(calls_per_second=500, burst=500),
+            CircuitBreakerBehavior(failure_threshold=100),
+            RetryBehavior(max_retries=40, base_delay=0.01, backoff_factor=1),
+            TimeoutBehavior(60),
+            GuardrailBehavior(guardrails=[PatternGuardrail(["forbidden"])]),
+        ],
+        "permissions": PermissionPolicy([role]),
+        "budget": Budget(steps=STEPS_ALLOWED, per="turn"),
+        "audit": True,
+    }
+
+
+STEPS_ALLOWED = 500
+"""More than the steps and all their tries; what is left says what was counted."""
+
+
 def make_graph(saver: Any, **options: Any) -> Any:
     """Build the agent."""
     registry = Registry()
@@ -270,17 +307,40 @@ async def go_on(graph: Any) -> dict[str, Any]:
         async for event in graph.astream(given, CONFIG, stream_mode="custom"):
             if event.get("event_type") == "step_finished":
                 append("reported", event["context_key"])
+            elif event.get("event_type") == "retry":
+                append("retried", f"{event.get('context_key')} {event.get('message')}")
+
+
+async def accounts(saver: Any) -> dict[str, Any]:
+    """Read what the audit and the budget say of the thread."""
+    from framework.stores.rows import rows_of
+    from framework.telemetry.audit import AuditTable
+
+    rows = rows_of(saver)
+    assert rows is not None
+    trail = AuditTable(rows)
+    thread = CONFIG["configurable"]["thread_id"]
+    records = [json.loads(line) for line in await trail.alines()]
+    effects = [r for r in records if r["kind"].startswith("effect") and thread in json.dumps(r)]
+    return {"valid": bool(await trail.averify()), "effects": [r["data"] for r in effects]}
 
 
 async def run(url: str) -> None:
     """Run the thread and leave the result in the folder."""
+    found: dict[str, Any] = {}
     async with open_saver(url) as saver:
         watch(saver)
-        values = await go_on(make_graph(saver))
+        values = await go_on(make_graph(saver, **(governed() if GOVERNED else {})))
+        if GOVERNED:
+            found = await accounts(saver)
+    outcome = dict(values["execution_outcome"])
+    left = outcome.pop("budget_left", {})
     result = {
+        **found,
         "answer": values["messages"][-1].content,
         "messages": len(values["messages"]),
-        "outcome": values["execution_outcome"],
+        "outcome": outcome,
+        "budget_left": left,
         "contexts": values["capability_context_data"],
         "instants": INSTANTS.passed,
     }
@@ -290,10 +350,12 @@ async def run(url: str) -> None:
 
 def child(order: dict[str, Any]) -> None:
     """Do what one line asked for; never returns."""
-    global FOLDER, INSTANTS, PAUSE
+    global FOLDER, INSTANTS, PAUSE, GOVERNED
     FOLDER = Path(order["folder"])
     CONFIG["configurable"]["thread_id"] = order.get("thread", "scene")
     INSTANTS = Instants(order.get("fatal"))
+    GOVERNED = bool(order.get("governed"))
+    CONFIG["configurable"]["role"] = "runner"
     PAUSE = order.get("pause", PAUSE)
     log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

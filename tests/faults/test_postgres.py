@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from framework.stores import (
     rows_of,
     thread_summary,
 )
+from framework.telemetry.audit import AuditTable
 from tests.benchmarks import programs
 from tests.faults.scene import CONFIG, make_graph
 
@@ -143,3 +145,26 @@ async def test_a_saver_of_one_connection_has_rows_too(server: Any) -> None:
         found = rows_of(saver).run_blocking("SELECT thread_id FROM capgraph_leases")
         assert found == (1, [("1",)])
         await leases_of(saver).release(lease)
+
+
+async def test_several_writers_keep_one_audit(server: Any) -> None:
+    url = server.database()
+
+    async def write(name: str) -> None:
+        async with open_saver(url) as saver:
+            table = AuditTable(rows_of(saver), signing_key="k")  # type: ignore[arg-type]
+            for number in range(50):
+                await table.awrite([("effect", {"by": name, "number": number})])
+
+    await asyncio.gather(*(write(str(n)) for n in range(4)))
+    async with open_saver(url) as saver:
+        rows = rows_of(saver)
+        assert rows is not None
+        table = AuditTable(rows, signing_key="k")
+        found = await table.averify()
+        assert found.valid, found.problem
+        assert found.records == 200
+        assert await table.aprune(timedelta(0)) == 200
+        assert (await table.averify()).records == 1
+        await rows.run("DELETE FROM capgraph_audit WHERE seq = 201")
+        assert not await table.averify()

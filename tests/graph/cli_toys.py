@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import BaseModel, Field
 
 from framework import BaseCapability, CapabilityContext, capability_node
-from framework.base import CapabilityError, ErrorSeverity, FatalExecutionError
+from framework.base import ApprovalPolicy, CapabilityError, ErrorSeverity, FatalExecutionError
 
 
 class Sky(CapabilityContext):
@@ -51,7 +51,11 @@ class Paint(BaseCapability):
     description = "Paint a picture of the sky."
     requires = ["SKY"]
     provides = ["PICTURE"]
-    requires_approval = bool(os.environ.get("TOY_APPROVAL"))
+    requires_approval = (
+        ApprovalPolicy(approvers=2, not_requester=True)
+        if os.environ.get("TOY_APPROVAL") == "two"
+        else bool(os.environ.get("TOY_APPROVAL"))
+    )
 
     class Parameters(BaseModel):
         width: int = Field(default=10, ge=1)

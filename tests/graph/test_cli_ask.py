@@ -339,3 +339,21 @@ def test_a_secret_of_the_settings_is_not_shown(capgraph, home, monkeypatch):
     _, out, _ = capgraph("threads", "show", "t1", "--json")
     assert "The ***." in out
     assert "brush broke" not in out
+
+
+def test_two_people_agree_from_two_terminals(capgraph, monkeypatch, log):
+    monkeypatch.setenv("TOY_APPROVAL", "two")
+    question = "Look at the sky and paint a picture"
+    assert capgraph("ask", question, "--thread", "t1", "--as", "ann")[0] == 4
+    _, out, _ = capgraph("approvals", "waiting")
+    assert "t1" in out
+    assert "2 people, not whoever asked" in out
+    assert capgraph("ask", "--thread", "t1", "--yes", "--as", "ann")[0] == 4
+    assert capgraph("ask", "--thread", "t1", "--yes", "--as", "bob")[0] == 4
+    _, out, _ = capgraph("approvals", "waiting")
+    assert "bob" in out
+    assert "1 person, not whoever asked" in out
+    assert "paint began" not in log()
+    assert capgraph("ask", "--thread", "t1", "--yes", "--as", "carol")[0] == 0
+    assert "paint began" in log()
+    assert capgraph("approvals", "waiting") == (0, "", "")

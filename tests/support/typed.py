@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from framework import BaseCapability, capability_node
+from framework import BaseCapability, build_graph, capability_node
+from framework.behaviors import (
+    AuditBehavior,
+    CacheBehavior,
+    CircuitBreakerBehavior,
+    FallbackBehavior,
+    GuardrailBehavior,
+    HumanInLoopBehavior,
+    RateLimitBehavior,
+    RetryBehavior,
+    TimeoutBehavior,
+)
 
 
 @capability_node
@@ -21,3 +32,19 @@ class Read(BaseCapability):
     async def execute(self) -> dict[str, Any]:
         """Read it."""
         return {}
+
+
+graph = build_graph(
+    [Read],
+    behaviors=[
+        RetryBehavior(max_retries=2),
+        TimeoutBehavior(5),
+        RateLimitBehavior(),
+        CircuitBreakerBehavior(),
+        FallbackBehavior(default={}),
+        CacheBehavior(),
+        HumanInLoopBehavior(),
+        AuditBehavior(),
+        GuardrailBehavior(),
+    ],
+)

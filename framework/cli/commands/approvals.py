@@ -1,10 +1,11 @@
-"""``capgraph approvals``: standing rules, by which a capability runs without a question."""
+"""``capgraph approvals``: what waits for people, and rules by which nobody is asked."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from framework.stores import Rule
 
 app = typer.Typer(
-    name="approvals", help="List, make and revoke standing rules.", no_args_is_help=True
+    name="approvals",
+    help="What waits for people; standing rules: list, make, revoke.",
+    no_args_is_help=True,
 )
 
 
@@ -45,6 +48,45 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
     ]
     headings = ("rule", "capability", "holds in", "for", "until", "reason")
     show_rows(headings, rows, none="There are no standing rules.")
+
+
+@app.command("waiting")
+def waiting(
+    config: Config = None,
+    db: Database = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    as_json: Json = False,
+) -> None:
+    """List what waits for people: who has agreed, and who is still needed."""
+    from framework.cli.agent import with_database
+    from framework.cli.terminal import show_rows
+    from framework.stores import waiting_questions
+
+    found = with_database(config, db, lambda saver, _: waiting_questions(saver, limit=limit))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2, default=str))
+        return
+    rows = [
+        (
+            thread,
+            step.get("context_key"),
+            step.get("capability"),
+            ", ".join(map(str, (step.get("approvals") or {}).get("agreed") or ())) or "-",
+            _needed(step.get("approvals") or {}),
+            step.get("reason") or "",
+        )
+        for thread, questions in found.items()
+        for question in questions
+        for step in (question.get("steps") or [] if isinstance(question, dict) else [])
+    ]
+    headings = ("thread", "step", "capability", "agreed", "still needed", "reason")
+    show_rows(headings, rows, none="Nothing waits for a person.")
+
+
+def _needed(approvals: Mapping[str, Any]) -> str:
+    left = approvals.get("needed", 1) - len(approvals.get("agreed") or ())
+    people = "1 person" if left == 1 else f"{left} people"
+    return f"{people}, not whoever asked" if approvals.get("not_requester") else people
 
 
 @app.command("allow")

@@ -46,6 +46,10 @@ def ask(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="End an unfinished turn of the thread and ask anew.")
     ] = False,
+    user: Annotated[
+        str | None,
+        typer.Option("--as", help="Who asks or answers (default: whoever is logged in)."),
+    ] = None,
     plain: Plain = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
@@ -65,10 +69,14 @@ def ask(
         db=db,
         data=data,
         thread=thread,
+        user=user,
     ) as session:
         session.watchers.append(picture.take)
-        given = _first_input(session, question, plan, abandon, answer)
-        end = session.turn(given, question, _answers(answer, as_json))
+        answers = _answers(answer, as_json)
+        given = _first_input(
+            session, question, plan, abandon, answers if answer is not None else None
+        )
+        end = session.turn(given, question, answers)
     if timeline is not None:
         picture.write(timeline, title=question or end.thread_id)
     if quiet and end.error is not None:
@@ -78,11 +86,11 @@ def ask(
 
 def _answers(approve: bool | None, as_json: bool) -> Answers | None:
     """Return who answers: the option, the person at the terminal, or nobody."""
-    from framework.cli.questions import answer_all, ask_all
+    from framework.cli.questions import ask_all, by_option
     from framework.cli.terminal import is_interactive, make_console
 
     if approve is not None:
-        return lambda questions: answer_all(questions, approve=approve)
+        return by_option(approve=approve)
     if is_interactive() and not as_json:
         return lambda questions: ask_all(questions, make_console())
     return None
@@ -93,21 +101,19 @@ def _first_input(
     question: str | None,
     plan: Path | None,
     abandon: bool,
-    approve: bool | None,
+    answers: Answers | None,
 ) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
     state = session.state()
     if state.interrupts and not abandon:
         from langgraph.types import Command
 
-        from framework.cli.questions import answer_all
-
         if question is not None:
             return session.prepare(question).input
         asked = {item.id: item.value for item in state.interrupts}
-        answers = None if approve is None else answer_all(asked, approve=approve)
+        given = answers(asked) if answers is not None else None
         # Without an answer the graph asks again, and the question reaches whoever answers it.
-        return None if answers is None else Command(resume=answers)
+        return None if given is None else Command(resume=given)
     if question is None and plan is None:
         if state.tasks:
             return None
@@ -121,7 +127,7 @@ def _first_input(
             fix=f"Finish it with '{session.resume_command()}',"
             " or add --abandon to ask something new.",
         )
-    given: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     if question is not None and question.lstrip().startswith("/"):
         prepared = session.prepare(question).input
         if not isinstance(prepared, dict):
@@ -129,11 +135,11 @@ def _first_input(
                 f"{question!r} is a command without a question.",
                 fix="Use it in 'capgraph chat', or write a question after it.",
             )
-        given = dict(prepared)
+        first = dict(prepared)
     elif question is not None:
-        given["messages"] = [("user", question)]
+        first["messages"] = [("user", question)]
     if plan is not None:
         from framework.base import load_execution_plan_from_file
 
-        given["planning_execution_plan"] = load_execution_plan_from_file(plan)
-    return session.with_data(given)
+        first["planning_execution_plan"] = load_execution_plan_from_file(plan)
+    return session.with_data(first)

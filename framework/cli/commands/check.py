@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -160,6 +161,7 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
                 "Leave 'callbacks' out, or add yours to the configuration of the run.",
             )
     yield from check_settings(settings, registry)
+    yield from check_behaviors(settings, registry)
 
 
 def _told(level: Literal["warning", "error"], text: str) -> Finding:
@@ -181,11 +183,44 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
         yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
 
 
+def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Make what settings declare around steps, as a graph would."""
+    from framework.behaviors.named import behaviors_from
+    from framework.governance.declared import permissions_from
+    from framework.governance.spending import declared_budgets, declared_prices
+
+    own = [(n, s["behaviors"]) for n, s in settings.capabilities.items() if s.get("behaviors")]
+    ways: list[tuple[str, Any]] = [
+        ("behaviors", lambda: behaviors_from(settings.behaviors, "behaviors")),
+        *(
+            (
+                f"capabilities.{name}.behaviors",
+                lambda given=given, name=name: behaviors_from(
+                    given, f"capabilities.{name}.behaviors"
+                ),
+            )
+            for name, given in own
+        ),
+        ("permissions", lambda: permissions_from(settings.permissions, registry)),
+        ("budgets", lambda: declared_budgets(settings.budgets)),
+        ("prices", lambda: declared_prices(settings.prices)),
+    ]
+    for where, make in ways:
+        try:
+            made = make()
+        except CapgraphError as exc:
+            yield Finding.of_error(where, exc)
+            continue
+        if made:
+            yield Finding(where, "ok", "declared, and can be kept")
+
+
 def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Find sections that name nothing, and context data that does not fit."""
     from framework.base import ValidationError
     from framework.state import load_context
 
+    yield from _check_declared(settings, registry)
     for name in settings.capabilities:
         if name not in registry.capabilities:
             text = f"capabilities.{name} configures a capability that is not registered."
@@ -201,6 +236,27 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
                 load_context(kind, key, data, registry.context_types)
             except ValidationError as exc:
                 yield Finding("configuration", "error", exc.message, "Correct it.")
+
+
+def check_behaviors(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Make every behaviour that the settings name, and see whether it can stand there."""
+    from framework.engine.named_behaviors import named, of_capabilities, of_role
+    from framework.pipeline.runner import StepRunner
+
+    def around_steps() -> None:
+        StepRunner(registry, settings, behaviors=named(settings.behaviors, "behaviors"))
+
+    def around_capabilities() -> None:
+        StepRunner(registry, settings, own_behaviors=of_capabilities(registry, settings))
+
+    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
+    made: list[Callable[[], Any]] = [around_steps, around_capabilities]
+    made += [partial(of_role, given, where) for where, given in roles.items()]
+    for make in made:
+        try:
+            make()
+        except CapgraphError as exc:
+            yield Finding.of_error("behaviors", exc)
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import pydantic
 import pytest
 
+from framework import build_graph
 from framework.base import (
     BaseCapability,
     BaseInfrastructureNode,
@@ -592,3 +594,25 @@ def test_a_file_that_is_no_plan_says_why(tmp_path: Path, content: str, words: st
 def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         load_execution_plan_from_file(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("form", ["data class", "own initialiser"])
+async def test_a_class_with_an_initialiser_of_its_own_runs(form: str) -> None:
+    class Read(BaseCapability):
+        name = "read"
+        description = "Read the level"
+        provides = ("LEVEL",)
+        unit: str = "m"
+
+        async def execute(self) -> dict[str, Any]:
+            return {"LEVEL": {"unit": self.unit}}
+
+    class Own(Read):
+        def __init__(self) -> None:
+            self.unit = "m"
+
+    made = capability_node(dataclasses.dataclass(Read) if form == "data class" else Own)
+    plan = {"steps": [{"context_key": "a", "capability": "read", "task_objective": "Read"}]}
+    given = {"messages": [("user", "read the level")], "planning_execution_plan": plan}
+    out = await build_graph([made]).ainvoke(given)
+    assert out["capability_context_data"]["LEVEL"]["a"] == {"unit": "m"}

@@ -175,3 +175,30 @@ async def test_a_hundred_runs_over_one_behaviour_keep_apart() -> None:
 def test_a_class_in_place_of_a_behaviour_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="not a class"):
         build_graph([reader(1)], behaviors=[Noted])  # type: ignore[list-item]
+
+
+async def test_a_step_has_a_name_of_its_own_in_each_run() -> None:
+    from langgraph.graph import START, StateGraph
+
+    from framework import bind
+    from framework.state import AgentState
+
+    names: list[str] = []
+
+    class Named(BaseBehavior):
+        def before_execute(self, context: BehaviorContext) -> None:
+            names.append(context.execution_id)
+
+        def after_execute(self, context: BehaviorContext, result: Any) -> None:
+            assert names[-1] == context.execution_id
+
+    read = reader(1, 2, 3, 4)
+    for _ in range(2):
+        await run(read, Named())
+    builder = StateGraph(AgentState)
+    builder.add_node("read", bind([read], behaviors=[Named()]).node(read))
+    builder.add_edge(START, "read")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for thread in "12":
+        await graph.ainvoke({}, {"configurable": {"thread_id": thread}})
+    assert len(set(names)) == len(names) == 4

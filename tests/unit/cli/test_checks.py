@@ -5,6 +5,7 @@ import sys
 
 from configs.settings import Settings
 from framework.cli.commands import check as checks
+from framework.registry import Registry
 from framework.testing import ScriptedModel
 
 
@@ -70,3 +71,17 @@ def test_models_need_not_be_asked(monkeypatch):
 def test_without_a_model_there_is_nothing_to_ask():
     [found] = looked_at(None)
     assert found.level == "ok"
+
+
+def test_behaviours_that_the_settings_name_are_made():
+    settings = Settings(
+        behaviors=[{"use": "retri"}],
+        capabilities={"reed": {"behaviors": [{"use": "cache"}]}},
+        models={"answer": {"model": "openai:x", "behaviors": [{"use": "cache"}]}},
+    )
+    found = list(checks.check_behaviors(settings, Registry()))
+    assert [f.level for f in found] == ["error"] * 3
+    told = " ".join(f.text for f in found)
+    for part in ("'retri'", "capabilities.reed.behaviors", "models.answer.behaviors"):
+        assert part in told
+    assert not list(checks.check_behaviors(Settings(behaviors=[{"use": "retry"}]), Registry()))

@@ -88,6 +88,33 @@ async def test_a_run_inside_another_goes_on_counting() -> None:
     assert [e["seq"] for e in inner_sink.events] == [2, 3]
 
 
+async def test_a_sink_of_both_runs_is_told_once() -> None:
+    class Ends(Collect):
+        def run_ended(self, event: dict[str, Any]) -> None:
+            self.events.append(event)
+
+    sink = Ends()
+    inner, outer = EventDispatcher([sink]), EventDispatcher([sink])
+
+    async def node(_: State) -> State:
+        with outer.run(run_id="r"):
+            with inner.run():
+                emit(Reclassify(reason="a"))
+                inner.end_run()
+            emit(Reclassify(reason="b"))
+            outer.end_run(ValueError("x"))
+        return {"done": True}
+
+    builder = StateGraph(State)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    await builder.compile().ainvoke({})
+    for dispatcher in (inner, outer):
+        await dispatcher.flush()
+    assert [e.get("reason") or e["event_type"] for e in sink.events] == ["a", "b", "run_ended"]
+    assert sink.events[-1]["error"] == "ValueError"
+
+
 async def test_a_slow_sink_loses_events_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     began = threading.Event()

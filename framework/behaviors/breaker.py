@@ -1,0 +1,521 @@
+"""Circuit breakers: what fails again and again is left alone for a while, then probed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from langgraph.errors import GraphBubbleUp
+
+from framework.base.classify import diagnose
+from framework.base.clock import Clock, SystemClock, as_clock, later, running_clock
+from framework.base.errors import (
+    AskAgain,
+    CapabilityError,
+    ConfigurationError,
+    ErrorSeverity,
+    LimitError,
+    ModelError,
+)
+from framework.base.ports import Attempt, CallNext, Rows
+from framework.pipeline.job import Job, current_job
+from framework.pipeline.settle import read_job_failure
+from framework.stores.cells import FOREVER, Change, logged_only, open_cells
+from framework.telemetry import CircuitChanged, emit
+
+T = TypeVar("T")
+
+
+class CircuitState(StrEnum):
+    """What a breaker does with calls."""
+
+    CLOSED = "closed"
+    """They pass."""
+    OPEN = "open"
+    """They are refused."""
+    HALF_OPEN = "half_open"
+    """A few pass, to find out whether the dependency is back."""
+
+
+class CircuitOpenError(LimitError):
+    """A call was refused, because what it needs failed again and again.
+
+    Attributes:
+        name: What is out of reach.
+        retry_after: For how many seconds; ``None`` while others find out whether it is back.
+    """
+
+    code = "CG-CIRCUIT-OPEN"
+    name: str = ""
+    retry_after: float | None = None
+
+
+class _Ticket(NamedTuple):
+    """What a call was admitted with: how often the circuit had changed, and the probe's place."""
+
+    era: int
+    probe: str = ""
+
+
+class _Refused(NamedTuple):
+    """How long a call is refused for; ``None`` while the places of probes are taken."""
+
+    seconds: float | None
+
+
+class _Moved(NamedTuple):
+    """The state before a change and after it."""
+
+    before: CircuitState
+    after: CircuitState
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The whole of a breaker as changes of a plain value.
+
+    The value holds ``failures`` (in a row), ``opened`` (when, or ``None``), ``era`` (how often the
+    circuit opened or closed) and ``probes`` (when each began). A call that began in an earlier era
+    says nothing about this one.
+    """
+
+    threshold: int
+    timeout: float
+    probes: int
+    lease: float = math.inf
+    """How long a probe keeps its place; processes that share a breaker may die."""
+
+    def __post_init__(self) -> None:
+        counts = {"failure_threshold": self.threshold, "half_open_max_probes": self.probes}
+        for name, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ConfigurationError(
+                    f"{name} is {count!r}.", fix="Give a whole number of at least 1."
+                )
+        if not _is_number(self.timeout) or self.timeout < 0:
+            raise ConfigurationError(
+                f"The recovery time-out is {self.timeout!r}.", fix="Give seconds, 0 or more."
+            )
+
+    def state(self, value: dict[str, Any], now: float) -> CircuitState:
+        if value["opened"] is None:
+            return CircuitState.CLOSED
+        due = now - value["opened"] >= self.timeout
+        return CircuitState.HALF_OPEN if due else CircuitState.OPEN
+
+    def look(self, value: Any, now: float) -> tuple[Any, float, tuple[CircuitState, float]]:
+        """Tell the state, and how many seconds it stays open."""
+        found = _read(value)
+        state = self.state(found, now)
+        left = found["opened"] + self.timeout - now if state is CircuitState.OPEN else 0.0
+        return value, FOREVER, (state, left)
+
+    def admit(self, value: Any, now: float) -> tuple[Any, float, tuple[_Ticket | _Refused, bool]]:
+        """Let a call in or refuse it; tell whether it is the first probe of a half-open circuit."""
+        found = _read(value)
+        state = self.state(found, now)
+        if state is CircuitState.CLOSED:
+            return value, FOREVER, (_Ticket(found["era"]), False)
+        if state is CircuitState.OPEN:
+            left = found["opened"] + self.timeout - now
+            return value, FOREVER, (_Refused(left), False)
+        probes = {name: at for name, at in found["probes"].items() if now - at < self.lease}
+        if len(probes) >= self.probes:
+            return value, FOREVER, (_Refused(None), False)
+        first = not found["probed"]
+        name = uuid.uuid4().hex
+        new = {**found, "probes": {**probes, name: now}, "probed": True}
+        return new, FOREVER, (_Ticket(found["era"], name), first)
+
+    def end(self, ticket: _Ticket | None, worked: bool | None) -> Change[_Moved]:
+        """Make the change at the end of a call.
+
+        Args:
+            ticket: With what it was admitted; ``None`` for a call that nobody asked about.
+            worked: ``None`` for one that says nothing about the dependency.
+        """
+
+        def change(value: Any, now: float) -> tuple[Any, float, _Moved]:
+            found = _read(value)
+            before = self.state(found, now)
+            if ticket is not None and ticket.era != found["era"]:
+                return value, FOREVER, _Moved(before, before, found["failures"])
+            probes = {n: at for n, at in found["probes"].items() if not ticket or n != ticket.probe}
+            new = {**found, "probes": probes}
+            if worked is None or before is CircuitState.OPEN:
+                pass
+            elif worked:
+                closed = before is CircuitState.HALF_OPEN
+                new |= _closed(found["era"] + 1) if closed else {"failures": 0}
+            else:
+                new["failures"] += 1
+                if before is CircuitState.HALF_OPEN or new["failures"] >= self.threshold:
+                    era = found["era"] + 1
+                    new |= {"opened": now, "era": era, "probes": {}, "probed": False}
+            moved = _Moved(before, self.state(new, now), new["failures"])
+            return value if new == found else new, FOREVER, moved
+
+        return change
+
+    def reset(self, value: Any, now: float) -> tuple[Any, float, _Moved]:
+        """Close the circuit, whatever it was."""
+        found = _read(value)
+        before = self.state(found, now)
+        return _closed(found["era"] + 1), FOREVER, _Moved(before, CircuitState.CLOSED, 0)
+
+    def give_back(self, admitted: tuple[_Ticket | _Refused, bool]) -> Change[_Moved]:
+        """Make the change that frees the place of a call that never began."""
+        ticket = admitted[0]
+        return self.end(ticket if isinstance(ticket, _Ticket) else _Ticket(-1), None)
+
+
+def _read(value: Any) -> dict[str, Any]:
+    return value if value is not None else _closed(0)
+
+
+def _closed(era: int) -> dict[str, Any]:
+    return {"failures": 0, "opened": None, "era": era, "probes": {}, "probed": False}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refusal(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
+    if seconds is None:
+        told = f"{name!r} is being probed after failures, and no more calls are let in meanwhile."
+    else:
+        told = (
+            f"{name!r} is out of reach until {_moment(clock, seconds)}: it failed again and again."
+        )
+    error = CircuitOpenError(told, fix="Try again then, or take another way.")
+    error.name, error.retry_after = name, seconds
+    return error
+
+
+def _moment(clock: Clock, seconds: float) -> str:
+    at = math.ceil(later(clock, seconds))
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+class _Breaker:
+    """What both breakers are made of."""
+
+    def __init__(
+        self,
+        name: str,
+        failure_threshold: int = 5,
+        recovery_timeout_seconds: float = 60.0,
+        half_open_max_probes: int = 1,
+        clock: Clock | Callable[[], float] | None = None,
+        *,
+        store: str | Rows | None = None,
+    ) -> None:
+        self.name = name
+        self._rules = _rules(
+            failure_threshold, recovery_timeout_seconds, half_open_max_probes, store
+        )
+        self._clock = as_clock(clock) if clock is not None else SystemClock()
+        self._cells = open_cells(store)
+        self._cell = f"breaker/{name}"
+
+    def _ticket(self, admitted: tuple[_Ticket | _Refused, bool]) -> _Ticket:
+        ticket = admitted[0]
+        if isinstance(ticket, _Refused):
+            raise _refusal(self.name, ticket.seconds, self._clock)
+        return ticket
+
+
+def _rules(threshold: int, timeout: float, probes: int, store: Any) -> _Rules:
+    lease = math.inf if store is None else max(timeout, 60.0) if _is_number(timeout) else timeout
+    return _Rules(threshold, timeout, probes, lease)
+
+
+def _verdict(exc: BaseException) -> bool | None:
+    """Say what an exception of a call means: a cancellation or a question to a person, nothing."""
+    return None if isinstance(exc, GraphBubbleUp) or not isinstance(exc, Exception) else False
+
+
+class CircuitBreaker(_Breaker):
+    """Stands in front of calls to something that may be down.
+
+    So many failures in a row open it: calls are refused at once. After a while a few probes are let
+    in; one that works closes it, one that fails opens it again. A call that was cancelled says
+    nothing and gives its place back, and so does one that began before the circuit changed.
+
+    Args:
+        name: What is called.
+        failure_threshold: How many failures in a row open it.
+        recovery_timeout_seconds: How long it stays open.
+        half_open_max_probes: How many probes may be under way.
+        clock: Source of time: a clock, or a function that returns seconds.
+        store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
+            ``postgresql://…`` or ``redis://…``.
+
+    Raises:
+        ConfigurationError: A number is nonsense; it is a ``ValueError``.
+
+    >>> breaker = CircuitBreaker("mail", failure_threshold=1)
+    >>> breaker.record_failure()
+    >>> breaker.state().value, breaker.is_open()
+    ('open', True)
+    """
+
+    def call(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function.
+
+        Raises:
+            CircuitOpenError: It is not called, because the circuit is open.
+        """
+        ticket = self._ticket(self._cells.change(self._cell, self._rules.admit, self._clock))
+        try:
+            result = fn(*args, **kwargs)
+        except BaseException as exc:
+            self._end(ticket, _verdict(exc))
+            raise
+        self._end(ticket, True)
+        return result
+
+    def state(self) -> CircuitState:
+        """Return what it does with calls now."""
+        return self._cells.change(self._cell, self._rules.look, self._clock)[0]
+
+    def is_open(self) -> bool:
+        """Tell whether calls are refused."""
+        return self.state() is CircuitState.OPEN
+
+    def record_success(self) -> None:
+        """Take up a call that was made elsewhere and worked."""
+        self._end(None, True)
+
+    def record_failure(self) -> None:
+        """Take up a call that was made elsewhere and failed."""
+        self._end(None, False)
+
+    def reset(self) -> None:
+        """Close it."""
+        self._cells.change(self._cell, self._rules.reset, self._clock)
+
+    def _end(self, ticket: _Ticket | None, worked: bool | None) -> None:
+        self._cells.change(self._cell, self._rules.end(ticket, worked), self._clock)
+
+
+class AsyncCircuitBreaker(_Breaker):
+    """A :class:`CircuitBreaker` for coroutine functions; every method is one.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     breaker = AsyncCircuitBreaker("mail")
+    ...     await breaker.call(asyncio.sleep, 0)
+    ...     return await breaker.state()
+    >>> asyncio.run(main()).value
+    'closed'
+    """
+
+    async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function and await what it gives.
+
+        Raises:
+            CircuitOpenError: It is not called, because the circuit is open.
+        """
+        admitted = await self._cells.achange(
+            self._cell, self._rules.admit, self._clock, self._rules.give_back
+        )
+        ticket = self._ticket(admitted)
+        try:
+            result = fn(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+        except BaseException as exc:
+            await self._end(ticket, _verdict(exc))
+            raise
+        await self._end(ticket, True)
+        return result
+
+    async def state(self) -> CircuitState:
+        """Return what it does with calls now."""
+        return (await self._cells.achange(self._cell, self._rules.look, self._clock))[0]
+
+    async def is_open(self) -> bool:
+        """Tell whether calls are refused."""
+        return await self.state() is CircuitState.OPEN
+
+    async def record_success(self) -> None:
+        """Take up a call that was made elsewhere and worked."""
+        await self._end(None, True)
+
+    async def record_failure(self) -> None:
+        """Take up a call that was made elsewhere and failed."""
+        await self._end(None, False)
+
+    async def reset(self) -> None:
+        """Close it."""
+        await self._cells.achange(self._cell, self._rules.reset, self._clock)
+
+    async def _end(self, ticket: _Ticket | None, worked: bool | None) -> None:
+        await self._cells.achange(self._cell, self._rules.end(ticket, worked), self._clock)
+
+
+class CircuitBreakerBehavior:
+    """Leaves a capability or a model alone for a while that failed again and again.
+
+    Each capability and each model role has a circuit of its own. Every try passes it, whatever the
+    order of the list. Only failures of what is called count: not a value that the author refused,
+    not a question, not a limit of ours. While a circuit is open, plans are made without the
+    capability; a step that meets it is replanned once.
+
+    Args:
+        failure_threshold: How many failures in a row open it.
+        recovery_timeout: For how many seconds.
+        half_open_max_probes: How many probes may be under way then.
+        dependency: A name for what all that it stands around depends on, and share one circuit for.
+        clock: Source of time; the graph's own when not given.
+        store: Where the state lies, for processes that share it: ``sqlite:///file.db``,
+            ``postgresql://…``, ``redis://…``, or ``saver`` for the database of the graph's saver.
+
+    Raises:
+        ConfigurationError: A number is nonsense; it is a ``ValueError``.
+
+    >>> from framework import build_graph, capability_node
+    >>> @capability_node(behaviors=[CircuitBreakerBehavior(failure_threshold=3)])
+    ... async def read() -> dict:
+    ...     '''Read how full the tank is.'''
+    ...     return {}
+    >>> graph = build_graph([read])
+    """
+
+    stage: Literal["reserve"] = "reserve"
+    order = 30
+
+    def __init__(
+        self,
+        failure_threshold: int = 5,
+        recovery_timeout: float = 60.0,
+        *,
+        half_open_max_probes: int = 1,
+        dependency: str | None = None,
+        clock: Clock | Callable[[], float] | None = None,
+        store: str | Rows | None = None,
+    ) -> None:
+        self._rules = _rules(failure_threshold, recovery_timeout, half_open_max_probes, store)
+        # Objects that share a database and not their numbers have circuits of their own.
+        numbers = (failure_threshold, recovery_timeout, half_open_max_probes)
+        self._prefix = f"breaker/{':'.join(f'{number:g}' for number in numbers)}/"
+        self._dependency = dependency
+        self._own_clock = as_clock(clock) if clock is not None else None
+        self._cells = open_cells(store)
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Let a try in or refuse it, and take up how it ended.
+
+        Raises:
+            CircuitOpenError: The circuit is open.
+        """
+        job = current_job() if attempt.kind == "step" else None
+        name = self._name(attempt.capability, attempt.kind)
+        cell, clock = self._prefix + name, self._clock
+        ticket, first = await self._cells.achange(
+            cell, self._rules.admit, clock, self._rules.give_back
+        )
+        if isinstance(ticket, _Refused):
+            raise _with_severity(_refusal(name, ticket.seconds, clock), attempt, job)
+        if first:
+            _tell(name, CircuitState.HALF_OPEN, 0, 0.0)
+        worked: bool | None = None
+        try:
+            result = await call_next(attempt)
+            worked = _came_back(attempt, job)
+        except Exception as exc:
+            worked = False if _is_its_failure(exc, attempt, job) else None
+            raise
+        finally:
+            # What was done is done, whether or not it can be written down.
+            with logged_only(f"How a call of {name!r} ended"):
+                moved = await self._cells.achange(cell, self._rules.end(ticket, worked), clock)
+                if moved.before is not moved.after:
+                    _tell(name, moved.after, moved.failures, self._rules.timeout)
+        return result
+
+    async def out_of_reach(self, capabilities: Collection[str]) -> dict[str, str]:
+        """Return which capabilities cannot be called now, each with why and until when."""
+        clock = self._clock
+        values, now = await self._cells.aread(self._prefix, clock)
+        told = {}
+        for capability in capabilities:
+            name = self._name(capability, "step")
+            _, _, (state, left) = self._rules.look(values.get(self._prefix + name), now)
+            if state is CircuitState.OPEN:
+                until = _moment(clock, left)
+                told[capability] = f"out of reach until {until}: {name} failed again and again"
+        return told
+
+    @property
+    def _clock(self) -> Clock:
+        return self._own_clock or running_clock()
+
+    def _name(self, capability: str, kind: str) -> str:
+        return self._dependency or (f"model {capability}" if kind == "model" else capability)
+
+
+def _with_severity(error: CircuitOpenError, attempt: Attempt, job: Job | None) -> CircuitOpenError:
+    """Say what is to be done: another plan, once; of a model there is no other."""
+    error.severity = ErrorSeverity.CRITICAL
+    if job is None:
+        return error
+    last = job.view.last_failure
+    known = (last.get("classification") or {}).get("metadata") or {}
+    again = last.get("capability_name") == attempt.capability and known.get("code") == error.code
+    if error.retry_after is None:
+        error.severity = ErrorSeverity.RETRIABLE  # the probe will soon have ended
+    elif not again:
+        error.severity = ErrorSeverity.REPLANNING
+    return error
+
+
+def _came_back(attempt: Attempt, job: Job | None) -> bool | None:
+    """Say what a result means: one from the ledger, or a question, says nothing by itself."""
+    if job is None or job.worked is not None:
+        return True
+    failed = job.failure[0] if job.failure is not None else None
+    # A failure whose effect may have happened is a question or a step passed over.
+    is_one = isinstance(failed, Exception) and _is_its_failure(failed, attempt, job)
+    return False if is_one else None
+
+
+def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
+    """Tell whether a failure is one of what was called, and not of the request or of the code."""
+    if isinstance(exc, GraphBubbleUp):
+        return False
+    found = diagnose(exc)
+    if found.category == "declared":
+        told = isinstance(found.cause, (CapabilityError, ModelError))
+        if not told or isinstance(found.cause, AskAgain) or _is_malformed(found.cause):
+            return False
+    elif found.category in ("programming_error", "context_too_long"):
+        return False
+    elif found.category == "bad_input" and not isinstance(found.cause, ValueError):
+        return False  # a service that says so is there
+    if job is None:
+        return True
+    severity = read_job_failure(job, attempt, exc).severity
+    return severity not in (ErrorSeverity.REPLANNING, ErrorSeverity.RECLASSIFICATION)
+
+
+def _is_malformed(error: BaseException) -> bool:
+    if not isinstance(error, ModelError):
+        return False
+    from framework.models.calls import Malformed  # not before there is a model
+
+    return isinstance(error, Malformed)
+
+
+def _tell(name: str, state: CircuitState, failures: int, seconds: float) -> None:
+    left = seconds if state is CircuitState.OPEN else None
+    emit(CircuitChanged(name=name, state=state.value, failures=failures, retry_after=left))

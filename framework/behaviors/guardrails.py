@@ -1,0 +1,355 @@
+"""Guards: what may go into a step and come out of it, said by small objects."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from configs.errors import ConfigurationError
+from framework.base.errors import ErrorSeverity, PolicyError
+
+GuardrailStage = Literal["pre", "post"]
+"""Whether a guard looked before something runs or at what it gave."""
+_ACTIONS = ("allow", "rewrite", "ask", "retry", "deny")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailOutcome:
+    """What a guard says.
+
+    Attributes:
+        allowed: Whether what it looked at may pass.
+        reason: Why not, in words that do not repeat what was found: they reach prompts and people.
+        action: ``allow``, ``rewrite`` (``value`` takes its place), ``ask`` (a person decides),
+            ``retry`` (made anew: a result by another try, parameters by another plan) or ``deny``.
+            Where it is given it decides; else ``allowed`` does.
+        value: What takes its place; of arguments a dictionary.
+
+    Raises:
+        ValueError: The action is unknown, contradicts ``allowed``, or rewrites without a value.
+
+    >>> GuardrailOutcome(False, reason="It is too long.").decision
+    'deny'
+    """
+
+    allowed: bool
+    reason: str | None = None
+    action: Literal["allow", "rewrite", "ask", "retry", "deny"] | None = None
+    value: Any = None
+
+    def __post_init__(self) -> None:
+        if self.action is not None and self.action not in _ACTIONS:
+            raise ValueError(
+                f"{self.action!r} is no action of a guard. Fix: use one of {', '.join(_ACTIONS)}."
+            )
+        if self.action == "allow" and not self.allowed:
+            raise ValueError("The action is 'allow' and allowed is False. Fix: say one of them.")
+        if self.action == "rewrite" and self.value is None:
+            raise ValueError("The action 'rewrite' needs a value. Fix: give what takes its place.")
+
+    @property
+    def decision(self) -> str:
+        """What happens: the action, else what ``allowed`` means."""
+        return self.action or ("allow" if self.allowed else "deny")
+
+
+@runtime_checkable
+class Guardrail(Protocol):
+    """Looks at what goes into a step and what comes out. Either method may be left out."""
+
+    def check_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """Look before it runs: ``arguments`` are its parameters and inputs, as plain data."""
+
+    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """Look at what it gave, as plain data; at a message or an answer, as text."""
+
+
+@runtime_checkable
+class AsyncGuardrail(Protocol):
+    """A guard that awaits something; nothing that runs synchronously passes it by."""
+
+    async def acheck_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """As ``check_pre``."""
+
+    async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """As ``check_post``."""
+
+
+class AllowAllGuardrail:
+    """Lets everything pass.
+
+    >>> AllowAllGuardrail().check_post("anything", role="", tool="read").allowed
+    True
+    """
+
+    name = "allow_all"
+
+    def check_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """Allow it."""
+        return GuardrailOutcome(True)
+
+    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """Allow it."""
+        return GuardrailOutcome(True)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailViolation:
+    """One objection of one guard.
+
+    Attributes:
+        guardrail: Name of the guard or the rule.
+        reason: Why, in words.
+        action: ``ask``, ``retry`` or ``deny``; ``rewrite`` where nothing could be rewritten.
+        stage: Whether it was about what goes in or what comes out.
+        role: Who asked.
+        tool: The capability.
+    """
+
+    guardrail: str
+    reason: str = ""
+    action: str = "deny"
+    stage: GuardrailStage = "pre"
+    role: str = ""
+    tool: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.guardrail}: {self.reason}" if self.reason else self.guardrail
+
+
+class GuardrailViolationError(PolicyError):
+    """Guards do not let something pass; the text names all of them.
+
+    Args:
+        rule_name: Name of the one guard, where no violations are given.
+        message: Why.
+        violations: Every objection.
+        severity: What it means for the step.
+
+    >>> print(GuardrailViolationError("no_names", "It names a person."))
+    Guards do not let it pass (no_names: It names a person.). Fix: Ask for something else, or have the guard changed.
+    """
+
+    code = "CG-GUARDRAIL"
+    severity = ErrorSeverity.CRITICAL
+
+    def __init__(
+        self,
+        rule_name: str = "",
+        message: str = "",
+        *,
+        violations: Sequence[GuardrailViolation] = (),
+        severity: ErrorSeverity | None = None,
+    ) -> None:
+        self.violations = tuple(violations) or (GuardrailViolation(rule_name, message),)
+        first = self.violations[0]
+        what = {"pre": "what goes into", "post": "what comes out of"}[first.stage]
+        about = f"{what} {first.tool!r}" if first.tool else "it"
+        told = "; ".join(dict.fromkeys(str(violation) for violation in self.violations))
+        super().__init__(
+            f"Guards do not let {about} pass ({told}).",
+            fix="Ask for something else, or have the guard changed.",
+            severity=severity,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        severity: Any = self.severity
+        return (partial(type(self), violations=self.violations, severity=severity), ())
+
+    @property
+    def guardrail(self) -> str:
+        """Name of the first guard that objects."""
+        return self.violations[0].guardrail
+
+    rule_name = guardrail
+
+    @property
+    def outcome(self) -> GuardrailOutcome:
+        """What the first guard said."""
+        return GuardrailOutcome(False, self.violations[0].reason or None)
+
+    @property
+    def stage(self) -> GuardrailStage:
+        """Whether it was about what goes in (``pre``) or what comes out (``post``)."""
+        return self.violations[0].stage
+
+    @property
+    def role(self) -> str:
+        """Who asked."""
+        return self.violations[0].role
+
+    @property
+    def tool(self) -> str:
+        """The capability."""
+        return self.violations[0].tool
+
+
+GuardrailViolatedError = GuardrailViolationError
+"""The same error, by the name that sessions know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What passed the guards.
+
+    Attributes:
+        value: The value, as far as guards rewrote it.
+        rewritten: Whether one did.
+        asks: Why a person has to agree, in words.
+    """
+
+    value: Any
+    rewritten: bool = False
+    asks: tuple[str, ...] = ()
+
+
+class Guards:
+    """Several guards, asked one after the other; all their objections come together.
+
+    Args:
+        guards: Objects of :class:`Guardrail` or :class:`AsyncGuardrail`; of one that is both, the
+            methods of the second are asked.
+
+    Raises:
+        ConfigurationError: One of them cannot be asked.
+
+    >>> import asyncio
+    >>> asyncio.run(Guards([AllowAllGuardrail()]).before({"place": "Rome"}, tool="read")).value
+    {'place': 'Rome'}
+    """
+
+    def __init__(self, guards: Sequence[Any]) -> None:
+        self._pre: list[tuple[str, Callable[..., Any], bool]] = []
+        self._post: list[tuple[str, Callable[..., Any], bool]] = []
+        self.names: list[str] = []
+        for guard in guards:
+            name = str(getattr(guard, "name", "") or type(guard).__name__)
+            self.names.append(name)
+            pre, post = _method(guard, "check_pre"), _method(guard, "check_post")
+            if isinstance(guard, type) or not (pre or post):
+                raise ConfigurationError(
+                    f"{guard!r} is no guard.",
+                    fix="Give an object with check_pre and check_post, or acheck_pre and acheck_post.",
+                )
+            if pre is not None:
+                self._pre.append((name, pre, _takes(pre, "arguments")))
+            if post is not None:
+                of_results = bool(getattr(guard, "of_results_only", False))
+                self._post.append((name, post, of_results))
+
+    async def before(
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        tool: str,
+        role: str = "",
+        can: Collection[str] = ("rewrite",),
+    ) -> Passed:
+        """Ask about what goes into something.
+
+        Args:
+            arguments: What goes in.
+            tool: Into what.
+            role: Who asks.
+            can: Which of ``rewrite`` and ``ask`` the caller can do; a guard that wants the other
+                refuses.
+
+        Raises:
+            GuardrailViolationError: They do not let it pass.
+        """
+        about = partial(GuardrailViolation, stage="pre", role=role, tool=tool)
+        value: Any = dict(arguments)
+        found: list[GuardrailViolation] = []
+        rewritten = False
+        for name, check, takes in self._pre:
+            given = {"arguments": value} if takes else {}
+            outcome = await _outcome(name, check(role=role, tool=tool, **given))
+            if outcome.decision == "rewrite" and "rewrite" in can:
+                if not isinstance(outcome.value, Mapping):
+                    raise ConfigurationError(
+                        f"The guard {name!r} put {type(outcome.value).__name__} in the place of the"
+                        f" arguments of {tool!r}.",
+                        fix="Give a dictionary of all arguments.",
+                    )
+                value, rewritten = dict(outcome.value), True
+            elif outcome.decision != "allow":
+                found.append(about(name, outcome.reason or "", outcome.decision))
+        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.REPLANNING))
+
+    async def after(
+        self,
+        value: Any,
+        *,
+        tool: str,
+        role: str = "",
+        words: bool = False,
+        can: Collection[str] = ("rewrite",),
+    ) -> Passed:
+        """Ask about what something gave.
+
+        Args:
+            value: What it gave.
+            tool: What gave it.
+            role: Who asked.
+            words: Whether it is an answer or a failure in words, which guards whose
+                ``of_results_only`` is true have nothing to say about.
+            can: As for :meth:`before`.
+
+        Raises:
+            GuardrailViolationError: They do not let it pass.
+        """
+        about = partial(GuardrailViolation, stage="post", role=role, tool=tool)
+        found: list[GuardrailViolation] = []
+        rewritten = False
+        for name, check, of_results in self._post:
+            if words and of_results:
+                continue
+            outcome = await _outcome(name, check(value, role=role, tool=tool))
+            if outcome.decision == "rewrite" and "rewrite" in can:
+                value, rewritten = outcome.value, True
+            elif outcome.decision != "allow":
+                found.append(about(name, outcome.reason or "", outcome.decision))
+        return Passed(value, rewritten, _concluded(found, can, ErrorSeverity.RETRIABLE))
+
+
+def _method(guard: Any, name: str) -> Callable[..., Any] | None:
+    return next((m for n in (f"a{name}", name) if callable(m := getattr(guard, n, None))), None)
+
+
+def _takes(check: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(check).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+async def _outcome(name: str, found: Any) -> GuardrailOutcome:
+    outcome = await found if inspect.isawaitable(found) else found
+    if not isinstance(outcome, GuardrailOutcome):
+        # Taken for a yes, a forgotten 'return' would open the door.
+        raise ConfigurationError(
+            f"The guard {name!r} gave {outcome!r:.80}.", fix="Return a GuardrailOutcome."
+        )
+    return outcome
+
+
+def _concluded(
+    found: list[GuardrailViolation], can: Collection[str], again: ErrorSeverity
+) -> tuple[str, ...]:
+    """Return why a person has to agree; a refusal stands over that.
+
+    Raises:
+        GuardrailViolationError: One refuses, wants it made anew, or wants what cannot be done here.
+    """
+    actions = {violation.action for violation in found}
+    if actions - ({"ask"} & set(can)):
+        severity = again if actions <= {"retry", *can} else ErrorSeverity.CRITICAL
+        raise GuardrailViolationError(violations=found, severity=severity)
+    return tuple(dict.fromkeys(str(violation) for violation in found))

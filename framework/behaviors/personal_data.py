@@ -1,0 +1,217 @@
+"""A guard against personal data: by patterns, and by presidio where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from framework.base.errors import MissingExtraError, require_extra
+from framework.behaviors.guardrail_texts import texts_in
+from framework.behaviors.guardrails import GuardrailOutcome
+
+_EMAIL = re.compile(
+    r"(?<![\w.+%-])[\w.+%-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}(?![\w-])"
+)
+_SSN = re.compile(
+    r"(?<![\d-])(?!000|666|9\d\d)\d{3}([- ])(?!00)\d{2}\1(?!0000)\d{4}(?![\d-])", re.ASCII
+)
+_IBAN = re.compile(
+    r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])",
+    re.ASCII,
+)
+_PHONE = re.compile(
+    r"(?<![\w+.-])(?:\+\d{1,3}(?:[ .-]?\(\d{1,4}\))?(?:[ .-]?\d{2,4}){2,5}"
+    r"|\(\d{3}\) ?\d{3}[ .-]\d{4}|\d{3}[.-]\d{3}[.-]\d{4})(?![\w-])",
+    re.ASCII,
+)
+_DIGITS = re.compile(r"(?<![\d.])\d+(?:[ -]\d+)*(?![\d.]\d)", re.ASCII)
+_CARD = re.compile(r"(?:3[04-8]|[4-6]|2[2-7])\d{11,17}", re.ASCII)
+_ENTITIES = (
+    "CREDIT_CARD",
+    "CRYPTO",
+    "IBAN_CODE",
+    "IP_ADDRESS",
+    "MEDICAL_LICENSE",
+    "PHONE_NUMBER",
+    "UK_NHS",
+    "US_BANK_NUMBER",
+    "US_DRIVER_LICENSE",
+    "US_ITIN",
+    "US_PASSPORT",
+    "US_SSN",
+)
+_LEAST_SCORE = 0.5
+_MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
+Span = tuple[int, int, str]
+
+
+class PIIGuardrail:
+    """Finds personal data in texts: addresses, numbers of cards, accounts, telephones, insurance.
+
+    Patterns look for it always. Where the extra ``pii`` is installed, presidio looks besides, for
+    its numbers of many kinds, without a network; names of people it finds with a model of spaCy's,
+    when ``entities`` asks for ``PERSON``.
+
+    Args:
+        entities: What presidio looks for, by its names.
+        action: What happens then: ``deny``, ``ask``, ``retry``, or ``rewrite``, which puts the kind
+            of the data in its place.
+        analyzer: An ``AnalyzerEngine`` of one's own; ``None`` for patterns alone.
+
+    >>> guard = PIIGuardrail(action="rewrite", analyzer=None)
+    >>> guard.check_post({"to": "Write to ann@example.com."}, role="", tool="").value
+    {'to': 'Write to [e-mail address].'}
+    """
+
+    name = "pii"
+
+    def __init__(
+        self,
+        entities: Iterable[str] = _ENTITIES,
+        *,
+        action: Literal["deny", "ask", "retry", "rewrite"] = "deny",
+        analyzer: Any = "presidio",
+    ) -> None:
+        GuardrailOutcome(False, action=action, value="")  # a known one
+        self._entities = list(entities)
+        self._action = action
+        self._analyzer = analyzer
+        self._lock = threading.Lock()
+
+    def check_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """Look at parameters and inputs, however deep a text stands."""
+        return self._look(dict(arguments))
+
+    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """Look at a result, however deep a text stands."""
+        return self._look(value)
+
+    async def acheck_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """As ``check_pre``; presidio's work is done beside the loop."""
+        return await self._beside(dict(arguments))
+
+    async def acheck_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """As ``check_post``; presidio's work is done beside the loop."""
+        return await self._beside(value)
+
+    async def _beside(self, value: Any) -> GuardrailOutcome:
+        if self._analyzer is None:
+            return self._look(value)
+        return await asyncio.to_thread(self._look, value)
+
+    def _look(self, value: Any) -> GuardrailOutcome:
+        kinds = dict.fromkeys(kind for text in texts_in(value) for _, _, kind in self._spans(text))
+        if not kinds:
+            return GuardrailOutcome(True)
+        reason = f"it holds personal data ({', '.join(kinds)})"
+        if self._action != "rewrite":
+            return GuardrailOutcome(False, reason, self._action)
+        return GuardrailOutcome(False, reason, "rewrite", _mapped(value, self._without))
+
+    def _without(self, text: str) -> str:
+        """Return a text with the kinds of its personal data in the place of the data."""
+        parts, end = [], 0
+        for start, stop, kind in self._spans(text):
+            if start >= end:
+                parts += [text[end:start], f"[{kind}]"]
+            end = max(end, stop)
+        return "".join([*parts, text[end:]])
+
+    def _spans(self, text: str) -> list[Span]:
+        found = [*_patterns(text)]
+        engine = self._engine()
+        if engine is not None:
+            results = engine.analyze(
+                text=text,
+                language="en",
+                entities=self._entities,
+                score_threshold=_LEAST_SCORE,
+            )
+            found += [(r.start, r.end, r.entity_type.lower().replace("_", " ")) for r in results]
+        return sorted(found, key=lambda span: (span[0], -span[1]))
+
+    def _engine(self) -> Any:
+        if self._analyzer == "presidio":
+            with self._lock:
+                if self._analyzer == "presidio":
+                    self._analyzer = _presidio()
+        return self._analyzer
+
+
+def _patterns(text: str) -> Iterator[Span]:
+    for kind, pattern in (("e-mail address", _EMAIL), ("insurance number", _SSN)):
+        yield from ((*found.span(), kind) for found in pattern.finditer(text))
+    for found in _IBAN.finditer(text):
+        if _is_iban(found.group().replace(" ", "")):
+            yield (*found.span(), "account number")
+    for found in _PHONE.finditer(text):
+        yield (*found.span(), "telephone number")
+    for found in _DIGITS.finditer(text):
+        yield from _cards(found.group(), found.start())
+
+
+def _cards(run: str, offset: int) -> Iterator[Span]:
+    """Yield the numbers of cards in a run of digits; blanks and hyphens are between groups."""
+    groups = [(group.start(), group.group()) for group in re.finditer(r"\d+", run)]
+    for first, (start, head) in enumerate(groups):
+        digits = ""
+        if head[0] not in "23456":
+            continue
+        for place, group in groups[first:]:
+            digits += group
+            if len(digits) > 19:
+                break
+            if len(digits) >= 13 and _CARD.fullmatch(digits) and _luhn(digits):
+                yield offset + start, offset + place + len(group), "card number"
+
+
+def _luhn(digits: str) -> bool:
+    doubled = (2 * int(digit) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(d - 9 if d > 9 else d for d in doubled)) % 10 == 0
+
+
+def _is_iban(text: str) -> bool:
+    return int("".join(str(int(letter, 36)) for letter in text[4:] + text[:4])) % 97 == 1
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return plain data with all its texts changed, names and numbers too."""
+    if isinstance(value, Mapping):
+        return {change(str(name)): _mapped(item, change) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(item, change) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    text = str(value)
+    changed = change(text)
+    return value if changed == text else changed
+
+
+def _presidio() -> Any:
+    """Return presidio's analyzer, or ``None`` where it is not installed. It needs no network."""
+    try:
+        presidio = require_extra("presidio_analyzer", "pii")
+        spacy = importlib.import_module("spacy")
+        engines = importlib.import_module("presidio_analyzer.nlp_engine")
+    except MissingExtraError:
+        return None
+    # What it says of the languages of recognizers is of no use to anybody here.
+    logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
+    there = [name for name in _MODELS if spacy.util.is_package(name)]
+    nlp = engines.SpacyNlpEngine()
+    # Left alone it would download a model.
+    nlp.nlp = {"en": spacy.load(there[0]) if there else spacy.blank("en")}
+    analyzer = presidio.AnalyzerEngine(nlp_engine=nlp, supported_languages=["en"])
+    for name in ("EmailRecognizer", "UrlRecognizer"):
+        # They fetch a list of domains; addresses are found by the patterns.
+        analyzer.registry.remove_recognizer(name)
+    return analyzer

@@ -1,0 +1,116 @@
+"""Where the audit of a run lies: in a file, or in the database of the run's saver."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+
+from framework.base.errors import ConfigurationError, PersistenceError
+from framework.base.ports import Rows
+from framework.base.threads import in_thread
+from framework.langgraph_compat import lent_saver
+from framework.pipeline.run_config import caller_of
+from framework.stores.rows import rows_of
+from framework.telemetry.audit import Audit, AuditLog, AuditTable, NoTrail, Trail
+
+if TYPE_CHECKING:
+    from configs.settings import AuditSettings
+
+_DAY = 86400.0
+
+
+class Auditor:
+    """Finds the audit of a run.
+
+    Args:
+        wanted: ``True`` for the database of the run's saver, or a log.
+        settings: How records are signed, and how long they are kept.
+        checkpointer: The graph's own saver; a graph of one's own lends another.
+
+    Raises:
+        ConfigurationError: ``wanted`` is something else.
+    """
+
+    def __init__(
+        self,
+        wanted: bool | AuditLog,
+        settings: AuditSettings,
+        checkpointer: BaseCheckpointSaver[Any] | None = None,
+    ) -> None:
+        if wanted is not True and not callable(getattr(wanted, "awrite", None)):
+            raise ConfigurationError(
+                f"audit={wanted!r} cannot keep records.", fix="Give True, or an AuditLog."
+            )
+        self._log = None if wanted is True else wanted
+        self._settings, self._checkpointer = settings, checkpointer
+        self._trails: WeakKeyDictionary[BaseCheckpointSaver[Any], Trail] = WeakKeyDictionary()
+        self._pruned: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+    def of(self, config: Mapping[str, Any]) -> Audit:
+        """Return the audit of a run with this configuration."""
+        trail: Any = self._log or self._beside(lent_saver(config) or self._checkpointer)
+        return Audit(trail, caller_of(config.get("configurable") or {}))
+
+    async def close(self, audit: Audit) -> None:
+        """Write what waits at the end of a run, and once a day drop what is too old."""
+        await audit.settle()
+        now = time.monotonic()
+        if now - self._pruned.get(audit.trail, -_DAY) >= _DAY:
+            self._pruned[audit.trail] = now
+            try:
+                await audit.trail.aprune(timedelta(days=self._settings.retention_days))
+            except (PersistenceError, ValueError) as exc:
+                # A chain that was tampered with stays as it is, for whoever checks it.
+                audit.note("not_pruned", problem=str(exc))
+                await audit.settle()
+
+    def _beside(self, saver: BaseCheckpointSaver[Any] | None) -> Trail:
+        if saver is None:
+            return NoTrail()
+        found = self._trails.get(saver)
+        if found is None:
+            rows = rows_of(saver) or (_InMemory() if isinstance(saver, InMemorySaver) else None)
+            key = self._settings.signing_key
+            found = NoTrail() if rows is None else AuditTable(rows, signing_key=key)
+            self._trails[saver] = found
+        return found
+
+
+class _InMemory(Rows):
+    """Rows beside threads in memory: both live as long as the process."""
+
+    def __init__(self) -> None:
+        self._conn: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
+    async def table(self, definition: str) -> None:
+        await self.run(definition)
+
+    async def run(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        found: tuple[int, list[tuple[Any, ...]]]
+        found = await in_thread(self.run_blocking, statement, values)
+        return found
+
+    def run_blocking(
+        self, statement: str, values: tuple[Any, ...] = ()
+    ) -> tuple[int, list[tuple[Any, ...]]]:
+        with self._lock:
+            if self._conn is None:
+                self._conn = sqlite3.connect(
+                    ":memory:", check_same_thread=False, isolation_level=None
+                )
+                weakref.finalize(self, self._conn.close)
+            before = self._conn.total_changes
+            rows = self._conn.execute(statement, values).fetchall()
+            return self._conn.total_changes - before, rows

@@ -1,0 +1,270 @@
+"""What the rules of policy engines do about a turn: their actions act, and are bounded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from framework.approvals import PLAN
+from framework.base.errors import ErrorSeverity
+from framework.base.ports import Failure, StepRecord, now_text
+from framework.engine.caller_plan import plan_digest
+from framework.engine.services import Services
+from framework.engine.turn_outcome import outcome_of
+from framework.governance.policies import (
+    PhaseContext,
+    PolicyAction,
+    PolicyActionData,
+    PolicyEngine,
+    PolicyRule,
+)
+from framework.governance.quality import QualityGateError, QualityLevel
+from framework.governance.recovery import (
+    RecoveryContext,
+    RecoveryStep,
+    aattempt_recovery,
+    scenario_of,
+)
+from framework.pipeline.failures import clear_failure, raise_failure
+from framework.pipeline.retry_policy import backoff_delay
+from framework.planning import CLOSING
+from framework.state import TurnView
+from framework.telemetry import PolicyActed, emit
+from framework.telemetry.usage_book import usage_totals
+
+
+async def consult_policies(
+    view: TurnView, services: Services, *, failed: bool, over: bool
+) -> tuple[dict[str, Any], bool]:
+    """Have all rules that match act.
+
+    Args:
+        view: The turn.
+        services: Shared dependencies.
+        failed: Whether nothing is left to try about a failure.
+        over: Whether all work is done.
+
+    Returns:
+        The state update, and whether the router has to decide again.
+    """
+    turn = _Acting(view, services)
+    ctx = await _context(view, services, failed=failed, over=over)
+    for engine in services.engines:
+        found = engine.matching(ctx)
+        rules: Sequence[PolicyRule] = await found if inspect.isawaitable(found) else found
+        for rule in rules:
+            name = f"policy:{rule.name}"
+            used = view.attempts.get(name, 0)
+            if used >= engine.times:
+                continue
+            turn.update["control_attempts"] = {
+                **turn.update.get("control_attempts", {}),
+                name: used + 1,
+            }
+            for action in rule.actions:
+                await turn.act(engine, rule, action)
+    return turn.update, turn.again
+
+
+async def _context(view: TurnView, services: Services, *, failed: bool, over: bool) -> PhaseContext:
+    works = [step for step in view.steps if step["capability"] not in CLOSING]
+    info = view.failure if failed else None
+    failures = [info, *(info.get("other_failures") or [])] if info is not None else []
+    read = [Failure.from_state(entry) for entry in failures]
+    levels = [r["quality"] for r in view.results.values() if r.get("quality") is not None]
+    low = any(failure.metadata.get("code") == QualityGateError.code for failure in read)
+    began = view.state.get("execution_start_time") or services.clock.now()
+    return PhaseContext(
+        phase=view.task,
+        quality_level=QualityLevel(min(levels)) if levels else None,
+        # Where nothing was looked at, nothing is below.
+        gate_score=0 if low else min(levels, default=max(QualityLevel)),
+        completed_roles={s["capability"] for s in works if s["context_key"] in view.done},
+        failed_roles={failure.capability or failure.node or "" for failure in read},
+        all_roles={step["capability"] for step in works},
+        elapsed_seconds=max(0.0, services.clock.now() - began),
+        retry_exhausted_scenarios={scenario_of(failure).value for failure in read},
+        phase_completed=over,
+        total_cost_usd=await _cost(view, services),
+    )
+
+
+async def _cost(view: TurnView, services: Services) -> float | None:
+    """Return what the turn's model calls cost; ``None`` when a price, or a call, is not known."""
+    if not view.budget.get("model_calls"):
+        return 0.0
+    rows = services.journal().rows
+    if rows is None:
+        return None
+    await services.purse.book.written()
+    totals = await usage_totals(rows, thread_id=view.thread_id, turn_id=view.turn_id)
+    costs = [total.cost_usd for total in totals]
+    return None if None in costs or not costs else sum(cost for cost in costs if cost is not None)
+
+
+class _Acting:
+    """What actions do about one turn.
+
+    Attributes:
+        update: The state update so far.
+        again: Whether the router has to decide again.
+    """
+
+    def __init__(self, view: TurnView, services: Services) -> None:
+        self._view, self._services = view, services
+        self._failure = Failure.from_state(view.failure) if view.failure is not None else None
+        self.update: dict[str, Any] = {}
+        self.again = False
+
+    async def act(self, engine: PolicyEngine, rule: PolicyRule, action: PolicyActionData) -> None:
+        """Do one action, and tell what came of it."""
+        ways: dict[PolicyAction, Callable[..., Any]] = {
+            PolicyAction.ADVANCE_PHASE: self._advance,
+            PolicyAction.RETRY_AGENT: self._retry,
+            PolicyAction.RETRY_PHASE: self._replan,
+            PolicyAction.RECOVER_ONCE: self._recover,
+            PolicyAction.ESCALATE: self._escalate,
+            PolicyAction.STORE_GATE_FEEDBACK: self._feed_back,
+            PolicyAction.GENERATE_HANDOFF: self._hand_off,
+            PolicyAction.NOTIFY: lambda *_: "",
+            PolicyAction.ABORT_PHASE: self._stop,
+        }
+        params = action.params or {}
+        found = ways[action.action](engine, rule, params)
+        hindered: str = await found if inspect.isawaitable(found) else found
+        known = dict(params)
+        if action.action is PolicyAction.GENERATE_HANDOFF:
+            known["handoff"] = outcome_of(self._view.state)
+        reason = str(params.get("message") or (self._failure.message if self._failure else ""))
+        emit(
+            PolicyActed(
+                rule=rule.name,
+                action=action.action.value,
+                message=hindered or reason,
+                params=known or None,
+                done=not hindered,
+            )
+        )
+
+    def _advance(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        info = self._view.failure or {}
+        keys = {e.get("context_key") for e in (info, *(info.get("other_failures") or []))}
+        steps = [
+            (place, step)
+            for place, step in enumerate(self._view.steps)
+            if step["context_key"] in keys and step["context_key"] not in self._view.done
+        ]
+        if not steps:
+            return "No step failed that could be left out."
+        self.update["execution_step_results"] = {
+            step["context_key"]: StepRecord(
+                step["context_key"],
+                step["capability"],
+                place,
+                self._view.objective_of(step),
+                skipped=f"The rule {rule.name!r} goes on without it: {info['user_message']}",
+            ).entry()
+            for place, step in steps
+        }
+        self._taken_back(tries=0)
+        return ""
+
+    def _retry(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        failure = self._failure
+        if failure is None:
+            return "Nothing failed that could be tried again."
+        if failure.metadata.get("effect_done"):
+            return "The effect is done, and nothing repeats it."
+        if failure.metadata.get("code") == "CG-LIMIT":
+            return "A bound of the run was reached, and no rule goes past it."
+        if params.get("switch_model"):
+            self._count("model_switches")
+        if params.get("smaller_context"):
+            self._count("context_cuts")
+        self._taken_back(tries=1 + len((self._view.failure or {}).get("other_failures") or []))
+        return ""
+
+    def _replan(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        told = str(params.get("message") or f"The rule {rule.name!r} asks for another plan.")
+        failure = self._failure or Failure(ErrorSeverity.REPLANNING, told, node="router")
+        if failure.metadata.get("effect_done"):
+            return "The effect is done, and no other plan mends its result."
+        self.update |= raise_failure([replace(failure, severity=ErrorSeverity.REPLANNING)])
+        self.again = True
+        return ""
+
+    async def _recover(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        if self._failure is None:
+            return "Nothing failed that could be recovered."
+        clock = self._services.clock
+        cap = self._services.limits.max_retry_delay_seconds
+        actions: dict[RecoveryStep | str, Callable[[], Any]] = {
+            RecoveryStep.RETRY_WITH_BACKOFF: lambda: clock.sleep(backoff_delay(1, cap=cap)),
+            RecoveryStep.RETRY_WITH_SMALLER_CONTEXT: lambda: self._count("context_cuts"),
+            RecoveryStep.RESTART_AGENT: lambda: None,  # to try it again is to start it again
+        }
+        if engine.models:
+            actions[RecoveryStep.SWITCH_PROVIDER] = lambda: self._count("model_switches")
+        result = await aattempt_recovery(scenario_of(self._failure), RecoveryContext(actions))
+        if not result.recovered_steps:
+            return result.reason
+        return self._retry(engine, rule, {})
+
+    async def _escalate(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        view = self._view
+        left = [s for s in view.steps if s["context_key"] not in view.done | view.skipped]
+        if all(step["capability"] in CLOSING for step in left):
+            return "Nothing of a plan is left that a person could decide about."
+        if not self._services.journal().durable:
+            return "A person would have to decide, and nothing would keep the question."
+        told = str(params.get("message") or f"The rule {rule.name!r} asks a person.")
+        problems = [told, *([self._failure.message] if self._failure else [])]
+        agreements = self._services.ledger(view).agreements
+        await agreements.want_review(plan_digest(view.plan), problems)
+        self.update |= {
+            "control_is_awaiting_validation": True,
+            "control_validation_context": {
+                "kind": PLAN,
+                "plan": (view.plan.get("stamp") or {}).get("id"),
+                "problems": problems,
+            },
+            "control_validation_timestamp": now_text(),
+        }
+        self._taken_back(tries=1)
+        return ""
+
+    def _feed_back(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        told = params.get("message") or (self._failure.message if self._failure else "")
+        if not told:
+            return "There is nothing to tell the next plan."
+        kept = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
+        self.update["control_last_error"] = replace(kept, message=str(told)).to_state()
+        return ""
+
+    def _hand_off(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        return ""
+
+    def _stop(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
+        why = params.get("message") or (self._failure.message if self._failure else "")
+        self.update["control_is_killed"] = True
+        self.update["control_kill_reason"] = " ".join(
+            text for text in (f"The rule {rule.name!r} stopped the turn.", str(why)) if text
+        )
+        self.again = True
+        return ""
+
+    def _count(self, name: str) -> None:
+        used = self.update.setdefault("control_budget", {})
+        used[name] = used.get(name, self._view.budget.get(name, 0)) + 1
+
+    def _taken_back(self, *, tries: int) -> None:
+        """Take the failure back, with room for what is tried again."""
+        self.again = True
+        if self._failure is None:
+            return
+        self.update |= clear_failure()
+        allowed = int(self._view.budget.get("allowed_attempts", 0))
+        if tries and allowed and self._services.limits.max_turn_attempts is None:
+            self.update.setdefault("control_budget", {})["allowed_attempts"] = allowed + tries

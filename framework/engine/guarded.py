@@ -1,0 +1,169 @@
+"""Guards at the two ends of a turn: what a person sends, and the message that ends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from langchain_core.messages import AnyMessage, BaseMessage
+from langgraph.types import Command
+from pydantic import ValidationError as PydanticValidationError
+
+from framework.base.errors import PolicyError
+from framework.base.ports import TurnGuard
+from framework.engine.services import Services
+from framework.langgraph_compat import held_back
+from framework.state import TurnView, load_context
+from framework.telemetry import AnswerToken, TurnFinished, emit
+from framework.telemetry.events import keeping
+
+CLOSING_NODES = frozenset({"respond", "clarify", "error"})
+"""Nodes that end a turn."""
+_WITHHELD = "(This message was withheld by a guard.)"
+
+
+async def screened(
+    view: TurnView, services: Services, guard: TurnGuard
+) -> tuple[dict[str, Any], PolicyError | None]:
+    """Look at what was sent for a turn: new messages, and data of the caller's.
+
+    Args:
+        view: The state before the turn.
+        services: Shared dependencies.
+        guard: The graph's guards.
+
+    Returns:
+        The update: rewritten messages and data, refused messages without their words, which would
+        stand in later prompts; and why the turn is refused, where it is.
+    """
+    problem: PolicyError | None = None
+    messages: list[AnyMessage] = []
+    new = list(view.messages)[int(view.turn.get("messages") or 0) :]
+    people = [message for message in view.messages if message.type == "human"]
+    for message in [*new, *(m for m in people[-1:] if m not in new)]:
+        if message.type == "ai" or not (text := str(message.text)):
+            continue
+        try:
+            passed = await guard.message(text)
+        except PolicyError as exc:
+            problem, passed = problem or exc, _WITHHELD
+        if passed != text:
+            messages.append(reworded(message, passed))
+    update: dict[str, Any] = {"messages": messages} if messages else {}
+    # Whatever stands there before the first turn was brought; later a caller may send some types.
+    known = view.contexts if not view.turn else services.registry.given
+    brought = {kind: dict(view.contexts[kind]) for kind in known if view.contexts.get(kind)}
+    if brought and problem is None:
+        try:
+            found = await guard.brought(brought)
+        except PolicyError as exc:
+            return update, exc
+        changed = {kind: found[kind] for kind in found if found[kind] != brought.get(kind)}
+        for kind, entries in changed.items():
+            for key, data in entries.items():
+                load_context(kind, key, data, services.registry.context_types)
+        if changed:
+            update["capability_context_data"] = changed
+    return update, problem
+
+
+def reworded(message: Any, text: str) -> Any:
+    """Return a message with other words; its images and files stay."""
+    blocks = message.content if isinstance(message.content, list) else []
+    others = [b for b in blocks if isinstance(b, dict) and b.get("type") != "text"]
+    content = [{"type": "text", "text": text}, *others] if others else text
+    return message.model_copy(update={"content": content})
+
+
+class Closing:
+    """A node that ends a turn, as far as guards look at it; without guards everything passes.
+
+    Args:
+        node: Name of the node.
+        view: The turn.
+        services: Shared dependencies.
+    """
+
+    def __init__(self, node: str, view: TurnView, services: Services | None) -> None:
+        self._node = node
+        self._view = view
+        self._services = services
+        self._guard = services.guard if services is not None and node in CLOSING_NODES else None
+        self._kept: list[Any] = []
+
+    def quiet(self, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        """Have the node say nothing before its message was looked at."""
+        return work if self._guard is None else partial(self._run, work)
+
+    async def _run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        with held_back(), keeping(self._kept):
+            return await work()
+
+    async def answered(self, update: Any) -> Any:
+        """Look at the message that ends the turn, and say then what the node would have said.
+
+        Raises:
+            PolicyError: The message must not be given.
+        """
+        if self._guard is None:
+            return update
+        pairs = update.update if isinstance(update, Command) else update
+        found = dict(pairs.items() if isinstance(pairs, Mapping) else pairs or ())
+        said = found.get("messages")
+        several = list(said) if isinstance(said, (list, tuple)) else [said]
+        texts: list[str] = []
+        for place, message in enumerate(several):
+            if not isinstance(message, BaseMessage) or not (text := str(message.text)):
+                continue
+            passed = await self._passed(text, self._guard)
+            if passed != text:
+                several[place] = reworded(message, passed)
+                if found.get("execution_answer") is not None:
+                    found["execution_answer"] = _typed(passed, self._services)
+            texts.append(passed)
+        self._say(texts, (event for event in self._kept if isinstance(event, TurnFinished)))
+        if not texts:
+            return update
+        found["messages"] = several
+        return replace(update, update=found) if isinstance(update, Command) else found
+
+    async def _passed(self, text: str, guard: TurnGuard) -> str:
+        try:
+            return await guard.answer(text, node=self._node)
+        except PolicyError:
+            reported = self._view.failure or {}
+            if self._node != "error" or not refused_by_guards(reported):
+                raise
+            # What guards say of themselves is the operator's own words.
+            return str(reported.get("user_message"))
+
+    def instead(self, text: str, outcome: dict[str, Any]) -> None:
+        """Say what stands in the place of a message that could not be given."""
+        if self._guard is not None:
+            self._say([text], [TurnFinished(outcome=outcome)])
+
+    def _say(self, texts: Iterable[str], ends: Iterable[TurnFinished]) -> None:
+        for event in (*(AnswerToken(text=text) for text in texts), *ends):
+            emit(event)
+
+
+def refused_by_guards(failure: Mapping[str, Any]) -> bool:
+    """Tell whether a failure is what guards said."""
+    metadata = (failure.get("classification") or {}).get("metadata") or {}
+    return metadata.get("code") == "CG-GUARDRAIL"
+
+
+def _typed(text: str, services: Services | None) -> Any:
+    """Read a rewritten answer of a form."""
+    assert services is not None
+    assert services.answer_type is not None
+    try:
+        return services.answer_type.model_validate(json.loads(text)).model_dump(mode="json")
+    except (ValueError, PydanticValidationError) as exc:
+        raise PolicyError(
+            "A guard rewrote the answer, and what it gave is not of the form asked for.",
+            fix="Have it keep the form, or refuse.",
+        ) from exc

@@ -1,0 +1,90 @@
+"""What an infrastructure node declares to stand around it: hooks, and its tries and time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp
+
+from configs.limits import Limits
+from framework.base.errors import ErrorSeverity, FatalExecutionError, PersistenceError
+from framework.base.ports import BehaviorContext, Failure, RetryRule, TimeLimit
+from framework.base.spec import InfrastructureSpec
+from framework.pipeline import hooks
+from framework.pipeline.retry_policy import RetryPolicy
+from framework.pipeline.runner import innermost
+from framework.state import TurnView
+
+
+async def executed(
+    spec: InfrastructureSpec,
+    view: TurnView,
+    limits: Limits,
+    work: Callable[[], Awaitable[Any]],
+    read: Callable[[Exception], Failure],
+) -> Any:
+    """Run a node inside of what it declares; hooks run at each try, and ``on_error`` at the last.
+
+    Args:
+        spec: The node.
+        view: The turn.
+        limits: Bounds of a run.
+        work: Its ``execute``.
+        read: Says what an exception means.
+
+    Raises:
+        Exception: What the node or a hook raised, and nothing stands in for.
+    """
+    own = [item for item in spec.behaviors if getattr(item, "stage", None) is None]
+    context = BehaviorContext(
+        spec.name,
+        view.task or spec.description,
+        attempt=view.attempts.get(spec.name, 0) + 1,
+        execution_id=f"{view.turn_id or view.turn_number}/{spec.name}",
+        last_completed_step=len(view.done) - 1,
+    )
+    try:
+        await hooks.before(own, context)
+        return await hooks.after(own, context, await _in_time(spec, work))
+    except (GraphBubbleUp, FatalExecutionError, PersistenceError):
+        raise
+    except Exception as exc:
+        failure = read(exc)
+        most = RetryPolicy.from_dict(failure.retry_policy, limits).max_attempts
+        if failure.severity is ErrorSeverity.RETRIABLE and failure.attempts < most:
+            raise
+        found = await hooks.instead(own, context, exc)
+        if found is None:
+            raise
+        return found
+
+
+async def _in_time(spec: InfrastructureSpec, work: Callable[[], Awaitable[Any]]) -> Any:
+    limit: TimeLimit | None = innermost(spec.behaviors, TimeLimit)
+    timer = asyncio.timeout(limit.time_limit if limit is not None else None)
+    try:
+        async with timer:
+            return await work()
+    except TimeoutError as exc:
+        if limit is None or not timer.expired():
+            raise
+        raise TimeoutError(
+            f"The node {spec.name!r} took longer than {limit.time_limit:g} s."
+            f" Fix: raise {limit!r}, or give it less to do."
+        ) from exc
+
+
+def ruled(spec: InfrastructureSpec, failure: Failure, exc: Exception) -> Failure:
+    """Return a failure as the node's ``RetryBehavior`` means it, where it has one."""
+    rule: RetryRule | None = innermost(spec.behaviors, RetryRule)
+    if rule is None or failure.severity is ErrorSeverity.FATAL:
+        return failure
+    severity = failure.severity
+    if rule.applies(exc, failure):
+        severity = ErrorSeverity.RETRIABLE
+    elif severity is ErrorSeverity.RETRIABLE:
+        severity = ErrorSeverity.CRITICAL
+    return replace(failure, severity=severity, retry_policy=rule.policy())

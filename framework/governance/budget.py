@@ -1,0 +1,548 @@
+"""Budgets: what may be used up, reserved before it is used and settled after.
+
+A reservation takes all of what it names or nothing. What was reserved and not used comes back when
+it is settled; used more than that, the whole is counted, so the next one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import math
+import re
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from framework.base.clock import Clock, as_clock, running_clock
+from framework.base.errors import LimitError, ValidationError
+from framework.governance.counters import (
+    FAILURES,
+    METRICS,
+    Change,
+    Counters,
+    Found,
+    MemoryCounters,
+    Place,
+    SharedCounters,
+)
+from framework.stores import open_rows
+from framework.telemetry.usage import ModelPricing
+
+Per = Literal["step", "turn", "thread", "user", "tenant"]
+Window = Literal["hour", "day", "month"]
+
+# Counters are whole numbers, so that ten times a tenth of a dollar is a dollar.
+_UNITS = {"cost_usd": 1_000_000_000, "seconds": 1_000_000}
+_PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
+
+
+class BudgetExceededError(LimitError):
+    """A budget does not hold what was asked for; nothing was taken.
+
+    Attributes:
+        limit: Name of the limit, such as ``tokens``.
+        value: What it allows.
+        used: What is used or reserved of it.
+        asked: What was asked for.
+    """
+
+    limit: str = ""
+    value: float = 0
+    used: float = 0
+    asked: float = 0
+
+    def saying(self, message: str) -> BudgetExceededError:
+        """Return the same error with other words."""
+        other = type(self)(message, fix=self.fix)
+        other.limit, other.value, other.used = self.limit, self.value, self.used
+        other.asked = self.asked
+        return other
+
+
+class Budget:
+    """What may be used up by a step, a turn, a thread, a person or a tenant, for ever or in a window.
+
+    Args:
+        requests: Calls of models.
+        tokens: Tokens of prompts and answers.
+        cost_usd: US dollars.
+        tool_calls: Tries of steps, and calls of tools in one's own code.
+        steps: Tries of steps.
+        seconds: Seconds that steps take, added up.
+        consecutive_failures: Failures in a row, after which nothing more begins.
+        per: What has such a budget each: ``step``, ``turn``, ``thread``, ``user`` or ``tenant``.
+        window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.
+        clock: Tells the time: a ``Clock``, or a function that returns seconds since the epoch; a
+            graph's own when not given.
+        store: ``sqlite:///file.db`` or ``postgresql://…`` to share it between processes. Without one, a graph counts in
+            the database of its saver, and all else in memory.
+        name: Tells budgets of the same kind apart that count in one place.
+        unknown_price: ``refuse`` calls of models whose price nobody knows where money is limited;
+            or the price to count for them.
+        assumed_output_tokens: What is reserved for an answer whose length nobody bounds; less
+            where less is left.
+
+    Raises:
+        ValidationError: A limit is negative or no number, or a word is unknown.
+
+    >>> async def main():
+    ...     budget = Budget(requests=2, tokens=100)
+    ...     call = await budget.reserve(requests=1, tokens=80)
+    ...     await call.settle(requests=1, tokens=30)
+    ...     return await budget.left()
+    >>> asyncio.run(main())
+    {'requests': 1, 'tokens': 70}
+    """
+
+    def __init__(
+        self,
+        *,
+        requests: float | None = None,
+        tokens: float | None = None,
+        cost_usd: float | None = None,
+        tool_calls: float | None = None,
+        steps: float | None = None,
+        seconds: float | None = None,
+        consecutive_failures: float | None = None,
+        per: Per = "turn",
+        window: Window | None = None,
+        clock: Clock | Callable[[], float] | None = None,
+        store: str | None = None,
+        name: str = "",
+        unknown_price: Literal["refuse"] | ModelPricing = "refuse",
+        assumed_output_tokens: int = 1024,
+    ) -> None:
+        if per not in get_args(Per) or window not in (None, *get_args(Window)):
+            raise ValidationError(
+                f"A budget per {per!r} with the window {window!r} does not exist.",
+                fix="Use per='step', 'turn', 'thread', 'user' or 'tenant', and window='hour', 'day',"
+                " 'month' or None.",
+            )
+        if unknown_price != "refuse" and not isinstance(unknown_price, ModelPricing):
+            raise ValidationError(
+                f"unknown_price is {unknown_price!r}.", fix="Give 'refuse' or a ModelPricing."
+            )
+        given = {
+            "requests": requests,
+            "tokens": tokens,
+            "cost_usd": cost_usd,
+            "tool_calls": tool_calls,
+            "steps": steps,
+            "seconds": seconds,
+            "consecutive_failures": consecutive_failures,
+        }
+        self.limits = {name: value for name, value in given.items() if value is not None}
+        self._bounds = amounts(self.limits)
+        self.per: Per = per
+        self.window: Window | None = window
+        self.name = name
+        self.unknown_price = unknown_price
+        self.assumed_output_tokens = assumed_output_tokens
+        self._clock = None if clock is None else as_clock(clock)
+        self._counters: Counters = MemoryCounters() if store is None else _shared(store)
+        self._own_store = store is not None
+        self._live: set[str] = set()
+        self.flights = Flights()
+
+    @property
+    def scope(self) -> str:
+        """What its counters are called where they lie."""
+        return "/".join(part for part in (self.per, self.window or "", self.name) if part)
+
+    def counting_in(self, counters: Counters) -> Budget:
+        """Return the same budget with its counters elsewhere, unless it has a store of its own."""
+        if self._own_store:
+            return self
+        found = copy.copy(self)
+        found._counters = counters
+        return found
+
+    async def reserve(
+        self,
+        key: str = "",
+        *,
+        requests: float = 0,
+        tokens: float = 0,
+        cost_usd: float = 0,
+        tool_calls: float = 0,
+        steps: float = 0,
+        seconds: float = 0,
+        resumable: str = "",
+    ) -> Reservation:
+        """Take what something will need, all of it or nothing.
+
+        Args:
+            key: Whose budget: a turn, a person.
+            requests: Calls of models.
+            tokens: Tokens.
+            cost_usd: US dollars.
+            tool_calls: Calls of tools.
+            steps: Tries of steps.
+            seconds: Seconds.
+            resumable: Names what it is for. If a process died that had reserved for the same, that
+                reservation goes first.
+
+        Raises:
+            BudgetExceededError: It does not fit; nothing was taken.
+            ValidationError: An amount is negative or no number.
+        """
+        asked = amounts(
+            {
+                "requests": requests,
+                "tokens": tokens,
+                "cost_usd": cost_usd,
+                "tool_calls": tool_calls,
+                "steps": steps,
+                "seconds": seconds,
+            }
+        )
+        made = self.open(key, resumable=resumable)
+        await made.hold(asked)
+        return made
+
+    def open(self, key: str = "", *, resumable: str = "") -> Reservation:
+        """Return a reservation of nothing yet, for parts that take what they need."""
+        return Reservation(self, self._place(key), resumable)
+
+    async def left(self, key: str = "") -> dict[str, float]:
+        """Return what is left of each limit, reservations taken off."""
+        found = await self._counters.read(self._place(key))
+        return {
+            name: value_of(name, max(0, bound - found.counters[name]))
+            for name, bound in self._bounds.items()
+        }
+
+    def _place(self, key: str) -> Place:
+        moment = datetime.fromtimestamp((self._clock or running_clock()).now(), UTC)
+        period = moment.strftime(_PERIODS[self.window]) if self.window else ""
+        return Place(self.scope, key, period)
+
+    async def change(self, place: Place, change: Change, resumable: str = "") -> None:
+        """Change the counters; bounded by the limits where something is added.
+
+        Raises:
+            BudgetExceededError: They do not hold it.
+        """
+        bounded = change._replace(bounds=self._bounds)
+        while (found := await self._counters.change(place, bounded)) is None:
+            standing = await self._counters.read(place)
+            cleared = await self._clear(place, standing, resumable, change.new)
+            if not cleared and not bounded.fits(standing.counters):
+                raise self._exceeded(place, bounded, standing)
+        await self._clear(place, found, resumable, change.new)
+
+    async def note(self, place: Place, change: Change) -> None:
+        """Change the counters, whatever the limits say: it has happened."""
+        await self._counters.change(place, change)
+
+    async def _clear(self, place: Place, found: Found, resumable: str, own: str) -> bool:
+        """Give back what a process had reserved for the same and died."""
+        stale = [
+            mark
+            for mark in re.findall(rf"\[{_short(resumable)}\|[^\]]*\]", found.marks)
+            if resumable and mark != own and mark not in self._live
+        ]
+        for mark in stale:
+            held = map(int, mark[1:-1].rpartition("|")[2].split(","))
+            back = {name: -amount for name, amount in zip(METRICS, held, strict=True)}
+            await self._counters.change(place, Change(back, old=mark))
+        return bool(stale)
+
+    def _exceeded(self, place: Place, change: Change, found: Found) -> BudgetExceededError:
+        over = next(
+            name
+            for name, bound in self._bounds.items()
+            if (found.counters[name] >= bound and name == FAILURES)
+            or (change.add.get(name, 0) > 0 and found.counters[name] + change.add[name] > bound)
+        )
+        limit, used = self.limits[over], value_of(over, found.counters[over])
+        asked = value_of(over, change.add.get(over, 0))
+        whose = f"{self.per} {place.subject!r}" if place.subject else f"the {self.per}"
+        more = f", and {asked:g} more would be needed" if asked else ""
+        error = BudgetExceededError(
+            f"The budget of {whose} does not hold it: {over} is limited to {limit:g}"
+            f"{' per ' + self.window if self.window else ''}, {used:g} is used or reserved{more}.",
+            fix=f"Ask for less, {'wait for the next ' + self.window + ', ' if self.window else ''}"
+            f"or raise Budget({over}=…).",
+        )
+        error.limit, error.value, error.used, error.asked = over, limit, used, asked
+        return error
+
+
+class Reservation:
+    """What was taken of a budget, until it is settled or released; each counts once."""
+
+    def __init__(self, budget: Budget, place: Place, resumable: str = "") -> None:
+        self.budget, self.place = budget, place
+        self._resumable = resumable
+        self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
+        self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
+        self._held = dict.fromkeys(METRICS, 0)
+        self._mark = ""
+        self._over = False
+        self._passing: dict[Part, asyncio.Task[Any] | None] = {}
+        self._lock = asyncio.Lock()
+
+    async def hold(self, asked: Mapping[str, int]) -> None:
+        """Take what is asked for.
+
+        Raises:
+            BudgetExceededError: It does not fit.
+        """
+        await self.whole(
+            self._move({**self._base, **asked}, self._open, bounded=True), self.release
+        )
+
+    async def settle(self, **used: float) -> None:
+        """Say what was used in the end; what is not named was used as it was reserved.
+
+        Args:
+            **used: Amounts by the names of the limits. ``consecutive_failures=1`` says that it
+                failed; without it, the failures in a row are over.
+
+        Raises:
+            ValidationError: An amount is negative or no number, or its name is unknown.
+        """
+        counted = amounts(used)
+        failed = bool(counted.pop(FAILURES, 0)) if FAILURES in self.budget.limits else None
+        if self._over:
+            return
+        self._over = True
+        final, zero = {**self._base, **counted}, dict.fromkeys(METRICS, 0)
+        await self.whole(self._move(zero, zero, used=final, failed=failed))
+        self._landed(*self._passing)
+
+    async def release(self) -> None:
+        """Give everything back: nothing was used."""
+        if self._over:
+            return
+        self._over = True
+        zero = dict.fromkeys(METRICS, 0)
+        await self.whole(self._move(zero, zero))
+        self._landed(*self._passing)
+
+    def _landed(self, *parts: Part) -> None:
+        for part in parts:
+            if part.flying:
+                part.flying = False
+                self.budget.flights.end(self.place)
+
+    async def left(self) -> dict[str, float]:
+        """Return what a part of it could take of each limit."""
+        left = await self.budget.left(self.place.subject)
+        free = {name: self._held[name] - self._open[name] for name in METRICS}
+        return {name: value + value_of(name, free.get(name, 0)) for name, value in left.items()}
+
+    async def count(self, **used: float) -> None:
+        """Count what was used without having been reserved."""
+        await Part(self, dict.fromkeys(METRICS, 0)).settle(**used)
+
+    async def draw(self, **asked: float) -> Part:
+        """Take what a part of it needs: of what is reserved, and only what is missing besides.
+
+        Args:
+            **asked: Amounts by the names of the limits.
+
+        Raises:
+            BudgetExceededError: It does not fit; nothing was taken.
+        """
+        part = Part(self, {**dict.fromkeys(METRICS, 0), **amounts(asked)})
+
+        async def take() -> None:
+            async with self._lock:
+                more = {name: self._open[name] + part.asked[name] for name in METRICS}
+                await self._move(self._base, more, bounded=True)
+
+        await self.whole(take(), part.release)
+        return part
+
+    def fly(self, part: Part, task: asyncio.Task[Any] | None) -> None:
+        """Let others wait for the end of a part, or of the task that it is the one thing in."""
+        self._passing[part] = task
+        part.flying = True
+        self.budget.flights.begin(self.place)
+        if task is not None:
+            task.add_done_callback(lambda _: self._landed(part))
+
+    def cut_short(self, task: asyncio.Task[Any] | None) -> list[Part]:
+        """Return the parts that will not end by themselves: their task goes on, or is over."""
+        found = [(part, known) for part, known in self._passing.items() if known is not None]
+        return [part for part, known in found if known is task or known.done()]
+
+    async def _move(
+        self,
+        base: Mapping[str, int],
+        opened: Mapping[str, int],
+        *,
+        used: Mapping[str, int] | None = None,
+        failed: bool | None = None,
+        bounded: bool = False,
+    ) -> None:
+        held = {name: max(base[name], opened[name]) for name in METRICS}
+        add = {n: held[n] - self._held[n] + (used[n] if used else 0) for n in METRICS}
+        mark = self._marked(held)
+        if any(add.values()) or failed is not None or mark != self._mark or bounded:
+            change = Change(add, failed=failed, old=self._mark, new=mark)
+            if bounded:
+                self.budget._live.add(mark)
+                try:
+                    await self.budget.change(self.place, change, self._resumable)
+                except BaseException:
+                    self.budget._live.discard(mark)
+                    raise
+            else:
+                await self.budget.note(self.place, change)
+        if mark != self._mark:
+            self.budget._live.discard(self._mark)
+        self._base, self._open = dict(base), dict(opened)
+        self._held, self._mark = held, mark
+
+    async def whole(
+        self, work: Awaitable[None], undo: Callable[[], Awaitable[Any]] | None = None
+    ) -> None:
+        """Let a change of counters come to its end, whoever cancels; then undo it."""
+        if not self.budget._counters.durable:
+            await work  # nothing in it waits
+            return
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if undo is not None and not task.cancelled() and task.exception() is None:
+                await undo()
+            raise
+
+    def _marked(self, held: Mapping[str, int]) -> str:
+        """Return the mark that stands beside the counters for as long as something is held."""
+        if not self.budget._counters.durable or not any(held.values()):
+            return ""
+        told = ",".join(str(held[name]) for name in METRICS)
+        name = _short(self._resumable) if self._resumable else ""
+        return f"[{name}|{uuid.uuid4().hex[:12]}|{told}]"
+
+
+class Part:
+    """What a part of something reserved needs: a model call inside a step."""
+
+    def __init__(self, whole: Reservation, asked: Mapping[str, int]) -> None:
+        self._whole, self.asked = whole, asked
+        self._over = self.flying = False
+
+    @property
+    def budget(self) -> Budget:
+        """Whose part it is."""
+        return self._whole.budget
+
+    async def settle_as_asked(self) -> None:
+        """Say that it used what was reserved."""
+        await self._end(self.asked)
+
+    async def settle(self, **used: float) -> None:
+        """Say what it used."""
+        await self._end({**dict.fromkeys(METRICS, 0), **amounts(used)})
+
+    async def release(self) -> None:
+        """Give it back: nothing was used."""
+        await self._end(dict.fromkeys(METRICS, 0))
+
+    async def _end(self, used: Mapping[str, int]) -> None:
+        whole = self._whole
+        if self._over:
+            return
+        self._over = True
+
+        async def move() -> None:
+            async with whole._lock:
+                opened = {name: max(0, whole._open[name] - self.asked[name]) for name in METRICS}
+                base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
+                await whole._move(base, opened, used=used)
+
+        await whole.whole(move())
+        whole._passing.pop(self, None)
+        whole._landed(self)
+
+
+class Flights:
+    """What is under way and may give something back when it ends; by several loops and threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Place] = Counter()
+        self._waiting: dict[Place, list[asyncio.Future[None]]] = {}
+
+    def begin(self, place: Place) -> None:
+        """Note that something began."""
+        with self._lock:
+            self._counts[place] += 1
+
+    def end(self, place: Place) -> None:
+        """Note that something ended; who waits for that goes on."""
+        with self._lock:
+            self._counts[place] -= 1
+            if not self._counts[place]:
+                del self._counts[place]
+            waiting = self._waiting.pop(place, [])
+        for future in waiting:
+            with suppress(RuntimeError):  # its loop was closed
+                future.get_loop().call_soon_threadsafe(_wake, future)
+
+    async def wait(self, place: Place) -> bool:
+        """Wait until something ended; ``False``, at once, when nothing is under way."""
+        with self._lock:
+            if not self._counts[place]:
+                del self._counts[place]
+                return False
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(place, []).append(future)
+        await future
+        return True
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def amounts(given: Mapping[str, float]) -> dict[str, int]:
+    """Return amounts as whole numbers of their smallest unit.
+
+    Raises:
+        ValidationError: One is negative or no number, or its name is unknown.
+
+    >>> amounts({"cost_usd": 0.1})
+    {'cost_usd': 100000000}
+    """
+    found = {}
+    for name, value in given.items():
+        if name not in (*METRICS, FAILURES):
+            raise ValidationError(
+                f"{name!r} is nothing that a budget counts.",
+                fix=f"Use {', '.join((*METRICS, FAILURES))}.",
+            )
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+        if not math.isfinite(value) or value < 0:
+            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+        found[name] = round(value * _UNITS.get(name, 1))
+    return found
+
+
+def value_of(name: str, amount: int) -> float:
+    """Return an amount in the unit in which it is given."""
+    return amount / _UNITS[name] if name in _UNITS else amount
+
+
+def _shared(store: str) -> Counters:
+    rows = open_rows(store)
+    return MemoryCounters() if rows is None else SharedCounters(rows)
+
+
+def _short(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -1,0 +1,106 @@
+"""What the one who calls may use: on the whole plan, at dispatch, and in what planners are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.logger import get_logger
+from framework.base.plan import PlannedStep
+from framework.base.ports import Caller, PermissionMode, Verdict, View
+from framework.base.spec import CapabilitySpec
+from framework.governance.permissions import (
+    PermissionDeniedError,
+    PermissionOutcome,
+    Permissions,
+)
+from framework.registry import Registry
+
+_KEPT = 64
+"""How many cuts of the registry are kept, one for each set of capabilities that somebody may use."""
+
+
+def required_mode(spec: CapabilitySpec) -> PermissionMode:
+    """Return what a capability asks for: what it declares, and for an effect at least write."""
+    least = PermissionMode.READ_ONLY if spec.effect == "none" else PermissionMode.WORKSPACE_WRITE
+    return max(spec.permission or least, least)
+
+
+class CallerPermissions:
+    """Holds permissions against the capabilities of a graph; a step policy.
+
+    Args:
+        registry: The capabilities.
+        permissions: What decides.
+    """
+
+    def __init__(self, registry: Registry, permissions: Permissions) -> None:
+        self._registry = registry
+        self._permissions = permissions
+        self._cuts: dict[frozenset[str], Registry] = {}
+
+    def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
+        """Decide about one capability; what cannot be decided is denied."""
+        # A caller's configuration holds whatever the caller likes.
+        role, tenant, user = (
+            str(given) if isinstance(given, (str, int)) else None
+            for given in (caller.role, caller.tenant, caller.user_id)
+        )
+        if role is None or (tenant is None and caller.tenant is not None):
+            role, tenant = None, None
+        needed = required_mode(self._registry.capabilities[name])
+        try:
+            return self._permissions.authorize(
+                role, name, tenant=tenant, user_id=user, required=needed
+            )
+        except Exception as exc:
+            get_logger("framework", "permissions").exception("nobody knows who may use %r", name)
+            return PermissionOutcome(
+                False, f"it cannot be said who may use {name!r} ({type(exc).__name__}: {exc})"
+            )
+
+    def registry_of(self, caller: Caller) -> Registry:
+        """Return what the caller may use of the registry: nothing else is shown to whoever plans."""
+        names = self._registry.capabilities
+        denied = frozenset(name for name in names if not self.outcome(name, caller).allowed)
+        if not denied:
+            return self._registry
+        found = self._cuts.pop(denied, None) or self._registry.with_(without=denied).frozen()
+        self._cuts[denied] = found  # the last one used is the last to go
+        while len(self._cuts) > _KEPT:
+            del self._cuts[next(iter(self._cuts))]
+        return found
+
+    def check_plan(self, plan: Any, view: View) -> None:
+        """Refuse a plan with a step that its caller may not use; what is done stays done.
+
+        Raises:
+            PermissionDeniedError: There is one; all are named.
+        """
+        steps = plan.get("steps") if isinstance(plan, Mapping) else None
+        denied: dict[str, PermissionOutcome] = {}
+        for step in steps if isinstance(steps, list) else ():
+            name = step.get("capability") if isinstance(step, Mapping) else None
+            if isinstance(name, str) and name in self._registry.capabilities:
+                record = view.results.get(str(step.get("context_key"))) or {}
+                done = record.get("success") and record.get("capability") == name
+                found = self.outcome(name, view.caller)
+                if not (found.allowed or done):
+                    denied[name] = found
+        if denied:
+            first = next(iter(denied.values()))
+            reasons = "; ".join(str(outcome.reason) for outcome in denied.values())
+            raise PermissionDeniedError(
+                PermissionOutcome(False, reasons, first.active_mode, first.required_mode)
+            )
+
+    async def decide(self, step: PlannedStep, view: View) -> Verdict:
+        """Allow a step to whoever calls now.
+
+        Raises:
+            PermissionDeniedError: The caller may not use its capability.
+        """
+        found = self.outcome(step["capability"], view.caller)
+        if not found.allowed:
+            raise PermissionDeniedError(found)
+        return Verdict("allow")

@@ -1,0 +1,98 @@
+"""Permissions written as Cedar policies (the extra ``cedar``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from framework.base.errors import ConfigurationError, require_extra
+from framework.base.ports import PermissionMode
+from framework.governance.permissions import PermissionOutcome
+
+
+class CedarPermissions:
+    """Decides by Cedar policies; give it to ``build_graph(permissions=…)``.
+
+    A request is: may ``User::"<user_id>"`` do ``Action::"use"`` to ``Capability::"<name>"``? The user
+    stands in ``Role::"<role>"`` and, where there is one, in ``Tenant::"<tenant>"``. The capability has
+    ``mode`` (name) and ``level`` (1 to 3) of what it asks for. What no policy permits is denied; so
+    is a caller without a role, and a request at which a policy failed.
+
+    Args:
+        policies: The policies as text.
+        entities: Further entities, in Cedar's JSON form.
+        schema: A Cedar schema against which the policies are checked.
+
+    Raises:
+        ConfigurationError: The policies cannot be read, or do not fit the schema.
+        MissingExtraError: ``cedarpy`` is not installed.
+
+    >>> cedar = CedarPermissions('''
+    ...     permit (principal in Role::"clerk", action, resource) when { resource.level == 1 };
+    ... ''')
+    >>> cedar.authorize("clerk", "look").allowed, cedar.authorize("guest", "look").allowed
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        policies: str,
+        *,
+        entities: Sequence[Mapping[str, Any]] = (),
+        schema: str | Mapping[str, Any] | None = None,
+    ) -> None:
+        self._cedar: Any = require_extra("cedarpy", "cedar")
+        try:
+            self._policies = self._cedar.PolicySet.from_str(policies)
+            self._entities = self._cedar.Entities.from_json_str(json.dumps(list(entities)))
+            checked = None
+            if schema is not None:
+                text = schema if isinstance(schema, str) else json.dumps(schema)
+                checked = self._cedar.validate_policies(policies, text)
+        except ValueError as exc:
+            raise ConfigurationError(
+                f"The Cedar policies cannot be read: {exc}.", fix="Correct them."
+            ) from exc
+        if checked is not None and not checked.validation_passed:
+            told = "; ".join(str(error) for error in checked.errors)
+            raise ConfigurationError(
+                f"The Cedar policies do not fit their schema: {told}.", fix="Correct them."
+            )
+
+    def authorize(
+        self,
+        role: str | None,
+        name: str,
+        *,
+        tenant: str | None = None,
+        user_id: str | None = None,
+        required: PermissionMode = PermissionMode.READ_ONLY,
+    ) -> PermissionOutcome:
+        """Decide about one capability; see :class:`~framework.governance.Permissions`."""
+        if not role:
+            return PermissionOutcome(False, f"the caller of {name!r} has no role")
+        groups = [_uid("Role", role), *([_uid("Tenant", tenant)] if tenant else [])]
+        user, capability = _uid("User", user_id or ""), _uid("Capability", name)
+        asked = {"mode": required.name, "level": int(required)}
+        about = [
+            {"uid": user, "attrs": {}, "parents": groups},
+            {"uid": capability, "attrs": asked, "parents": []},
+        ]
+        request = {"principal": user, "action": _uid("Action", "use"), "resource": capability}
+        try:
+            known = self._entities.with_added_json_str(json.dumps(about))
+            found = self._cedar.is_authorized({**request, "context": {}}, self._policies, known)
+        except ValueError as exc:
+            return PermissionOutcome(False, f"Cedar could not decide about {name!r}: {exc}")
+        if errors := found.diagnostics.errors:
+            # A "forbid" that failed would have been passed over.
+            return PermissionOutcome(
+                False, f"a Cedar policy failed at {name!r}: {'; '.join(map(str, errors))}"
+            )
+        reason = None if found.allowed else f"no Cedar policy lets {role!r} use {name!r}"
+        return PermissionOutcome(found.allowed, reason, role, required.name)
+
+
+def _uid(kind: str, name: str) -> dict[str, str]:
+    return {"type": kind, "id": name}

@@ -1,0 +1,47 @@
+"""Permissions that settings declare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from framework.base.errors import ConfigurationError
+from framework.governance.cedar import CedarPermissions
+from framework.governance.permissions import (
+    PermissionPolicy,
+    Permissions,
+    RolePermissionConfig,
+    same_name,
+)
+from framework.registry import Registry
+
+if TYPE_CHECKING:
+    from configs.settings import PermissionSettings
+
+
+def permissions_from(declared: PermissionSettings | None, registry: Registry) -> Permissions | None:
+    """Return the permissions that settings declare; ``None`` when they declare none.
+
+    Raises:
+        ConfigurationError: A mode or a list makes no sense, or names a capability that there is
+            not: what it denies would not be denied.
+    """
+    if declared is None:
+        return None
+    if declared.cedar is not None:
+        return CedarPermissions(declared.cedar)
+    named = {*declared.tool_requirements}
+    for role in declared.roles:
+        named |= {*(role.allowed_tools or ()), *role.denied_tools}
+    known = {same_name(name) for name in registry.capabilities}
+    if unknown := sorted(name for name in named if name.strip().casefold() not in known):
+        raise ConfigurationError(
+            f"permissions: there is no capability called {', '.join(map(repr, unknown))}.",
+            fix=f"Use names of: {', '.join(sorted(registry.capabilities)) or 'none is registered'}.",
+        )
+    try:
+        return PermissionPolicy(
+            [RolePermissionConfig(**role.model_dump()) for role in declared.roles],
+            declared.tool_requirements,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(f"permissions: {exc}", fix="Correct them.") from exc

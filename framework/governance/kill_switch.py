@@ -1,0 +1,100 @@
+"""The kill switch: stops runs in all processes that share a database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from framework.base.errors import ConfigurationError
+from framework.stores.open import open_saver
+from framework.stores.stops import Kind, Stop, Stops, stops_of
+
+Where = BaseCheckpointSaver[Any] | str
+"""A saver, or the URL of its database."""
+
+
+async def stop(
+    where: Where,
+    *,
+    thread: str | None = None,
+    user: str | None = None,
+    all: bool = False,  # noqa: A002 - as the command has it
+    reason: str = "",
+) -> Stop:
+    """Stop runs at their next safe point; no effect begins afterwards, in no process.
+
+    It holds until :func:`clear_stop`: new messages and answers begin nothing either. A saver that
+    is no database stops the runs of this process that use it.
+
+    Args:
+        where: The saver of the graph, or the URL of its database.
+        thread: The thread to stop.
+        user: Whose runs to stop.
+        all: Stop every run.
+        reason: Why; the turns end with it.
+
+    Raises:
+        ConfigurationError: Not exactly one of ``thread``, ``user`` and ``all`` is given.
+        PersistenceError: The database cannot be reached.
+
+    >>> import asyncio
+    >>> from langgraph.checkpoint.memory import InMemorySaver
+    >>> asyncio.run(stop(InMemorySaver(), thread="trip", reason="wrong price")).name
+    'trip'
+    """
+    kind, name = _one(thread, user, all)
+    made = Stop(kind, name, reason)
+    async with _stops(where) as stops:
+        await stops.put(made)
+    return made
+
+
+async def clear_stop(
+    where: Where,
+    *,
+    thread: str | None = None,
+    user: str | None = None,
+    all: bool = False,  # noqa: A002
+) -> bool:
+    """Let go on what :func:`stop` stopped; tells whether anything was stopped.
+
+    The turns that were stopped have ended; a new message begins a new one.
+    """
+    kind, name = _one(thread, user, all)
+    async with _stops(where) as stops:
+        return await stops.clear(kind, name)
+
+
+async def list_stops(where: Where) -> list[Stop]:
+    """Return what is stopped, the oldest first."""
+    async with _stops(where) as stops:
+        return await stops.all()
+
+
+@asynccontextmanager
+async def _stops(where: Where) -> AsyncIterator[Stops]:
+    if not isinstance(where, str):
+        yield stops_of(where)
+        return
+    async with open_saver(where) as saver:
+        assert saver is not None
+        yield stops_of(saver)
+
+
+def _one(thread: str | None, user: str | None, every: bool) -> tuple[Kind, str]:
+    given: list[tuple[Kind, str]] = []
+    if thread:
+        given.append(("thread", thread))
+    if user:
+        given.append(("user", user))
+    if every:
+        given.append(("all", ""))
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"What to stop is named {len(given)} times.",
+            fix="Name one thread, one user, or all.",
+        )
+    return given[0]

@@ -1,0 +1,474 @@
+"""What the runs of a graph may spend: budgets around tries of steps and calls of models.
+
+A step, or a node of the graph, is one reservation of each budget; the model calls inside draw on it,
+so nothing counts twice. A call is reserved by its prompt and the most that it may answer, and settled
+by what the model says it used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from langgraph.errors import GraphBubbleUp
+
+from configs.scoped import scoped
+from framework.base.errors import ConfigurationError
+from framework.base.ports import Attempt, Caller, CallNext, Question, Rows
+from framework.base.spec import CapabilitySpec
+from framework.governance.budget import (
+    Budget,
+    BudgetExceededError,
+    Part,
+    Reservation,
+    amounts,
+)
+from framework.governance.counters import SharedCounters
+from framework.governance.estimate import estimate_plan
+from framework.pipeline.job import CURRENT, STOPPED, current_job
+from framework.pipeline.run_config import current_caller, current_runtime
+from framework.state import TurnView
+from framework.telemetry.accounts import ModelCall, paying, running_accounts
+from framework.telemetry.sinks import current_ids
+from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
+from framework.telemetry.usage_book import UsageBook, usage_of_capabilities
+
+_HELD: ContextVar[Mapping[int, tuple[Reservation, ...]]] = ContextVar(
+    "capgraph_reserved", default=MappingProxyType({})
+)
+"""What the step or node around holds, by the account that pays for it."""
+_INSTANT = 1e-6
+Taken = list[tuple[Part, float | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """The budgets of a graph, and where prices come from. Holds nothing of a run.
+
+    Attributes:
+        budgets: What the operator allows.
+        prices: What models cost.
+        book: Takes up what was used.
+    """
+
+    budgets: tuple[Budget, ...] = ()
+    prices: PriceTable = field(default_factory=PriceTable.of_process)
+    book: UsageBook = field(default_factory=UsageBook)
+
+    @classmethod
+    def of(cls, given: Any, prices: PriceTable | None) -> Purse:
+        """Read what an operator gave as ``budget``: one, several or none.
+
+        Raises:
+            ConfigurationError: Something else was given, or two would count in one place.
+        """
+        budgets = () if given is None else (given,) if isinstance(given, Budget) else tuple(given)
+        for item in budgets:
+            if not isinstance(item, Budget):
+                raise ConfigurationError(f"{item!r} is no budget.", fix="Give Budget(tokens=…).")
+        scopes = [item.scope for item in budgets]
+        if twice := sorted({scope for scope in scopes if scopes.count(scope) > 1}):
+            raise ConfigurationError(
+                f"Two budgets count as {twice[0]!r}.", fix="Give one of them a name=."
+            )
+        table = prices or PriceTable.of_process()
+        return cls(budgets, table, UsageBook(table))
+
+    def spending(self, view: TurnView, rows: Rows | None, *, kept: bool = True) -> Spending | None:
+        """Return the budgets of a turn; ``None`` when there are none and nothing is kept.
+
+        Args:
+            view: The turn.
+            rows: The database of the graph's saver.
+            kept: Whether a saver keeps the thread; without one each run is a turn of its own.
+        """
+        if rows is None and not self.budgets:
+            return None
+        counters = SharedCounters(rows) if rows is not None else None
+        budgets = [item.counting_in(counters) if counters else item for item in self.budgets]
+        return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
+
+
+def declared_budgets(given: Sequence[Mapping[str, Any]]) -> list[Budget]:
+    """Make budgets of what settings say.
+
+    Raises:
+        ConfigurationError: A name is unknown, or a value does not fit.
+
+    >>> [budget.per for budget in declared_budgets([{"tokens": 100, "per": "user"}])]
+    ['user']
+    """
+    made = []
+    for place, item in enumerate(given):
+        price = item.get("unknown_price", "refuse")
+        try:
+            priced = ModelPricing(**price) if isinstance(price, Mapping) else price
+            made.append(Budget(**{**item, "unknown_price": priced}))
+        except (TypeError, ValueError) as exc:
+            raise ConfigurationError(
+                f"budgets.{place} of the settings is {dict(item)!r}: {exc}",
+                fix="Use the arguments of Budget.",
+            ) from exc
+    return made
+
+
+def declared_prices(given: Mapping[str, Mapping[str, float]]) -> PriceTable | None:
+    """Make a table of what settings say; ``None`` when they say nothing.
+
+    Raises:
+        ConfigurationError: A name is unknown, or a value does not fit.
+    """
+    try:
+        prices = {model: ModelPricing(**price) for model, price in given.items()}
+    except (TypeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"prices of the settings cannot be used: {exc}",
+            fix="Use the arguments of ModelPricing.",
+        ) from exc
+    return PriceTable(prices) if prices else None
+
+
+def _visit(view: TurnView, *, kept: bool) -> str:
+    """Tell apart what the turn's own name does not: runs that nobody keeps, visits without a turn."""
+    if view.turn_id:
+        return "" if kept else current_ids().get("run_id", "")
+    runtime = current_runtime()
+    return runtime.execution_info.task_id if runtime is not None else uuid.uuid4().hex
+
+
+def _subjects(view: TurnView, caller: Caller, run: str) -> dict[str, str]:
+    turn = "/".join(part for part in (view.thread_id, view.turn_id, run) if part)
+    return {
+        "turn": turn,
+        "step": turn,
+        "thread": view.thread_id or turn,
+        "user": caller.user_id or "",
+        "tenant": caller.tenant or "",
+    }
+
+
+class Spending:
+    """The budgets of one turn."""
+
+    def __init__(
+        self,
+        budgets: Sequence[Budget],
+        prices: PriceTable,
+        view: TurnView,
+        rows: Rows | None,
+        book: UsageBook,
+        *,
+        kept: bool,
+    ) -> None:
+        self._budgets, self._prices, self._rows, self._book = budgets, prices, rows, book
+        caller = current_caller()
+        self._subjects = _subjects(view, caller, _visit(view, kept=kept))
+        self._about = {
+            "thread_id": view.thread_id,
+            "turn_id": view.turn_id,
+            "user_id": caller.user_id,
+            "tenant": caller.tenant,
+        }
+        self._calls: dict[UUID, tuple[str, Taken]] = {}
+        self._paid: set[UUID] = set()  # calls that are settled
+        self._late: list[tuple[Reservation, dict[str, float]]] = []
+        self.loop = asyncio.get_running_loop()
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything is limited."""
+        return bool(self._budgets)
+
+    def held(self) -> tuple[Reservation, ...]:
+        """Return what the step or node around holds."""
+        return _HELD.get().get(id(self), ())
+
+    @asynccontextmanager
+    async def reserved(self, name: str, **asked: float) -> AsyncIterator[dict[str, float]]:
+        """Reserve for a step or a node; model calls inside draw on it.
+
+        Args:
+            name: Names it within the turn, the same after a restart.
+            **asked: What it needs for itself.
+
+        Yields:
+            What it used for itself, for the body to fill; what is not there is nothing.
+
+        Raises:
+            BudgetExceededError: A budget does not hold it; nothing was taken.
+        """
+        held: list[Reservation] = []
+        used: dict[str, float] = {}
+        try:
+            for budget in self._budgets:
+                held.append(await self._take(budget, name, asked))  # noqa: PERF401 - given back
+            with scoped(_HELD, {**_HELD.get(), id(self): tuple(held)}):
+                yield used
+        finally:
+            failed = used.pop("consecutive_failures", None)
+            for reservation in held:
+                for whose, late in self._late:
+                    if whose is reservation:
+                        await reservation.count(**late)
+                if not used:
+                    await reservation.release()
+                    continue
+                told = {} if failed is None else {"consecutive_failures": failed}
+                nothing = dict.fromkeys(
+                    ("requests", "tokens", "tool_calls", "steps", "seconds"), 0.0
+                )
+                await reservation.settle(**{**nothing, "cost_usd": 0.0, **used, **told})
+
+    async def _take(self, budget: Budget, name: str, asked: Mapping[str, float]) -> Reservation:
+        subject = self._subjects[budget.per]
+        key = f"{subject}/{name}" if budget.per == "step" else subject
+        resumable = f"{self._subjects['turn']}/{name}"
+        made = budget.open(key, resumable=resumable)
+        if asked:
+            await made.hold(amounts(asked))
+        return made
+
+    async def admit(self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]) -> None:
+        """Make sure that all of a plan fits at once, before anything of it runs.
+
+        Args:
+            names: The capability of each step that has to run.
+            specs: What they declare.
+
+        Raises:
+            BudgetExceededError: It does not fit; the message has the figure.
+        """
+        if not names:
+            return
+        kept = self._rows
+        history = await usage_of_capabilities(kept, sorted(set(names))) if kept is not None else {}
+        needs = estimate_plan(names, specs, history).needs()
+        for budget in self._budgets:
+            if budget.per == "step":
+                continue
+            asked = {name: value for name, value in needs.items() if name in budget.limits}
+            made = budget.open(self._subjects[budget.per])
+            try:
+                await made.hold(amounts(asked))
+            except BudgetExceededError as error:
+                told = f"The plan is too dear. {error.message}"
+                raise error.saying(told) from None
+            await made.release()
+
+    async def left(self) -> dict[str, float]:
+        """Return the least that is left of each limit."""
+        found: dict[str, float] = {}
+        for budget in self._budgets:
+            if budget.per == "step":
+                continue
+            for name, value in (await budget.left(self._subjects[budget.per])).items():
+                found[name] = min(value, found.get(name, value))
+        return found
+
+    def knows(self, run_id: UUID) -> bool:
+        """Tell whether something is reserved for a call."""
+        return run_id in self._calls
+
+    async def asked(self, call: ModelCall) -> None:
+        """Reserve for a call of a model, before it is sent.
+
+        Raises:
+            BudgetExceededError: A budget does not hold it; it must not be sent.
+        """
+        if call.run_id in self._calls:
+            return
+        if any("cost_usd" in budget.limits for budget in self._budgets):
+            await self._load_prices(call.model)
+        taken: Taken = []
+        self._calls[call.run_id] = (call.model, taken)
+        try:
+            inner = takewhile(lambda account: account is not self, running_accounts())
+            others = {r.place for a in inner if isinstance(a, Spending) for r in a.held()}
+            for reservation in self.held():
+                if reservation.place not in others:  # a graph inside a step of this one pays
+                    taken.append(await self._draw(reservation, call))
+        except BaseException:
+            del self._calls[call.run_id]
+            for part, _ in taken:
+                await part.release()
+            raise
+
+    async def _load_prices(self, model: str) -> None:
+        # The prices of others are a large module, which must not hold up the event loop.
+        if "genai_prices" not in sys.modules and self._prices.find(model) is None:
+            await asyncio.to_thread(self._prices.cost, model, UsageSnapshot())
+
+    async def _draw(self, reservation: Reservation, call: ModelCall) -> tuple[Part, float | None]:
+        budget = reservation.budget
+        answer = call.output_cap if call.output_cap is not None else budget.assumed_output_tokens
+        wanted: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens + answer}
+        least: dict[str, float] = {"requests": 1, "tokens": call.prompt_tokens}
+        if "cost_usd" in budget.limits:
+            wanted["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, answer)
+            least["cost_usd"] = self._cost(budget, call.model, call.prompt_tokens, 0)
+        while True:
+            for cut in reservation.cut_short(call.task):
+                await cut.settle(requests=1)  # it was sent, and nothing came back
+            try:
+                part = await reservation.draw(**wanted)
+                reservation.fly(part, call.task)
+                return part, wanted.get("cost_usd")
+            except BudgetExceededError as error:
+                if error.limit not in ("tokens", "cost_usd"):
+                    raise
+                # What others have reserved and do not use comes back when their calls end.
+                if await budget.flights.wait(reservation.place):
+                    continue
+                if call.output_cap is not None:
+                    raise
+                # Nobody said how long the answer may be: it may be as long as what is left.
+                left = await reservation.left()
+                for name, value in least.items():
+                    if name in ("tokens", "cost_usd") and left.get(name, math.inf) <= value:
+                        raise
+                for name in least.keys() - {"requests"}:
+                    wanted[name] = min(wanted[name], left.get(name, math.inf))
+
+    def _cost(self, budget: Budget, model: str, prompt: int, answer: int) -> float:
+        used = UsageSnapshot(input_tokens=prompt, output_tokens=answer)
+        cost = self._prices.cost(model, used)
+        if cost is not None:
+            return cost
+        if isinstance(budget.unknown_price, str):
+            error = BudgetExceededError(
+                f"Nobody knows the price of the model {model!r}, and cost_usd is limited to"
+                f" {budget.limits['cost_usd']:g}.",
+                fix="register_pricing(…), pip install 'capgraph[costs]', or give"
+                " Budget(unknown_price=ModelPricing(…)).",
+            )
+            error.limit, error.value = "price", budget.limits["cost_usd"]
+            raise error
+        return budget.unknown_price.cost(used)
+
+    async def ended(
+        self, run_id: UUID, model: str, usage: UsageSnapshot | None, *, failed: bool = False
+    ) -> None:
+        """Settle a call; one that says nothing of what it used counts as it was reserved.
+
+        Args:
+            run_id: The call.
+            model: The model's name, as it gave it itself.
+            usage: What it used.
+            failed: Whether it failed: it was sent, and nothing came back.
+        """
+        if (found := self._calls.pop(run_id, None)) is None:
+            return
+        # LangChain tells handlers of one call in any order: the count of it may come only now.
+        self._paid.add(run_id)
+        asked_model, taken = found
+        for part, _ in taken:
+            if failed:
+                await part.settle(requests=1)
+            elif usage is None:
+                await part.settle_as_asked()
+            else:
+                await part.settle(
+                    **self._used(part.budget, model or asked_model, asked_model, usage)
+                )
+
+    def _used(
+        self, budget: Budget, model: str, asked_model: str, usage: UsageSnapshot
+    ) -> dict[str, float]:
+        used: dict[str, float] = {"requests": 1, "tokens": usage.total_tokens}
+        if "cost_usd" in budget.limits:
+            cost = self._prices.cost(model, usage)
+            if cost is None:
+                cost = self._prices.cost(asked_model, usage)
+            if cost is None and not isinstance(budget.unknown_price, str):
+                cost = budget.unknown_price.cost(usage)
+            used["cost_usd"] = cost or 0.0
+        return used
+
+    def noted(self, run_id: UUID, model: str, role: str, usage: UsageSnapshot) -> None:
+        """Take up what a call used; one that was not reserved counts when its step has ended."""
+        if self._rows is not None:
+            job, ids = CURRENT.get(), current_ids()
+            own = {"step_id": ids.get("step_id"), "capability": job.spec.name if job else None}
+            told = {**self._about, **own, "role": role}
+            self._book.note(self._rows, str(run_id), model, usage, told)
+        if run_id not in self._calls and run_id not in self._paid:
+            for reservation in self.held():
+                used = self._used(reservation.budget, model, model, usage)
+                self._late.append((reservation, used))
+
+
+def running_spending() -> Spending | None:
+    """Return what the turn that calls this may spend, the innermost one's."""
+    return next((item for item in running_accounts() if isinstance(item, Spending)), None)
+
+
+@asynccontextmanager
+async def spending_of(account: Spending | None, name: str) -> AsyncIterator[None]:
+    """Have an account pay for what a node of the graph does.
+
+    Args:
+        account: The account; ``None`` for nobody.
+        name: The node.
+    """
+    if account is None:
+        yield
+        return
+    async with account.reserved(name):
+        with paying(account):
+            yield
+
+
+class BudgetStage:
+    """Reserves for each try of a step, outside of the slots, and settles when it ended."""
+
+    stage = "reserve"
+    order = 10
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Reserve, run, and settle by what the try used.
+
+        Raises:
+            BudgetExceededError: A budget does not hold it; nothing has begun.
+        """
+        job, spending = current_job(), running_spending()
+        if job is None or spending is None:
+            return await call_next(attempt)
+        clock = job.runner.clock
+        own: dict[str, float] = {"steps": 1, "tool_calls": 1}
+        if job.spec.cost_usd:
+            own["cost_usd"] = job.spec.cost_usd
+        began = clock.monotonic()
+        if job.outer is not None and (held := spending.held()):
+            # What goes on inside another step is covered by that one's reservation.
+            parts = [await reservation.draw(**own) for reservation in held]
+            try:
+                return await call_next(attempt)
+            finally:
+                for part in parts:
+                    await part.settle(**own)
+        async with spending.reserved(attempt.key, **own, seconds=_INSTANT) as used:
+            try:
+                result = await call_next(attempt)
+            except GraphBubbleUp:
+                raise
+            except BudgetExceededError:
+                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
+                raise
+            except Exception:
+                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
+                used["consecutive_failures"] = 1
+                raise
+            if result is not STOPPED and not isinstance(result, Question) and job.source == "run":
+                used |= {**own, "seconds": max(0.0, clock.monotonic() - began)}
+                used["consecutive_failures"] = 0
+            return result

@@ -1,0 +1,264 @@
+"""Limits of one session: what it may use, and when it must end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from framework.base.errors import LimitError, ValidationError
+from framework.telemetry.usage import UsageTracker
+
+
+class UsageLimitExceededError(LimitError):
+    """A session used more than it may.
+
+    Attributes:
+        limit_name: Name of the limit.
+        observed: What was used; ``None`` for a cost that nobody knows.
+        ceiling: What the limit allows.
+    """
+
+    limit_name: str = ""
+    observed: float | None = None
+    ceiling: float = 0
+
+
+class GovernanceBreachError(LimitError):
+    """A limit of a session was passed; the session ends, and nothing recovers it.
+
+    Attributes:
+        limit_name: Name of the limit.
+        observed: What was counted.
+        ceiling: What the limit allows.
+    """
+
+    limit_name: str = ""
+    observed: float = 0
+    ceiling: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UsageLimits:
+    """What a session may use; what is ``None`` has no limit.
+
+    Attributes:
+        request_tokens_max: Tokens of all prompts.
+        response_tokens_max: Tokens of all answers.
+        total_tokens_max: Both together.
+        tool_calls_max: Calls of tools.
+        cost_usd_max: US dollars; a cost that nobody knows counts as past it.
+
+    Raises:
+        ValidationError: A limit is negative or no number.
+
+    >>> from framework.telemetry import UsageSnapshot, UsageTracker
+    >>> tracker = UsageTracker()
+    >>> tracker.record_turn("m", UsageSnapshot(input_tokens=5))
+    >>> UsageLimits(total_tokens_max=5).check(tracker)
+    """
+
+    request_tokens_max: int | None = None
+    response_tokens_max: int | None = None
+    total_tokens_max: int | None = None
+    tool_calls_max: int | None = None
+    cost_usd_max: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and (not math.isfinite(value) or value < 0):
+                raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0, or None.")
+
+    def check(self, tracker: UsageTracker) -> None:
+        """Compare with what a session used.
+
+        Raises:
+            UsageLimitExceededError: It is past a limit.
+        """
+        prompts, answers = tracker.total_input_tokens, tracker.total_output_tokens
+        seen: dict[str, float | None] = {
+            "request_tokens_max": prompts,
+            "response_tokens_max": answers,
+            "total_tokens_max": prompts + answers,
+            "tool_calls_max": tracker.total_tool_calls,
+        }
+        if self.cost_usd_max is not None:
+            seen["cost_usd_max"] = tracker.total_cost()
+        for name, observed in seen.items():
+            ceiling = getattr(self, name)
+            if ceiling is None or (observed is not None and observed <= ceiling):
+                continue
+            told = "a cost that nobody knows" if observed is None else f"{observed:g}"
+            error = UsageLimitExceededError(
+                f"The session used {told}, and {name} is {ceiling:g}.",
+                fix=f"Raise {name}, or register_pricing(…) for its models."
+                if observed is None
+                else f"Raise {name}, or ask for less.",
+            )
+            error.limit_name, error.observed, error.ceiling = name, observed, ceiling
+            raise error
+
+
+@dataclass(slots=True)
+class GovernanceState:
+    """What a session has come to.
+
+    Attributes:
+        turns: Turns begun.
+        tool_calls: Tools called.
+        consecutive_failures: Failures since the last success.
+        cost_usd: What it cost; a cost that nobody knows makes it endless.
+    """
+
+    turns: int = 0
+    tool_calls: int = 0
+    consecutive_failures: int = 0
+    cost_usd: float = 0.0
+
+    def record_turn_start(self) -> None:
+        """Count a turn."""
+        self.turns += 1
+
+    def record_tool_call(self) -> None:
+        """Count a call of a tool."""
+        self.tool_calls += 1
+
+    def record_failure(self) -> None:
+        """Count a failure."""
+        self.consecutive_failures += 1
+
+    def record_success(self) -> None:
+        """Begin to count failures anew."""
+        self.consecutive_failures = 0
+
+    def record_cost(self, cost_usd: float | None) -> None:
+        """Add a cost; ``None`` for one that nobody knows."""
+        self.cost_usd += math.inf if cost_usd is None else cost_usd
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimit:
+    """A limit of a session; passed when more than ``value`` was counted.
+
+    Attributes:
+        value: The most that is allowed.
+        on_breach: ``terminate`` ends the session, ``alert`` only tells.
+
+    Raises:
+        ValidationError: The value is negative or no number, or the word is unknown.
+    """
+
+    value: float
+    on_breach: Literal["terminate", "alert"] = "terminate"
+    counts: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value) or self.value < 0:
+            raise ValidationError(f"{self.name} is {self.value!r}.", fix="Give a number from 0.")
+        if self.on_breach not in ("terminate", "alert"):
+            raise ValidationError(
+                f"on_breach is {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."
+            )
+
+
+class MaxIterationsLimit(SessionLimit):
+    """The most turns of a session."""
+
+    counts, name = "turns", "max_iterations"
+
+
+class MaxBudgetLimit(SessionLimit):
+    """The most that a session may cost, in US dollars."""
+
+    counts, name = "cost_usd", "max_budget_usd"
+
+
+class MaxConsecutiveFailuresLimit(SessionLimit):
+    """The most failures in a row."""
+
+    counts, name = "consecutive_failures", "max_consecutive_failures"
+
+
+class MaxToolCallsLimit(SessionLimit):
+    """The most calls of tools."""
+
+    counts, name = "tool_calls", "max_tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOutcome:
+    """How a session stands to a limit.
+
+    Attributes:
+        breached: Whether it was passed.
+        limit_name: Name of the limit.
+        observed: What was counted.
+        ceiling: What the limit allows.
+        on_breach: What then happens.
+    """
+
+    breached: bool
+    limit_name: str
+    observed: float
+    ceiling: float
+    on_breach: str
+
+
+@dataclass(slots=True)
+class GovernancePlane:
+    """Limits of sessions. Each session counts for itself: :meth:`for_session`.
+
+    Attributes:
+        limits: The limits.
+        state: What the session has come to.
+
+    >>> plane = GovernancePlane([MaxToolCallsLimit(1)]).for_session()
+    >>> plane.state.record_tool_call()
+    >>> [outcome.breached for outcome in plane.enforce()]
+    [False]
+    """
+
+    limits: Iterable[SessionLimit]
+    state: GovernanceState = field(default_factory=GovernanceState)
+
+    def __post_init__(self) -> None:
+        self.limits = tuple(self.limits)
+
+    def for_session(self) -> GovernancePlane:
+        """Return the same limits with nothing counted."""
+        return GovernancePlane(self.limits)
+
+    def evaluate(self) -> list[LimitOutcome]:
+        """Return how the session stands to each limit."""
+        return [
+            LimitOutcome(
+                breached=(observed := getattr(self.state, limit.counts)) > limit.value,
+                limit_name=limit.name,
+                observed=observed,
+                ceiling=limit.value,
+                on_breach=limit.on_breach,
+            )
+            for limit in self.limits
+        ]
+
+    def enforce(self) -> list[LimitOutcome]:
+        """Return how the session stands to each limit, those passed that only tell included.
+
+        Raises:
+            GovernanceBreachError: One was passed that ends the session.
+        """
+        found = self.evaluate()
+        for outcome in found:
+            if outcome.breached and outcome.on_breach == "terminate":
+                error = GovernanceBreachError(
+                    f"The session came to {outcome.observed:g}, and {outcome.limit_name} is"
+                    f" {outcome.ceiling:g}.",
+                    fix="Begin a new session, or raise the limit.",
+                )
+                error.limit_name, error.observed = outcome.limit_name, outcome.observed
+                error.ceiling = outcome.ceiling
+                raise error
+        return found

@@ -1,0 +1,37 @@
+"""What a capability's gate says of its result, inside the stage ``settle``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base.ports import Attempt, Seen
+from framework.pipeline.job import Job
+from framework.pipeline.sort_result import Sorted
+from framework.state import load_context
+
+
+async def examined(job: Job, attempt: Attempt, found: Sorted) -> Seen:
+    """Let a result pass, perhaps when a person has looked at it.
+
+    Raises:
+        CapgraphError: It is not good enough; the severity says what happens then.
+    """
+    what = f"the result of {attempt.key!r} ({attempt.capability})"
+    seen: Seen = await job.spec.gate.examine(_value(job, attempt, found), what)
+    return seen
+
+
+def _value(job: Job, attempt: Attempt, found: Sorted) -> Any:
+    """Return what the capability returned; of a result that was there already, its objects."""
+    given = attempt.given
+    if given is not None and (given.told or given.source != "cache"):
+        return given.value
+    if given is None and job.worked is not None:
+        return job.worked[0] if job.worked[0] is not None or not job.stored else job.stored[-1]
+    types = job.runner.registry.context_types
+    objects = {
+        kind: load_context(kind, key, data, types)
+        for kind, entries in found.contexts.items()
+        for key, data in entries.items()
+    }
+    return next(iter(objects.values())) if len(objects) == 1 else objects or dict(found.updates)

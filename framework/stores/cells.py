@@ -1,0 +1,385 @@
+"""Small values under a name, each changed as a whole: in memory, or in a database that processes share.
+
+A change is a function of the value and the moment. Two changes of one value never overlap, whoever
+makes them: in memory a lock is held for the function alone, in a database a change that another one
+overtook is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from langgraph.config import get_config
+
+from configs.logger import get_logger, mask_secrets
+from framework.base.clock import Clock, SystemClock
+from framework.base.errors import ConfigurationError, PersistenceError, require_extra
+from framework.base.ports import Rows
+from framework.langgraph_compat import lent_saver
+from framework.stores.rows import Found, open_rows, rows_of
+
+T = TypeVar("T")
+
+FOREVER = float("inf")
+Change = Callable[[Any, float], tuple[Any, float, T]]
+"""Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
+many seconds it says more than an empty cell, and what the caller gets."""
+
+SAVER = "saver"
+"""Names the database of the run's own saver."""
+
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS capgraph_cells"
+    " (name TEXT PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
+)
+_READ = (
+    "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
+    " LEFT JOIN capgraph_cells ON name = ?"
+)
+_LIST = (
+    "SELECT {now} AS moment, name, value FROM (SELECT 1 AS one) AS always"
+    " LEFT JOIN capgraph_cells ON name LIKE ?"
+)
+_INSERT = (
+    "INSERT INTO capgraph_cells (value, stamp, expires, name) VALUES (?, ?, ?, ?)"
+    " ON CONFLICT (name) DO NOTHING"
+)
+_UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
+_SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
+_KEYS = "capgraph:"
+_SWEEP_SHARE = 0.005  # of changes that clear away what expired
+_SWEEP_SIZE = 1024
+
+
+class Cells(ABC):
+    """Values under names."""
+
+    @abstractmethod
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait.
+
+        Args:
+            name: Name of the cell.
+            change: What is done with its value; it may be called more than once.
+            clock: Tells the moment.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+    @abstractmethod
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop.
+
+        Args:
+            name: Name of the cell.
+            change: What is done with its value; it may be called more than once.
+            clock: Tells the moment.
+            undo: Makes the change that takes this one back, for a caller that was cancelled while
+                it was written and never hears of it.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+    @abstractmethod
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+
+class MemoryCells(Cells):
+    """Cells of this process.
+
+    >>> cells = MemoryCells()
+    >>> def count(value, now):
+    ...     return (value or 0) + 1, FOREVER, value
+    >>> [cells.change("calls", count, SystemClock()) for _ in range(2)]
+    [None, 1]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, tuple[Any, float]] = {}
+        self._sweep_at = _SWEEP_SIZE
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value."""
+        now = clock.monotonic()
+        with self._lock:
+            value, kept, result = change(self._values.get(name, (None,))[0], now)
+            if value is None or kept <= 0:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = (value, now + kept)
+            if len(self._values) > self._sweep_at:
+                self._values = {n: v for n, v in self._values.items() if v[1] > now}
+                self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._values))
+        return result
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value; it does not wait."""
+        return self.change(name, change, clock)
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+        with self._lock:
+            found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
+        return found, clock.monotonic()
+
+
+class RowCells(Cells):
+    """Cells of a database; the moment is the database's, unless the clock is one of the caller's own.
+
+    Args:
+        rows: Runs statements; ``None`` for those beside the checkpoints of the run that asks.
+    """
+
+    def __init__(self, rows: Rows | None) -> None:
+        self._rows = rows
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait."""
+        rows = self._rows or _of_run()
+        steps = _steps(name, change, clock)
+        found = rows.run_blocking(_TABLE)
+        statement = next(steps)
+        while found is not None:
+            found = rows.run_blocking(*statement)
+            try:
+                statement = steps.send(found or (0, []))
+            except StopIteration as end:
+                return cast("T", end.value[0])
+        raise PersistenceError(
+            "What lies in a database in memory cannot be reached from a thread.", fix="Name a file."
+        )
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop."""
+        rows = self._rows or _of_run()
+        # Those of one loop go one after the other instead of overtaking each other in the database.
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            return await _whole(lambda change: _write(rows, name, change, clock), change, undo)
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+        rows = self._rows or _of_run()
+        await rows.table(_TABLE)
+        _, found = await rows.run(_LIST, (f"{prefix}%",))
+        named = {name: json.loads(value) for _, name, value in found if name is not None}
+        return named, _moment(found[0][0], clock)
+
+
+class RedisCells(Cells):
+    """Cells of a Redis server; what says no more than an empty cell expires.
+
+    Args:
+        url: ``redis://…``, ``rediss://…`` or ``unix://…``.
+
+    Raises:
+        ConfigurationError: The URL cannot be used.
+        MissingExtraError: The extra ``redis`` is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._redis = require_extra("redis", "redis")
+        try:
+            self._client = self._redis.Redis.from_url(url, decode_responses=True)
+        except ValueError as exc:
+            raise ConfigurationError(f"{mask_secrets(url)!r} names no Redis: {exc}.") from exc
+
+    def change(self, name: str, change: Change[T], clock: Clock) -> T:
+        """Change a value, in a thread that may wait."""
+
+        def work(pipe: Any) -> T:
+            now = self._now(pipe, clock)
+            text = pipe.get(key)
+            value = None if text is None else json.loads(text)
+            new, kept, result = change(value, now)
+            pipe.multi()
+            if new is None or kept <= 0:
+                pipe.delete(key)
+            elif new != value:
+                # A clock of the caller's own is not Redis's.
+                lasts = kept == FOREVER or not isinstance(clock, SystemClock)
+                pipe.set(key, json.dumps(new), px=None if lasts else math.ceil(kept * 1000))
+            return result
+
+        key = _KEYS + name
+        return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
+
+    async def achange(
+        self,
+        name: str,
+        change: Change[T],
+        clock: Clock,
+        undo: Callable[[T], Change[Any]] | None = None,
+    ) -> T:
+        """Change a value without blocking the event loop."""
+        return await _whole(
+            lambda change: asyncio.to_thread(self.change, name, change, clock), change, undo
+        )
+
+    async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
+        """Return the values whose names begin with a prefix, and the moment."""
+
+        def read() -> tuple[dict[str, Any], float]:
+            keys = list(self._client.scan_iter(match=f"{_KEYS}{prefix}*", count=1000))
+            texts = self._client.mget(keys) if keys else []
+            named = zip(keys, texts, strict=True)
+            found = {k.removeprefix(_KEYS): json.loads(t) for k, t in named if t is not None}
+            return found, self._now(self._client, clock)
+
+        return await asyncio.to_thread(self._asked, read)
+
+    def _now(self, client: Any, clock: Clock) -> float:
+        if not isinstance(clock, SystemClock):
+            return clock.now()
+        seconds, millionths = client.time()
+        moment: float = seconds + millionths / 1e6
+        return moment
+
+    def _asked(self, ask: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return ask(*args, **kwargs)
+        except self._redis.RedisError as exc:
+            raise PersistenceError(
+                f"Redis refused: {str(exc).strip()}.", fix="Look at the server; then try again."
+            ) from exc
+
+
+async def _whole(
+    write: Callable[[Change[Any]], Coroutine[Any, Any, Any]],
+    change: Change[T],
+    undo: Callable[[T], Change[Any]] | None,
+) -> T:
+    """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
+    work = asyncio.ensure_future(write(change))
+    try:
+        return cast("T", await asyncio.shield(work))
+    except asyncio.CancelledError:
+        result = await work
+        if undo is not None:
+            await write(undo(result))
+        raise
+
+
+async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
+    await rows.table(_TABLE)
+    steps = _steps(name, change, clock)
+    statement = next(steps)
+    while True:
+        found = await rows.run(*statement)
+        try:
+            statement = steps.send(found)
+        except StopIteration as end:
+            result, moment = end.value
+            break
+    if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
+        await rows.run(_SWEEP, (moment,))
+    return cast("T", result)
+
+
+def _steps(
+    name: str, change: Change[T], clock: Clock
+) -> Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]:
+    """Read a cell and write it, again when another one was first; yields the statements."""
+    while True:
+        ((moment, text, stamp),) = (yield _READ, (name,))[1]
+        now = _moment(moment, clock)
+        value = None if text is None else json.loads(text)
+        new, kept, result = change(value, now)
+        if new == value:
+            return result, now
+        expires = None if kept == FOREVER else now + kept
+        values = (json.dumps(new), uuid.uuid4().hex, expires, name)
+        touched, _ = yield (_INSERT, values) if stamp is None else (_UPDATE, (*values, stamp))
+        if touched:
+            return result, now
+
+
+def _moment(told: Any, clock: Clock) -> float:
+    return float(told) if isinstance(clock, SystemClock) else clock.now()
+
+
+def open_cells(store: str | Rows | None) -> Cells:
+    """Return the cells that a setting names.
+
+    Args:
+        store: ``None`` for this process; ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…``
+            for a database that processes share; ``saver`` for that of the run's own saver; or rows.
+
+    Raises:
+        ConfigurationError: It is none of these.
+        MissingExtraError: The extra of the database is not installed.
+
+    >>> type(open_cells(None)).__name__
+    'MemoryCells'
+    """
+    if store is None:
+        return MemoryCells()
+    if store == SAVER:
+        return RowCells(None)
+    if not isinstance(store, str):
+        return RowCells(store)
+    if store.partition("://")[0] in {"redis", "rediss", "unix"}:
+        return RedisCells(store)
+    rows = open_rows(store)
+    return RowCells(rows) if rows is not None else MemoryCells()
+
+
+@contextmanager
+def logged_only(what: str) -> Iterator[None]:
+    """Let the rest go on when something cannot be written down, and say so in the log."""
+    try:
+        yield
+    except PersistenceError as exc:
+        get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
+
+
+def _of_run() -> Rows:
+    try:
+        saver = lent_saver(get_config())
+    except RuntimeError:
+        saver = None
+    rows = rows_of(saver) if saver is not None else None
+    if rows is None:
+        raise ConfigurationError(
+            "The limits are to lie in the database of the run's saver, and there is none.",
+            fix="Give the graph a SQLite or PostgreSQL saver, or name a database as store.",
+        )
+    return rows

@@ -1,0 +1,149 @@
+"""The kill switch: which threads, whose runs or all runs are to stop, beside the checkpoints.
+
+Every process looks here at its safe points. What is kept holds until somebody takes it back, so a
+thread that was stopped begins nothing, whoever sends it a message or an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from configs.logger import get_logger
+from framework.base.errors import PersistenceError, StoppedError
+from framework.base.ports import Rows
+from framework.stores.rows import rows_of
+
+Kind = Literal["thread", "user", "all"]
+
+_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_stops (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    since DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (kind, name)
+)"""
+_PUT = (
+    "INSERT INTO capgraph_stops (kind, name, reason, since) VALUES (?, ?, ?, {now})"
+    " ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason"
+)
+_CLEAR = "DELETE FROM capgraph_stops WHERE kind = ? AND name = ?"
+_ALL = "SELECT kind, name, reason, since FROM capgraph_stops ORDER BY since"
+_KEPT = "_capgraph_stops"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What is to stop.
+
+    Attributes:
+        kind: ``thread``, ``user`` or ``all``.
+        name: The thread or the user; empty for ``all``.
+        reason: Why, in the words of whoever stopped it.
+        since: When, in seconds since the epoch.
+    """
+
+    kind: Kind
+    name: str = ""
+    reason: str = ""
+    since: float = 0.0
+
+    def error(self) -> StoppedError:
+        """Return what ends a turn, with how to go on."""
+        what, option = {
+            "thread": (f"The thread {self.name!r} was stopped", self.name),
+            "user": (f"The runs of user {self.name!r} were stopped", f"--user {self.name}"),
+            "all": ("All runs were stopped", "--all"),
+        }[self.kind]
+        return StoppedError(
+            f"{what}: {self.reason}." if self.reason else f"{what}.",
+            fix=f"To go on: 'capgraph stop --clear {option}', then send a new message.",
+        )
+
+
+def stops_of(saver: BaseCheckpointSaver[Any]) -> Stops:
+    """Return the stops that belong to a saver: rows of its database, else of this process."""
+    # Kept with the saver, so that LangGraph's copies of it have the same.
+    found = vars(saver).get(_KEPT)
+    if found is None:
+        found = vars(saver)[_KEPT] = Stops(rows_of(saver))
+    return cast("Stops", found)
+
+
+class Stops:
+    """What is to stop of a saver's threads.
+
+    Attributes:
+        look_seconds: How old what is known may be where no effect is about to begin.
+
+    Args:
+        rows: The saver's rows; ``None`` keeps stops in memory.
+    """
+
+    look_seconds = 0.5
+
+    def __init__(self, rows: Rows | None) -> None:
+        self._rows = rows
+        self._known: dict[tuple[str, str], Stop] = {}
+        self._looked = float("-inf")
+
+    async def put(self, stop: Stop) -> None:
+        """Stop something, in all processes."""
+        if self._rows is None:
+            self._known[stop.kind, stop.name] = stop
+            return
+        await self._rows.table(_TABLE)
+        await self._rows.run(_PUT, (stop.kind, stop.name, stop.reason))
+        await self._look(self._rows)
+
+    async def clear(self, kind: Kind, name: str = "") -> bool:
+        """Take a stop back; tells whether there was one."""
+        if self._rows is None:
+            return self._known.pop((kind, name), None) is not None
+        await self._rows.table(_TABLE)
+        count, _ = await self._rows.run(_CLEAR, (kind, name))
+        await self._look(self._rows)
+        return bool(count)
+
+    async def all(self) -> list[Stop]:
+        """Return what is stopped, the oldest first."""
+        if self._rows is not None:
+            await self._look(self._rows)
+        return list(self._known.values())
+
+    async def go_on(self, thread_id: str, user_id: str | None, *, confirm: bool) -> None:
+        """Make sure that a run may go on.
+
+        Args:
+            thread_id: Its thread.
+            user_id: Who asks.
+            confirm: Whether an effect is about to begin, so that the database is asked.
+
+        Raises:
+            StoppedError: It was stopped.
+            PersistenceError: The database cannot be asked.
+        """
+        if self._rows is not None and (
+            confirm or time.monotonic() - self._looked > self.look_seconds
+        ):
+            try:
+                await self._look(self._rows)
+            except PersistenceError as exc:
+                if confirm:
+                    raise
+                get_logger("framework", "stop").warning("Nobody can say what is stopped: %s", exc)
+        if not self._known:
+            return
+        asked = [("all", ""), ("user", user_id or ""), ("thread", thread_id)]
+        for key in asked:
+            if (stop := self._known.get(key)) is not None:
+                raise stop.error()
+
+    async def _look(self, rows: Rows) -> None:
+        self._looked = time.monotonic()  # whoever comes meanwhile has not to ask as well
+        await rows.table(_TABLE)
+        _, found = await rows.run(_ALL)
+        self._known = {(row[0], row[1]): Stop(*row) for row in found}

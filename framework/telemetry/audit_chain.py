@@ -1,0 +1,232 @@
+"""Records that hold one another: what an audit chain is made of, and how it is checked.
+
+A record is one line of canonical JSON with its place (``seq``), the hash of the record before it
+(``prev``), its own hash, and, where there is a signing key, an HMAC of that hash. Whoever changes a
+byte, leaves a record out or puts one in changes a hash that a later record holds. What no chain can
+show by itself is that its end was cut off: therefore the head is kept beside it, and printed by
+``capgraph audit anchor`` to be kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from framework.base.ports import now_text
+from framework.base.values import to_plain
+
+NOTHING = "0" * 64
+"""The head of a chain without records."""
+SEALED = "sealed"
+"""Kind of the record that says up to where the beginning was dropped."""
+_FIELDS = {"at", "data", "hash", "kind", "prev", "seq"}
+
+
+class Broken(ValueError):
+    """A record is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last record of a chain.
+
+    Attributes:
+        seq: Its place; 0 where there is none.
+        hash: Its hash.
+    """
+
+    seq: int = 0
+    hash: str = NOTHING
+
+    def __str__(self) -> str:
+        return f"{self.seq:020d} {self.hash}"
+
+    @classmethod
+    def read(cls, text: str) -> Head:
+        """Read what ``str`` wrote; empty text is no record.
+
+        Raises:
+            Broken: It is something else.
+        """
+        seq, _, found = text.strip().partition(" ")
+        if seq and not (seq.isdecimal() and len(found) == len(NOTHING)):
+            raise Broken("what keeps the head of the chain cannot be read")
+        return cls(int(seq), found) if seq else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a check of a chain found; true when it holds.
+
+    Attributes:
+        valid: Whether every record is as it was written.
+        records: How many records were read.
+        head: Hash of the last one.
+        problem: What is wrong with the first that is not.
+    """
+
+    valid: bool
+    records: int = 0
+    head: str = NOTHING
+    problem: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.valid
+
+
+def canonical(data: Any) -> str:
+    """Return plain data in the one form that is hashed.
+
+    >>> canonical({"b": 1, "a": 2})
+    '{"a":2,"b":1}'
+    """
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def key_bytes(key: Any) -> bytes | None:
+    """Return a signing key as bytes; it may be text, bytes or a secret of the settings."""
+    found = key.get_secret_value() if hasattr(key, "get_secret_value") else key
+    return found.encode() if isinstance(found, str) else found
+
+
+def seal(before: Head, kind: str, data: Mapping[str, Any], key: bytes | None) -> tuple[Head, str]:
+    """Return the next record of a chain as a line, with its head.
+
+    Args:
+        before: The record that it follows.
+        kind: What it is about.
+        data: Plain data.
+        key: Signs it.
+
+    Raises:
+        ValidationError: Something in it has no plain form.
+    """
+    body = {
+        "at": now_text(),
+        "data": to_plain(dict(data), kind),
+        "kind": str(kind),
+        "prev": before.hash,
+        "seq": before.seq + 1,
+    }
+    found = hashlib.sha256(canonical(body).encode()).hexdigest()
+    signed = {"sig": _signature(found, key)} if key is not None else {}
+    return Head(before.seq + 1, found), canonical({**body, "hash": found, **signed})
+
+
+def _signature(text: str, key: bytes) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def read_line(line: str | bytes, key: bytes | None = None) -> dict[str, Any]:
+    """Return the record of a line.
+
+    Raises:
+        Broken: It is not as it was written, or not signed with the key.
+    """
+    try:
+        text = line.decode("ascii") if isinstance(line, bytes) else line
+        record: dict[str, Any] = json.loads(text)
+        same = isinstance(record, dict) and canonical(record) == text
+    except (ValueError, RecursionError) as exc:
+        raise Broken(f"it is no record ({type(exc).__name__})") from exc
+    if not same or not _FIELDS <= record.keys() <= _FIELDS | {"sig"}:
+        raise Broken("it is not in the form in which it was written")
+    body = {name: value for name, value in record.items() if name not in ("hash", "sig")}
+    if hashlib.sha256(canonical(body).encode()).hexdigest() != record["hash"]:
+        raise Broken("its hash is another")
+    if key is not None and not hmac.compare_digest(
+        _signature(record["hash"], key), str(record.get("sig"))
+    ):
+        raise Broken("it is not signed with the key")
+    return record
+
+
+class Checker:
+    """Checks a chain record by record, however long it is.
+
+    Args:
+        key: Every record must be signed with it.
+        anchor: A head that was kept elsewhere; it must be in the chain.
+        last: What is kept beside the chain of its head, if anything is.
+
+    >>> head, line = seal(Head(), "plan", {"steps": 1}, None)
+    >>> checker = Checker()
+    >>> checker.take([line])
+    >>> checker.result().valid
+    True
+    >>> checker = Checker()
+    >>> checker.take([line.replace("1", "2", 1)])
+    >>> checker.result().valid
+    False
+    """
+
+    def __init__(
+        self,
+        key: bytes | None = None,
+        anchor: str | None = None,
+        last: str = "",
+    ) -> None:
+        self._key = key
+        self._anchor = anchor.strip().lower() if anchor is not None else None
+        self._head = Head()
+        self._count = 0
+        self._start: Head | None = None
+        self._seen = self._anchor in (None, NOTHING)
+        self._problem: str | None = None
+        self._last = Head()
+        try:
+            self._last = Head.read(last)
+        except Broken as exc:
+            self._problem = f"It was changed: {exc}."
+        self._seen_last = self._last.seq == 0
+
+    def take(self, lines: Iterable[str | bytes], places: Iterable[int] = ()) -> None:
+        """Check the next records.
+
+        Args:
+            lines: The records.
+            places: Under which number each is kept, where there is one.
+        """
+        for line, place in zip_longest(lines, places):
+            if self._problem is not None:
+                return
+            try:
+                record = read_line(line, self._key)
+                if place not in (None, record["seq"]):
+                    raise Broken(f"it is kept in the place {place}")
+                self._one(record)
+            except Broken as exc:
+                self._problem = f"Record {self._count + 1} from the beginning: {exc}."
+
+    def _one(self, record: dict[str, Any]) -> None:
+        seq = record["seq"]
+        if not self._count and seq != 1:
+            # The beginning was dropped; a record further on has to say so.
+            self._head = self._start = Head(seq - 1, record["prev"])
+        if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
+            raise Broken("it does not follow the record before it")
+        self._head = Head(seq, record["hash"])
+        self._count += 1
+        known = {record["hash"], record["prev"]}
+        self._seen = self._seen or self._anchor in known
+        self._seen_last = self._seen_last or self._head == self._last
+        if record["kind"] == SEALED and self._start is not None:
+            sealed = record["data"]
+            if Head(sealed.get("through"), sealed.get("head")) == self._start:
+                self._start = None
+
+    def result(self) -> Verification:
+        """Say what was found."""
+        problem = self._problem
+        if problem is None and self._start is not None:
+            problem = f"Records 1 to {self._start.seq} are missing, and no record seals them."
+        if problem is None and not self._seen_last:
+            problem = f"The end was cut off: record {self._last.seq} is gone."
+        if problem is None and not self._seen:
+            problem = f"The head {self._anchor} is not in the chain."
+        return Verification(problem is None, self._count, self._head.hash, problem)

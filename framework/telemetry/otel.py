@@ -1,0 +1,402 @@
+"""Spans and metrics of OpenTelemetry, made of the events of runs, with the GenAI conventions.
+
+A run is a trace with one root span; called inside a span of the application's, it stands below that
+one. Below it stand the plan, its steps, the tries of each, and the
+calls of models and tools; an attempt inside another one stands below that one. Parents come from the
+ids that events carry, never from what happens to be current, so they are right whatever runs side by
+side. A resumed run is a trace of its own that links to the run before it; ``gen_ai.conversation.id``
+and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from framework.base.errors import require_extra
+from framework.base.ports import now_text
+from framework.telemetry.agent_events import AgentEvent, AgentEventName
+from framework.telemetry.shipped import Fed
+from framework.telemetry.usage import PriceTable, UsageSnapshot
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, SpanContext, TracerProvider
+
+_NAME = "capgraph"
+_RUNS = 1000
+_Key = tuple[str | None, ...]
+_ROOT: _Key = ("run",)
+_ENDS = (AgentEventName.AGENT_COMPLETED, AgentEventName.AGENT_FAILED)
+_STATES = {"closed": 0, "half_open": 1, "open": 2}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A span, and when it began and was last heard of, in nanoseconds."""
+
+    span: Span
+    began: int
+    last: int
+    ended: bool = False
+    failed: str | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """The spans of a run that is under way."""
+
+    spans: dict[_Key, _Open] = field(default_factory=dict)
+    turn: tuple[str | None, str] | None = None
+
+
+class OpenTelemetrySink(Fed):
+    """Makes spans and metrics of the events of a graph.
+
+    Args:
+        tracer_provider: Where spans go; the global one when not given.
+        meter_provider: Where metrics go; the global one when not given.
+        content: Whether spans hold objectives and messages, which are content of the user's.
+        prices: What models cost; the process's own table, and ``genai-prices``, when not given.
+
+    Raises:
+        MissingExtraError: OpenTelemetry is not installed.
+
+    >>> from framework import build_graph
+    >>> graph = build_graph([], sinks=[OpenTelemetrySink()])
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        content: bool = False,
+        prices: PriceTable | None = None,
+    ) -> None:
+        super().__init__()
+        self._prices = prices or PriceTable.of_process()
+        self._outside: OrderedDict[str, SpanContext] = OrderedDict()
+        self._trace = require_extra("opentelemetry.trace", "otel")
+        metrics = require_extra("opentelemetry.metrics", "otel")
+        self._providers = (tracer_provider, meter_provider)
+        self._content = content
+        self._tracer = self._trace.get_tracer(_NAME, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
+        self._tokens = meter.create_histogram(
+            "gen_ai.client.token.usage", "{token}", "Tokens of a model call."
+        )
+        self._seconds = meter.create_histogram(
+            "gen_ai.client.operation.duration", "s", "How long a model call took."
+        )
+        self._of_steps = meter.create_histogram(
+            "capgraph.step.duration", "s", "How long a try of a step took."
+        )
+        self._of_runs = meter.create_histogram("capgraph.run.duration", "s", "How long a run took.")
+        self._cost = meter.create_counter("capgraph.cost", "{USD}", "What model calls cost.")
+        self._retries = meter.create_counter("capgraph.retries", "{retry}", "Further tries.")
+        self._breakers = meter.create_gauge(
+            "capgraph.breaker.state", "1", "0 closed, 1 half open, 2 open."
+        )
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._over: OrderedDict[Any, SpanContext] = OrderedDict()
+
+    def run_began(self, run_id: str) -> None:
+        """Remember the span that is current where a run is called: the run stands below it."""
+        around = self._trace.get_current_span().get_span_context()
+        if around.is_valid:
+            self._outside[run_id] = around
+            if len(self._outside) > _RUNS:
+                self._outside.popitem(last=False)
+
+    def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
+        """Take up one event."""
+        with self._guard:
+            if isinstance(event, AgentEvent):
+                self._of_agent(event)
+                return
+            self._measure(event)
+            if event.get("run_id"):
+                self._record(event)
+
+    def run_ended(self, event: Mapping[str, Any]) -> None:
+        """End the spans of a run."""
+        with self._guard:
+            run = self._runs.pop(str(event.get("run_id")), None)
+            if run is not None:
+                self._end(run, str(event["run_id"]), _nanoseconds(event), event.get("error"))
+
+    def _of_agent(self, event: AgentEvent) -> None:
+        """Make a span of an event of a session; ``data["run_id"]`` says which belong together."""
+        told: dict[str, Any] = {"timestamp": event.emitted_at, **(event.data or {})}
+        now, run = _nanoseconds(told), None
+        if told.get("run_id"):
+            run = self._run(told, now)
+            run.spans[_ROOT].last = now
+        parent = run.spans[_ROOT].span.get_span_context() if run is not None else None
+        attributes = event.to_otel_attributes(detail=self._content)
+        span = self._start(event.event.value, attributes, parent, now)
+        why = event.failure_class.value if event.failure_class is not None else None
+        if why is not None:
+            self._fail(span, why)
+        span.end(now)
+        if run is not None and event.event in _ENDS:
+            self._end(self._runs.pop(str(told["run_id"])), str(told["run_id"]), now, why)
+
+    # --- spans ----------------------------------------------------------------------------
+
+    def _record(self, event: Mapping[str, Any]) -> None:
+        now = _nanoseconds(event)
+        run = self._run(event, now)
+        path = self._path(run, event, now)
+        deepest = path[-1]
+        for opened in path:
+            opened.last = max(opened.last, now)
+        kind = str(event.get("event_type"))
+        if kind in ("step_finished", "step_failed"):
+            self._step_ended(run, path, event, now)
+        elif kind in ("usage", "model_called"):
+            model = event.get("model") or "model"
+            self._leaf(event, deepest, f"chat {model}", _model(event), client=True)
+        elif kind == "tool_called":
+            attributes = {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": event["name"],
+            }
+            self._leaf(event, deepest, f"execute_tool {event['name']}", attributes)
+        elif kind == "plan_made":
+            stamp = (event.get("plan") or {}).get("stamp") or {}
+            if stamp.get("id"):
+                self._path(run, {**event, "plan_id": stamp["id"], "step_id": None}, now)
+        elif kind == "turn_finished":
+            self._turn_ended(run, event)
+        elif kind in ("retry", "replan", "reclassify", "approval_asked", "circuit_changed"):
+            deepest.span.add_event(kind, self._words(event), timestamp=now)
+
+    def _run(self, event: Mapping[str, Any], now: int) -> _Run:
+        name = str(event["run_id"])
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = _Run()
+            thread = event.get("thread_id")
+            attributes = {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.conversation.id": thread,
+                "capgraph.run.id": name,
+            }
+            # A graph of one's own may come back to the same run.
+            above = self._over.get(name) or self._outside.pop(name, None)
+            self._open(run, _ROOT, "invoke_agent", attributes, above, now)
+            if len(self._runs) > _RUNS:
+                oldest, left = self._runs.popitem(last=False)
+                self._end(left, oldest, now, "lost")
+        if run.turn is None and event.get("turn_id"):
+            run.turn = (event.get("thread_id"), str(event["turn_id"]))
+            root = run.spans[_ROOT].span
+            root.set_attribute("capgraph.turn.id", run.turn[1])
+            if (before := self._over.get(run.turn)) is not None:
+                root.add_link(before, {"capgraph.link": "resumed"})
+        return run
+
+    def _path(self, run: _Run, event: Mapping[str, Any], now: int) -> list[_Open]:
+        """Return the spans that an event is about, the outermost first; open those that are new."""
+        path = [run.spans[_ROOT]]
+        outer = event.get("parent_id")
+        if outer and (around := run.spans.get(("attempt", outer))) is not None:
+            path.append(around)
+        plan, step, attempt = (event.get(n) for n in ("plan_id", "step_id", "attempt_id"))
+        about: dict[str, Any] = {"capgraph.capability": event.get("capability")}
+        if self._content:
+            about["capgraph.objective"] = event.get("task_objective")
+        wanted: list[tuple[_Key, str, dict[str, Any]]] = []
+        if plan:
+            wanted.append((("plan", outer, plan), "plan", {"capgraph.plan.id": plan}))
+        if step:
+            key: _Key = ("step", outer, plan, step)
+            wanted.append((key, f"step {step}", {"capgraph.step": step, **about}))
+        if attempt:
+            number = attempt.rpartition("/")[2]
+            more = {"capgraph.attempt": int(number), **about}
+            wanted.append((("attempt", attempt), f"attempt {number}", more))
+        for place, name, attributes in wanted:
+            known = run.spans.get(place)
+            if known is None:
+                parent = path[-1].span.get_span_context()
+                known = self._open(run, place, name, attributes, parent, now)
+            elif not known.ended:  # the first event of a step says less of it than the next
+                known.span.set_attributes({n: v for n, v in attributes.items() if v is not None})
+            path.append(known)
+        return path
+
+    def _open(
+        self,
+        run: _Run,
+        key: _Key,
+        name: str,
+        attributes: Mapping[str, Any],
+        parent: SpanContext | None,
+        now: int,
+    ) -> _Open:
+        span = self._start(name, attributes, parent, now)
+        opened = run.spans[key] = _Open(span, now, now)
+        return opened
+
+    def _start(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        parent: SpanContext | None,
+        began: int,
+        *,
+        client: bool = False,
+    ) -> Span:
+        trace = self._trace
+        context = trace.set_span_in_context(
+            trace.INVALID_SPAN if parent is None else trace.NonRecordingSpan(parent)
+        )
+        kind = trace.SpanKind.CLIENT if client else trace.SpanKind.INTERNAL
+        known = {name: value for name, value in attributes.items() if value not in (None, "")}
+        span: Span = self._tracer.start_span(
+            name, context, kind=kind, attributes=known, start_time=began
+        )
+        return span
+
+    def _leaf(
+        self,
+        event: Mapping[str, Any],
+        parent: _Open,
+        name: str,
+        attributes: Mapping[str, Any],
+        *,
+        client: bool = False,
+    ) -> None:
+        now = _nanoseconds(event)
+        began = max(parent.began, now - int((event.get("duration") or 0.0) * 1e9))
+        context = parent.span.get_span_context()
+        span = self._start(name, attributes, context, began, client=client)
+        if event.get("error"):
+            self._fail(span, str(event["error"]))
+        span.end(max(now, began))
+
+    def _step_ended(self, run: _Run, path: list[_Open], event: Mapping[str, Any], now: int) -> None:
+        failed = event.get("event_type") == "step_failed"
+        why = str(event.get("category") or event.get("severity") or "error") if failed else None
+        keys = {id(opened): key[0] for key, opened in run.spans.items() if opened in path}
+        for opened in path:
+            if keys.get(id(opened)) in ("step", "attempt"):
+                opened.failed = why
+        last = path[-1]
+        if failed and self._content:
+            last.span.set_attribute("capgraph.message", str(event.get("message")))
+        # A step that failed may be tried again; it ends when it succeeds, or with the run.
+        ending = [last] if failed and keys.get(id(last)) == "attempt" else []
+        if not failed:
+            ending = [o for o in path[-2:] if keys.get(id(o)) in ("step", "attempt")]
+        for opened in reversed(ending):
+            self._close_span(opened, now)
+
+    def _turn_ended(self, run: _Run, event: Mapping[str, Any]) -> None:
+        status = (event.get("outcome") or {}).get("status")
+        root = run.spans[_ROOT]
+        root.span.set_attribute("capgraph.outcome", str(status))
+        if status in ("failed", "stopped"):
+            root.failed = str((event.get("outcome") or {}).get("code") or status)
+
+    def _end(self, run: _Run, name: str, now: int, error: str | None) -> None:
+        root = run.spans[_ROOT]
+        root.failed = error or root.failed
+        for key, opened in reversed(list(run.spans.items())):
+            self._close_span(opened, now if key == _ROOT else opened.last)
+        self._of_runs.record((now - root.began) / 1e9, {"error.type": root.failed or "none"})
+        for about in (name, run.turn):
+            if about is not None:
+                self._over[about] = root.span.get_span_context()
+        while len(self._over) > 2 * _RUNS:
+            self._over.popitem(last=False)
+
+    def _close_span(self, opened: _Open, now: int) -> None:
+        if not opened.ended:
+            opened.ended = True
+            if opened.failed is not None:
+                self._fail(opened.span, opened.failed)
+            opened.span.end(max(now, opened.last))
+
+    def _fail(self, span: Span, why: str) -> None:
+        span.set_attribute("error.type", why)
+        span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
+
+    def _words(self, event: Mapping[str, Any]) -> dict[str, Any]:
+        names = ["name", "state", "attempt", "delay"] + ["message", "reason"] * self._content
+        return {f"capgraph.{n}": event[n] for n in names if event.get(n) is not None}
+
+    # --- metrics --------------------------------------------------------------------------
+
+    def _measure(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("event_type")
+        if kind in ("usage", "model_called"):
+            about = {k: v for k, v in _model(event).items() if isinstance(v, str) and v}
+            if event.get("error"):
+                about["error.type"] = str(event["error"])
+            if event.get("duration") is not None:
+                self._seconds.record(event["duration"], about)
+            for side in ("input", "output"):
+                if kind == "usage":
+                    tokens = int(event.get(f"{side}_tokens") or 0)
+                    self._tokens.record(tokens, {**about, "gen_ai.token.type": side})
+            if kind == "usage" and (cost := self._price(event)) is not None:
+                self._cost.add(cost, about)
+        elif kind in ("step_finished", "step_failed"):
+            about = {"capgraph.capability": str(event.get("capability"))}
+            if kind == "step_failed":
+                about["error.type"] = str(event.get("category") or event.get("severity"))
+            self._of_steps.record(float(event.get("duration") or 0.0), about)
+        elif kind == "retry":
+            self._retries.add(1, {"capgraph.capability": str(event.get("name"))})
+        elif kind == "circuit_changed":
+            state = _STATES.get(str(event.get("state")), 0)
+            self._breakers.set(state, {"capgraph.breaker": str(event.get("name"))})
+
+    def _price(self, event: Mapping[str, Any]) -> float | None:
+        cached = int(event.get("cached_tokens") or 0)
+        used = UsageSnapshot(
+            input_tokens=max(0, int(event.get("input_tokens") or 0) - cached),
+            output_tokens=int(event.get("output_tokens") or 0),
+            cache_read_tokens=cached,
+        )
+        return self._prices.cost(str(event.get("model") or ""), used)
+
+    # --- the end --------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        for provider in self._providers:
+            flush = getattr(provider, "force_flush", None)
+            if flush is not None:
+                flush()
+
+    def _close(self) -> None:
+        now = _nanoseconds({"timestamp": now_text()})
+        while self._runs:
+            name, run = self._runs.popitem(last=False)
+            self._end(run, name, now, None)
+        self._drain()
+
+
+def _model(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": event.get("provider") or "unknown",
+        "gen_ai.request.model": event.get("model"),
+        "gen_ai.response.model": event.get("model"),
+        "capgraph.role": event.get("role"),
+        "gen_ai.usage.input_tokens": event.get("input_tokens"),
+        "gen_ai.usage.output_tokens": event.get("output_tokens"),
+        "gen_ai.usage.cache_read.input_tokens": event.get("cached_tokens") or None,
+    }
+
+
+def _nanoseconds(event: Mapping[str, Any]) -> int:
+    moment = datetime.fromisoformat(str(event.get("timestamp") or now_text()))
+    return int(moment.timestamp() * 1_000_000) * 1000

@@ -1,0 +1,369 @@
+"""What model calls used and what that cost: counts, prices, and who takes them up.
+
+A price that nobody knows is unknown, never nothing: costs are ``None`` then.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, Literal, Protocol
+
+from framework.base.errors import ValidationError
+
+_MILLION = 1_000_000
+_TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"}
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSnapshot:
+    """What one call of a model used.
+
+    Attributes:
+        input_tokens: Tokens of the prompt that no cache held.
+        output_tokens: Tokens of the answer.
+        cache_write_tokens: Tokens of the prompt that were put into a cache.
+        cache_read_tokens: Tokens of the prompt that came out of a cache.
+        cache_ttl: How long they stay there: ``5m`` or ``1h``, where the provider tells them apart.
+        tool_calls: Calls of tools that the answer asked for.
+
+    Raises:
+        ValidationError: A number is negative, or no whole number.
+
+    >>> UsageSnapshot(input_tokens=90, output_tokens=10).total_tokens
+    100
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_write_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_ttl: str | None = None
+    tool_calls: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "cache_ttl":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValidationError(f"{name} is {value!r}.", fix="Give a whole number from 0.")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.input_tokens + self.cache_write_tokens + self.cache_read_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt_tokens + self.output_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> UsageSnapshot:
+        """Read what :meth:`to_dict` wrote; unknown names are passed over."""
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+    @classmethod
+    def of_message(cls, message: Any) -> UsageSnapshot | None:
+        """Read what a LangChain message says of its call; ``None`` when it says nothing.
+
+        >>> from langchain_core.messages import AIMessage
+        >>> used = {"input_tokens": 9, "output_tokens": 1, "total_tokens": 10}
+        >>> UsageSnapshot.of_message(AIMessage("Hi", usage_metadata=used)).total_tokens
+        10
+        """
+        used = getattr(message, "usage_metadata", None)
+        if not used:
+            return None
+        detail = used.get("input_token_details") or {}
+        read, written = detail.get("cache_read") or 0, detail.get("cache_creation") or 0
+        return cls(
+            input_tokens=max(0, used.get("input_tokens", 0) - read - written),
+            output_tokens=used.get("output_tokens", 0),
+            cache_write_tokens=written,
+            cache_read_tokens=read,
+            tool_calls=len(getattr(message, "tool_calls", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPricing:
+    """What a model costs, in US dollars for a million tokens.
+
+    Attributes:
+        input_per_million: Tokens of the prompt.
+        output_per_million: Tokens of the answer.
+        cache_write_per_million: Tokens put into a cache.
+        cache_read_per_million: Tokens out of a cache.
+        cache_write_5min_per_million: Tokens put there for five minutes; 0 for the general price.
+        cache_write_1h_per_million: Tokens put there for an hour; 0 for the general price.
+
+    Raises:
+        ValidationError: A price is negative, or no number.
+
+    >>> ModelPricing(1.0, 4.0).cost(UsageSnapshot(input_tokens=1000, output_tokens=250))
+    0.002
+    """
+
+    input_per_million: float
+    output_per_million: float
+    cache_write_per_million: float = 0.0
+    cache_read_per_million: float = 0.0
+    cache_write_5min_per_million: float = 0.0
+    cache_write_1h_per_million: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not math.isfinite(value) or value < 0:
+                raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+
+    def cost(self, usage: UsageSnapshot) -> float:
+        """Return what a call costs, in US dollars."""
+        own = getattr(self, _TTL.get(usage.cache_ttl or "", ""), 0.0)
+        return (
+            usage.input_tokens * self.input_per_million
+            + usage.output_tokens * self.output_per_million
+            + usage.cache_write_tokens * (own or self.cache_write_per_million)
+            + usage.cache_read_tokens * self.cache_read_per_million
+        ) / _MILLION
+
+
+class PricingAlreadyRegisteredError(ValidationError):
+    """A model has a price already."""
+
+
+class PriceTable:
+    """Prices of models: one's own, and for all others those of ``genai-prices`` (extra ``costs``).
+
+    A name is looked up without regard to case, then by the longest name that it begins with, up to
+    a mark such as a dash: ``gpt-5-mini`` stands for ``gpt-5-mini-2026-01-01``.
+
+    Args:
+        prices: Model to its price.
+        others: Whether ``genai-prices`` is asked for models that are not here.
+
+    >>> table = PriceTable({"house-model": ModelPricing(1.0, 2.0)})
+    >>> table.cost("House-Model-v2", UsageSnapshot(input_tokens=1_000_000))
+    1.0
+    >>> table.cost("nobody-knows", UsageSnapshot(input_tokens=1)) is None
+    True
+    """
+
+    def __init__(
+        self, prices: Mapping[str, ModelPricing] | None = None, *, others: bool = True
+    ) -> None:
+        self._prices = {name.lower(): price for name, price in (prices or {}).items()}
+        self._others = others
+        self._lock = threading.Lock()
+
+    @staticmethod
+    @cache
+    def of_process() -> PriceTable:
+        """Return the one of this process, which those use that are given none."""
+        return PriceTable()
+
+    def register(
+        self,
+        model: str,
+        pricing: ModelPricing,
+        *,
+        on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
+    ) -> None:
+        """Put in the price of a model; see :func:`register_pricing`."""
+        if not model.strip() or on_conflict not in ("overwrite", "error", "keep"):
+            told = f"The model {model!r} with on_conflict={on_conflict!r} cannot be priced."
+            raise ValidationError(told, fix="Give a name, and 'overwrite', 'error' or 'keep'.")
+        name = model.strip().lower()
+        with self._lock:
+            if name in self._prices and on_conflict != "overwrite":
+                if on_conflict == "error":
+                    raise PricingAlreadyRegisteredError(
+                        f"The model {model!r} has a price.", fix="Give on_conflict='overwrite'."
+                    )
+                return
+            self._prices[name] = pricing
+
+    def find(self, model: str) -> ModelPricing | None:
+        """Return one's own price of a model."""
+        name = model.strip().lower()
+        with self._lock:
+            if name in self._prices:
+                return self._prices[name]
+            begins = [k for k in self._prices if name.startswith(k) and not name[len(k)].isalnum()]
+            return self._prices[max(begins, key=len)] if begins else None
+
+    def cost(self, model: str, usage: UsageSnapshot) -> float | None:
+        """Return what a call costs, in US dollars; ``None`` when nobody knows its price."""
+        own = self.find(model)
+        if own is not None:
+            return own.cost(usage)
+        return _known_elsewhere(model, usage) if self._others else None
+
+
+def _known_elsewhere(model: str, usage: UsageSnapshot) -> float | None:
+    try:
+        import genai_prices
+    except ImportError:
+        return None
+    used = genai_prices.Usage(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+    )
+    provider, _, name = model.partition(":")
+    # A colon is part of some names; before others it names the provider.
+    for ref, by in ((model, None), (name, provider)):
+        with suppress(LookupError):
+            if ref:
+                return float(genai_prices.calc_price(used, ref, provider_id=by).total_price)
+    return None
+
+
+def register_pricing(
+    model: str,
+    pricing: ModelPricing,
+    *,
+    on_conflict: Literal["overwrite", "error", "keep"] = "overwrite",
+    table: PriceTable | None = None,
+) -> None:
+    """Say what a model costs.
+
+    Args:
+        model: Its name, or what its name begins with.
+        pricing: The price.
+        on_conflict: What happens when it has one: ``overwrite``, ``error`` or ``keep``.
+        table: Where; the table of this process, which everything uses that is given none of its
+            own. A graph or tracker with a table of its own never sees what is put in there.
+
+    Raises:
+        PricingAlreadyRegisteredError: It has a price, and ``on_conflict`` is ``error``.
+
+    >>> register_pricing("house-model", ModelPricing(1.0, 2.0), table=PriceTable())
+    """
+    (table or PriceTable.of_process()).register(model, pricing, on_conflict=on_conflict)
+
+
+def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
+    """Tell whether anybody knows what a model costs.
+
+    >>> has_pricing("nobody-knows")
+    False
+    """
+    return (table or PriceTable.of_process()).cost(model, UsageSnapshot()) is not None
+
+
+def format_cost(cost: float | None) -> str:
+    """Write down an amount: four decimals below a cent, else two; ``unknown`` for ``None``.
+
+    >>> format_cost(0.0042), format_cost(1.5), format_cost(None)
+    ('$0.0042', '$1.50', 'unknown')
+    """
+    if cost is None:
+        return "unknown"
+    return f"${cost:.4f}" if 0 < cost < 0.01 else f"${cost:.2f}"
+
+
+class _Limits(Protocol):
+    def check(self, tracker: UsageTracker) -> None: ...
+
+
+@dataclass
+class UsageTracker:
+    """Adds up calls; may be used by several threads at once.
+
+    Attributes:
+        turns: Model and usage of each call so far.
+        prices: Where prices come from.
+
+    >>> tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(1.0, 1.0)}))
+    >>> tracker.record_turn("m", UsageSnapshot(input_tokens=500_000))
+    >>> tracker.total_cost(), tracker.format_cost()
+    (0.5, '$0.50')
+    """
+
+    turns: list[tuple[str, UsageSnapshot]] = field(default_factory=list)
+    prices: PriceTable = field(default_factory=PriceTable.of_process)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def record_turn(self, model: str, usage: UsageSnapshot) -> None:
+        """Add a call."""
+        with self._lock:
+            self.turns.append((model, usage))
+
+    def _so_far(self) -> list[tuple[str, UsageSnapshot]]:
+        with self._lock:
+            return list(self.turns)
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(usage, name) for _, usage in self._so_far())
+
+    @property
+    def total_input_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return self._sum("prompt_tokens")
+
+    @property
+    def total_output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return self._sum("output_tokens")
+
+    @property
+    def total_tool_calls(self) -> int:
+        """Tool calls that were asked for."""
+        return self._sum("tool_calls")
+
+    def cost_for_turn(self, model: str, usage: UsageSnapshot) -> float | None:
+        """Return what a call costs; ``None`` when its price is unknown."""
+        return self.prices.cost(model, usage)
+
+    def total_cost(self) -> float | None:
+        """Return what all calls cost; ``None`` when the price of one is unknown."""
+        costs = [self.cost_for_turn(*turn) for turn in self._so_far()]
+        return None if None in costs else math.fsum(c for c in costs if c is not None)
+
+    def format_cost(self) -> str:
+        """Return what all calls cost as text."""
+        return format_cost(self.total_cost())
+
+    def budget_remaining(self, budget_usd: float) -> float | None:
+        """Return what is left of an amount; ``None`` when the cost is unknown."""
+        cost = self.total_cost()
+        return None if cost is None else budget_usd - cost
+
+    def is_over_budget(self, budget_usd: float) -> bool:
+        """Tell whether more than an amount was spent; an unknown cost may be any, so it is over."""
+        cost = self.total_cost()
+        return cost is None or cost > budget_usd
+
+    def per_model_summary(self) -> dict[str, float | None]:
+        """Return what each model cost; ``None`` where that is unknown."""
+        found: dict[str, float | None] = {}
+        for model, usage in self._so_far():
+            cost, before = self.cost_for_turn(model, usage), found.get(model, 0.0)
+            found[model] = None if cost is None or before is None else before + cost
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return the sums as plain data."""
+        return {
+            "turns": len(self._so_far()),
+            "input_tokens": self.total_input_tokens,
+            "output_tokens": self.total_output_tokens,
+            "tool_calls": self.total_tool_calls,
+            "cost_usd": self.total_cost(),
+            "cost": self.format_cost(),
+        }
+
+    def check_limits(self, limits: _Limits) -> None:
+        """Compare with a ``UsageLimits``, which raises what is past it."""
+        limits.check(self)

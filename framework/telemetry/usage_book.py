@@ -1,0 +1,186 @@
+"""What calls used, kept in the database of the threads: by model, step, turn, thread, user and tenant.
+
+It is written by a thread of its own, many calls at once, and never slows or breaks a run. A call has
+one row, named by its run id, however often it is told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from framework.base.errors import PersistenceError
+from framework.base.ports import Rows
+from framework.base.threads import in_thread
+from framework.telemetry.sinks import _Outlet
+from framework.telemetry.usage import PriceTable, UsageSnapshot
+
+_COLUMNS = (
+    "call_id",
+    "thread_id",
+    "turn_id",
+    "step_id",
+    "capability",
+    "role",
+    "user_id",
+    "tenant",
+    "model",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "cost_usd",
+)
+_TEXTS = _COLUMNS[1:9]
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS capgraph_usage (call_id TEXT PRIMARY KEY, "
+    + ", ".join(f"{name} TEXT NOT NULL" for name in _TEXTS)
+    + ", input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,"
+    " cost_usd DOUBLE PRECISION, at DOUBLE PRECISION NOT NULL)"
+)
+_INSERT = f"INSERT INTO capgraph_usage ({', '.join(_COLUMNS)}, at) VALUES "
+_ONE = f"({', '.join('?' * len(_COLUMNS))}, {{now}})"
+_SUMS = (
+    "count(*) AS calls, sum(input_tokens) AS input, sum(output_tokens) AS output,"
+    " sum(cached_tokens) AS cached,"
+    " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost"
+)
+_HISTORY_SECONDS = 30 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class UsageTotal:
+    """What calls used together.
+
+    Attributes:
+        model: The model.
+        calls: How many.
+        input_tokens: Tokens of their prompts.
+        output_tokens: Tokens of their answers.
+        cached_tokens: Tokens of their prompts that came out of a cache.
+        cost_usd: US dollars; ``None`` when the price of one was unknown.
+    """
+
+    model: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    cost_usd: float | None
+
+
+class UsageBook:
+    """Takes up calls and writes them down soon.
+
+    Args:
+        prices: What models cost.
+        capacity: Calls that may wait to be written; what comes beyond is lost, which is logged.
+    """
+
+    def __init__(self, prices: PriceTable | None = None, *, capacity: int = 10_000) -> None:
+        self._prices = prices or PriceTable.of_process()
+        self._outlet = _Outlet(self, capacity)
+
+    def note(
+        self, rows: Rows, call_id: str, model: str, usage: UsageSnapshot, about: Mapping[str, Any]
+    ) -> None:
+        """Take up a call.
+
+        Args:
+            rows: Where it is kept.
+            call_id: Names it.
+            model: The model.
+            usage: What it used.
+            about: ``thread_id``, ``turn_id``, ``step_id``, ``capability``, ``role``, ``user_id`` and
+                ``tenant``, as far as there is one.
+        """
+        self._outlet.put({"rows": rows, "call": (call_id, model, usage), "about": dict(about)})
+
+    def emit(self, event: Any) -> None:
+        """Write one call down; called on the book's own thread."""
+        self.emit_many([event])
+
+    def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
+        """Write calls down; called on the book's own thread."""
+        by_place: dict[int, tuple[Rows, list[Any]]] = {}
+        for event in events:
+            if (rows := event.get("rows")) is not None:
+                by_place.setdefault(id(rows), (rows, []))[1].extend(self._row(event))
+        for rows, values in by_place.values():
+            with suppress(PersistenceError):  # two processes that create it at once may collide
+                rows.run_blocking(_TABLE)
+            lines = ", ".join([_ONE] * (len(values) // len(_COLUMNS)))
+            rows.run_blocking(f"{_INSERT}{lines} ON CONFLICT (call_id) DO NOTHING", tuple(values))
+
+    def _row(self, event: Mapping[str, Any]) -> list[Any]:
+        call_id, model, usage = event["call"]
+        about = {**event["about"], "model": model}
+        return [
+            call_id,
+            *(str(about.get(name) or "") for name in _TEXTS),
+            usage.prompt_tokens,
+            usage.output_tokens,
+            usage.cache_read_tokens,
+            self._prices.cost(model, usage),
+        ]
+
+    async def written(self) -> None:
+        """Wait, without holding the loop, until what was taken up so far is written."""
+        await in_thread(self._outlet.wait)
+
+    def flush(self) -> None:
+        """Wait until what was taken up so far is written."""
+        self._outlet.wait()
+
+
+async def usage_totals(
+    rows: Rows,
+    *,
+    thread_id: str | None = None,
+    user_id: str | None = None,
+    turn_id: str | None = None,
+) -> list[UsageTotal]:
+    """Return what each model used.
+
+    Args:
+        rows: Where it is kept.
+        thread_id: Only calls of this thread.
+        user_id: Only calls for this person.
+        turn_id: Only calls of this turn.
+    """
+    await rows.table(_TABLE)
+    chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id}
+    named = {name: value for name, value in chosen.items() if value is not None}
+    where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
+    _, found = await rows.run(
+        f"SELECT model, {_SUMS} FROM capgraph_usage{where} GROUP BY model ORDER BY model",
+        tuple(named.values()),
+    )
+    return [
+        UsageTotal(model, int(n), int(i), int(o), int(c), usd) for model, n, i, o, c, usd in found
+    ]
+
+
+async def usage_of_capabilities(
+    rows: Rows, names: Sequence[str]
+) -> dict[str, tuple[float, float, float | None]]:
+    """Return what one step of each capability used on average in the last thirty days.
+
+    Returns:
+        Name to requests, tokens and US dollars (``None`` when a price was unknown); without those
+        that called no model.
+    """
+    await rows.table(_TABLE)
+    _, found = await rows.run(
+        "SELECT capability, count(DISTINCT thread_id || '/' || turn_id || '/' || step_id) AS steps,"
+        " count(*) AS calls, sum(input_tokens + output_tokens) AS tokens,"
+        " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost FROM capgraph_usage"
+        f" WHERE capability IN ({', '.join('?' * len(names))}) AND at > {{now}} - ?"
+        " GROUP BY capability",
+        (*names, _HISTORY_SECONDS),
+    )
+    return {
+        name: (calls / steps, float(tokens) / steps, None if cost is None else cost / steps)
+        for name, steps, calls, tokens, cost in found
+    }

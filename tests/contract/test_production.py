@@ -1,0 +1,88 @@
+"""A whole declaration in YAML: checked before it runs, and kept when it does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.settings import load_settings
+from framework import BaseCapability, bind, build_graph, capability_node
+from framework.base import ConfigurationError
+from framework.cli.main import app
+from tests.support.doors import last_words, status
+
+PRODUCTION = Path(__file__).parent.parent.parent / "configs" / "production.yml"
+
+
+def check(file: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    done = CliRunner().invoke(app, ["check", "--config", str(file), "--json", *more])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.mark.may_block
+def test_the_declaration_that_comes_along_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, found = check(PRODUCTION)
+    assert (code, [entry for entry in found if entry["level"] != "ok"]) == (0, [])
+    kept = {entry["area"] for entry in found}
+    assert {"behaviors", "permissions", "budgets", "database"} <= kept
+
+
+@pytest.mark.parametrize(
+    ("wrong", "area", "told"),
+    [
+        ({"permissions": {"roles": [{"role": "a", "mode": "all"}]}}, "permissions", "READ_ONLY"),
+        (
+            {"permissions": {"roles": [{"role": "a", "mode": "read_only", "denied_tools": ["x"]}]}},
+            "permissions",
+            "no capability called 'x'",
+        ),
+        ({"budgets": [{"token": 3}]}, "budgets", "token"),
+        ({"budgets": [{"tokens": -3}]}, "budgets", "-3"),
+        ({"behaviors": [{"use": "retries"}]}, "behaviors", "retries"),
+    ],
+)
+@pytest.mark.may_block
+def test_what_cannot_be_kept_is_said_before_anything_runs(
+    tmp_path: Path, wrong: dict[str, Any], area: str, told: str
+) -> None:
+    file = tmp_path / "agent.yml"
+    file.write_text(json.dumps(wrong))
+    code, found = check(file)
+    assert code != 0
+    assert [e for e in found if e["level"] == "error" and e["area"] == area and told in e["text"]]
+    with pytest.raises(ConfigurationError, match=area):
+        bind([], settings=load_settings(file))
+
+
+async def test_permissions_of_the_settings_hold(tmp_path: Path) -> None:
+    @capability_node
+    class Wipe(BaseCapability):
+        name = "wipe"
+        description = "Wipe everything"
+        effect = "idempotent"
+
+        async def execute(self) -> dict[str, Any]:
+            return {}
+
+    roles = [
+        {"role": "editor", "mode": "workspace_write"},
+        {"role": "visitor", "mode": "read_only"},
+    ]
+    settings = load_settings(permissions={"roles": roles})
+    graph = build_graph([Wipe], settings=settings)
+    plan = {"steps": [{"context_key": "a", "capability": "wipe", "task_objective": "Wipe"}]}
+    for who, ended in (("editor", "completed"), ("visitor", "failed"), (None, "failed")):
+        given = {"messages": [("user", "Wipe it")], "planning_execution_plan": plan}
+        out = await graph.ainvoke(given, {"configurable": {"role": who} if who else {}})
+        assert status(out) == ended
+        assert ("permission denied" in last_words(out)) is (ended == "failed")
+    open_to_all = build_graph([Wipe], settings=load_settings())
+    given = {"messages": [("user", "Wipe it")], "planning_execution_plan": plan}
+    assert status(await open_to_all.ainvoke(given)) == "completed"

@@ -1,0 +1,115 @@
+"""``capgraph audit``: what a person does with the chain of a database."""
+
+import csv
+import io
+import json
+import sqlite3
+import sys
+
+import pytest
+
+from framework.cli.main import main
+
+ACTS = '''
+from framework import BaseCapability, CapabilityContext, capability_node
+
+
+class Sent(CapabilityContext):
+    text: str
+
+
+@capability_node(examples=["send, please"], effect="once")
+async def send() -> Sent:
+    """Send a letter, "quoted", to Ms Miller."""
+    return Sent(text="dear, Ms Miller")
+'''
+
+
+@pytest.fixture
+def capgraph(tmp_path, monkeypatch, capsys):
+    (tmp_path / "acts.py").write_text(ACTS)
+    (tmp_path / "capgraph.yml").write_text(
+        "name: audited\nmodules: [acts]\naudit: {keep: true, signing_key: k}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    yield run
+    sys.modules.pop("acts", None)
+
+
+@pytest.fixture
+def asked(capgraph):
+    code, out, err = capgraph(
+        "ask", "Send, please: a secret", "--db", "t.db", "--thread", "t1", "-q"
+    )
+    assert code == 0, (out, err)
+    return capgraph
+
+
+def test_a_chain_that_holds(asked):
+    code, out, _ = asked("audit", "verify", "--db", "t.db")
+    assert code == 0
+    assert "hold" in out
+    code, head, _ = asked("audit", "anchor", "--db", "t.db")
+    assert code == 0
+    assert len(head.strip()) == 64
+    assert int(head, 16)
+    assert asked("ask", "Send, please", "--db", "t.db", "-q")[0] == 0
+    assert asked("audit", "verify", "--db", "t.db", "--anchor", head.strip())[0] == 0
+    code, out, _ = asked("audit", "verify", "--db", "t.db", "--anchor", "ab" * 32)
+    assert code == 1
+    assert "not in the chain" in out
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE capgraph_audit SET line = replace(line, 'begun', 'ended')",
+        "DELETE FROM capgraph_audit WHERE seq = (SELECT max(seq) FROM capgraph_audit)",
+    ],
+)
+def test_a_chain_that_was_changed(asked, statement, tmp_path):
+    with sqlite3.connect(tmp_path / "t.db") as conn:
+        conn.execute(statement)
+    conn.close()
+    code, out, _ = asked("audit", "verify", "--db", "t.db")
+    assert code == 1
+    assert "does not hold" in out
+    assert asked("audit", "anchor", "--db", "t.db")[0] == 1
+
+
+def test_the_export_is_read_by_others(asked):
+    code, out, _ = asked("audit", "export", "--db", "t.db")
+    assert code == 0
+    records = json.loads(out)
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+    code, text, _ = asked("audit", "export", "--format", "csv", "--db", "t.db")
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [json.loads(row["data"]) for row in rows] == [record["data"] for record in records]
+    assert {row["thread_id"] for row in rows} == {"t1"}
+    assert all(line.startswith('"') for line in text.splitlines())
+
+
+def test_a_thread_is_shown_without_content(asked):
+    code, out, _ = asked("audit", "show", "t1", "--db", "t.db")
+    assert code == 0
+    assert "effect" in out
+    assert "begun" in out
+    assert "capability=send" in out or "send" in out
+    for content in ("Miller", "secret", "dear"):
+        assert content not in out
+    assert asked("audit", "show", "other", "--db", "t.db")[1] == ""
+
+
+def test_an_empty_database_holds(capgraph):
+    assert capgraph("audit", "verify", "--db", "none.db")[0] == 0
+    assert capgraph("audit", "export", "--db", "none.db")[1] == "[]\n"

@@ -1,0 +1,404 @@
+"""Sessions of an agent that is no graph: turns, tools, limits, people, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from framework.behaviors import CircuitBreaker, CircuitOpenError, PatternGuardrail
+from framework.compat.compliance import (
+    ResidualRiskLevel,
+    Risk,
+    RiskRegistry,
+    RiskUnacceptableError,
+)
+from framework.compat.session import (
+    AgentRegistry,
+    AgentSession,
+    AgentStatus,
+    HookContext,
+    MaxIterationsExceededError,
+    OrchestrationSession,
+    Orchestrator,
+    TurnTimeoutError,
+)
+from framework.governance import (
+    BudgetExceededError,
+    CostExceeded,
+    GovernanceBreachError,
+    GovernancePlane,
+    MaxConsecutiveFailuresLimit,
+    MaxToolCallsLimit,
+    PermissionDeniedError,
+    PermissionMode,
+    PermissionPolicy,
+    PhaseContext,
+    PolicyAction,
+    PolicyActionData,
+    PolicyEngine,
+    PolicyRule,
+    QualityGate,
+    QualityLevel,
+    RolePermissionConfig,
+    TimedOut,
+)
+from framework.telemetry import AgentEvent, ModelPricing, PriceTable, UsageSnapshot
+
+PRICES = PriceTable({"m": ModelPricing(1.0, 1.0)})
+DOLLAR = UsageSnapshot(input_tokens=1_000_000)
+
+
+class Notes:
+    """An event sink."""
+
+    def __init__(self) -> None:
+        self.told: list[AgentEvent] = []
+
+    def emit(self, event: AgentEvent) -> None:
+        self.told.append(event)
+
+    @property
+    def names(self) -> list[str]:
+        return [event.event.value for event in self.told]
+
+
+def agent(**given: Any) -> AgentSession:
+    return AgentSession("writer", "draft", **given)
+
+
+def priced(session: OrchestrationSession) -> OrchestrationSession:
+    session.tracker.prices = PRICES
+    return session
+
+
+def fail() -> None:
+    raise ConnectionError("port closed")
+
+
+# Beginning and end
+
+
+def test_a_session_that_ends_well_is_completed_and_told() -> None:
+    notes = Notes()
+    with agent(event_sink=notes).session() as session:
+        assert session.run_turn(lambda: 42, "m", DOLLAR) == (42, DOLLAR)
+        assert session.worker.status is AgentStatus.RUNNING
+    assert session.worker.status is AgentStatus.COMPLETED
+    assert notes.names == ["agent.started", "agent.completed"]
+    assert Orchestrator is AgentSession
+
+
+def test_a_session_that_fails_says_why() -> None:
+    notes = Notes()
+    with pytest.raises(ConnectionError), agent(event_sink=notes).session() as session:
+        session.run_turn(fail)
+    assert session.worker.status is AgentStatus.FAILED
+    assert notes.told[-1].detail == "port closed"
+    assert notes.names.count("agent.recovery.attempted") == 1
+    assert len(session.summary().recovery_events) == 1
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_a_session_that_is_interrupted_is_not_left_running(kind: type[BaseException]) -> None:
+    def stop() -> None:
+        raise kind
+
+    with pytest.raises(kind), agent().session() as session:
+        session.run_turn(stop)
+    assert session.worker.status is AgentStatus.CANCELLED
+
+
+async def test_a_cancelled_session_is_cancelled() -> None:
+    seen: list[OrchestrationSession] = []
+
+    async def work() -> None:
+        async with agent().asession() as session:
+            seen.append(session)
+            await session.arun_turn(lambda: asyncio.sleep(60))
+
+    task = asyncio.create_task(work())
+    while not seen:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen[0].worker.status is AgentStatus.CANCELLED
+
+
+def test_an_unacceptable_risk_keeps_a_session_from_beginning() -> None:
+    risks = RiskRegistry([Risk("R", "bursts", ResidualRiskLevel.UNACCEPTABLE)])
+    registry = AgentRegistry()
+    with pytest.raises(RiskUnacceptableError), agent(risks=risks, registry=registry).session():
+        pytest.fail("it began")
+
+
+# Turns
+
+
+def test_the_number_of_turns_is_looked_at_before_the_call() -> None:
+    calls: list[int] = []
+    with agent(max_iterations=2).session() as session:
+        for _ in range(2):
+            session.run_turn(lambda: calls.append(1))
+        with pytest.raises(MaxIterationsExceededError, match="max_iterations is 2"):
+            session.run_turn(lambda: calls.append(1))
+    assert len(calls) == 2
+
+
+async def test_a_turn_is_bounded_in_time() -> None:
+    async with agent().asession() as session:
+        with pytest.raises(TurnTimeoutError, match="took longer"):
+            await session.arun_turn(lambda: asyncio.sleep(60), timeout=0.01)
+
+
+async def test_two_turns_of_one_key_are_one_call() -> None:
+    calls: list[int] = []
+
+    async def work() -> int:
+        calls.append(1)
+        await asyncio.sleep(0)
+        return len(calls)
+
+    async with agent().asession() as session:
+        pair = await asyncio.gather(*(session.arun_turn(work, idempotency_key="k") for _ in "ab"))
+        assert pair[0] == pair[1]
+        assert (await session.arun_turn(work, idempotency_key="k"))[0] == 1
+        await session.arun_turn(work, idempotency_key="other")
+        with pytest.raises(ConnectionError):
+            await session.arun_turn(fail, idempotency_key="bad")
+        assert (await session.arun_turn(lambda: "now", idempotency_key="bad"))[0] == "now"
+    assert len(calls) == 2
+
+
+def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> None:
+    notes = Notes()
+    with agent(budget_usd=1.5, event_sink=notes).session() as session:
+        priced(session)
+        for _ in range(3):
+            session.run_turn(lambda: None, "m", DOLLAR)
+    assert [event.data for event in notes.told if event.data] == [
+        {"budget_usd": 1.5, "cost_usd": 2.0}
+    ]
+    calls: list[int] = []
+    strict = agent(budget_usd=1.5, enforce_budget=True)
+    with strict.session() as session:
+        priced(session).run_turn(lambda: None, "m", DOLLAR)
+        with pytest.raises(BudgetExceededError, match=r"budget_usd is 1\.5"):
+            session.run_turn(lambda: calls.append(1), "m", estimate_usage=DOLLAR)
+    assert calls == []
+    assert session.worker.status is AgentStatus.FAILED
+
+
+def test_a_breaker_and_a_router_see_the_failures() -> None:
+    class Router:
+        seen: list[Any]
+
+        def __init__(self) -> None:
+            self.seen = []
+
+        def select(
+            self, *, scenario: str, attempt: int, current: str | None, exclude: Any = ()
+        ) -> str:
+            self.seen.append((scenario, attempt, current))
+            return "other"
+
+    router = Router()
+    breaker = CircuitBreaker("m", failure_threshold=2)
+    with agent(breakers={"m": breaker}, provider_router=router).session() as session:
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                session.run_turn(fail, "m")
+        with pytest.raises(CircuitOpenError):
+            session.run_turn(lambda: pytest.fail("it was called"), "m")
+        assert session.worker.provider_used == "other"
+    assert router.seen[0][1:] == (1, None)
+    assert router.seen[1][2] == "other"
+
+
+async def test_a_streamed_turn_ends_with_what_it_cost() -> None:
+    async def pieces() -> Any:
+        yield "a"
+        yield DOLLAR
+        yield "b"
+
+    async with agent().asession() as session:
+        found = [event async for event in session.arun_turn_stream(pieces, "m")]
+    assert [event.kind for event in found] == ["text_delta", "text_delta", "final"]
+    assert (found[-1].status, found[-1].usage) == ("completed", DOLLAR)
+
+
+async def test_a_stream_that_breaks_says_so_and_is_closed() -> None:
+    closed: list[int] = []
+
+    async def pieces() -> Any:
+        try:
+            yield "a"
+            raise ConnectionError("port closed")
+        finally:
+            closed.append(1)
+
+    async with agent().asession() as session:
+        kinds: list[str] = []
+        with pytest.raises(ConnectionError):
+            async for event in session.arun_turn_stream(pieces):
+                kinds.append(event.kind)
+        assert kinds == ["text_delta", "error", "final"]
+        left = session.arun_turn_stream(pieces)
+        await anext(left)
+        await left.aclose()
+        assert session.stream_cancelled
+    assert len(closed) == 2
+
+
+# Tools
+
+
+def policy() -> PermissionPolicy:
+    role = RolePermissionConfig("writer", PermissionMode.READ_ONLY)
+    return PermissionPolicy([role], {"delete": PermissionMode.FULL_ACCESS})
+
+
+def test_a_tool_that_the_role_may_not_use_is_not_called() -> None:
+    with agent(permissions=policy()).session() as session:
+        assert session.run_tool("read", lambda: "text") == "text"
+        with pytest.raises(PermissionDeniedError) as caught:
+            session.run_tool("delete", lambda: pytest.fail("it was called"))
+    assert not caught.value.outcome.allowed
+
+
+def test_guards_see_arguments_and_results_also_when_they_are_asynchronous() -> None:
+    class Later:
+        name = "later"
+
+        async def acheck_pre(self, *, role: str, tool: str, arguments: Any = None) -> Any:
+            return await self._look(arguments)
+
+        async def acheck_post(self, value: Any, *, role: str, tool: str) -> Any:
+            return await self._look(value)
+
+        async def _look(self, value: Any) -> Any:
+            from framework.behaviors import GuardrailOutcome
+
+            await asyncio.sleep(0)
+            return GuardrailOutcome("bad" not in str(value), "it is bad")
+
+    with agent(guardrails=[PatternGuardrail([r"secret"]), Later()]).session() as session:
+        assert session.run_tool("read", lambda: "text", arguments={"a": "b"}) == "text"
+        for arguments, result in (({"a": "secret"}, "x"), ({"a": "bad"}, "x"), ({}, "bad")):
+            with pytest.raises(Exception, match=r"guard|bad|secret"):
+                session.run_tool("read", lambda found=result: found, arguments=arguments)
+
+
+async def test_tools_side_by_side_keep_their_order_and_pass_the_same_doors() -> None:
+    async def after(seconds: float, value: str) -> str:
+        await asyncio.sleep(seconds)
+        return value
+
+    async with agent(permissions=policy()).asession() as session:
+        found = await session.arun_parallel_tools(
+            [("read", lambda: after(0.01, "a")), ("read", lambda: after(0, "b"))]
+        )
+        assert found == ["a", "b"]
+        with pytest.raises(PermissionDeniedError):
+            await session.arun_parallel_tools([("read", lambda: "a"), ("delete", lambda: "b")])
+
+
+def test_limits_end_a_session_and_count_for_each_anew() -> None:
+    plane = GovernancePlane([MaxToolCallsLimit(1), MaxConsecutiveFailuresLimit(1)])
+    limited = agent(governance=plane)
+    for _ in range(2):
+        with pytest.raises(GovernanceBreachError), limited.session() as session:
+            session.run_tool("read", lambda: "a")
+            session.run_tool("read", lambda: pytest.fail("it was called"))
+        assert session.worker.status is AgentStatus.FAILED
+
+
+def test_hooks_change_what_they_see_and_none_keeps_it() -> None:
+    class Cut:
+        async def before_tool(self, context: HookContext) -> None:
+            context.arguments["n"] = 1
+
+        def after_tool(self, context: HookContext, result: str) -> str:
+            return f"{result}{context.arguments['n']}"
+
+        def after_model(self, context: HookContext, result: str) -> None:
+            return None
+
+    with agent(hooks=[Cut(), Cut()]).session() as session:
+        assert session.run_tool("read", lambda: "a") == "a11"
+        assert session.run_turn(lambda: "b")[0] == "b"
+
+
+# People and the end
+
+
+async def test_a_session_waits_for_its_input() -> None:
+    async with agent().asession() as session:
+        with pytest.raises(RuntimeError, match="Nobody waits"):
+            session.provide_input(1)
+        waiting = asyncio.create_task(session.pause_for_input("how much?"))
+        await asyncio.sleep(0)
+        assert session.worker.status is AgentStatus.WAITING_FOR_INPUT
+        with pytest.raises(RuntimeError, match="waiting_for_input"):
+            await session.pause_for_input()
+        session.provide_input(5)
+        assert await waiting == 5
+        assert session.worker.status is AgentStatus.RUNNING
+    with pytest.raises(RuntimeError, match="completed"):
+        await session.pause_for_input()
+
+
+def test_work_that_is_handed_over_is_completed_and_the_target_stands_ready() -> None:
+    notes, registry = Notes(), AgentRegistry()
+    with agent(event_sink=notes, registry=registry).session() as session:
+        handoff = session.handoff_to("editor", "too long", {"text": ["a"]})
+    assert handoff.worker is not None
+    assert handoff.worker.status is AgentStatus.INITIALIZING
+    assert notes.told[-1].data is not None
+    assert notes.told[-1].data["handoff"]["target"] == "editor"
+    assert [worker.role for worker in registry.list_active()] == ["editor"]
+
+
+def test_a_gate_is_told_and_a_summary_has_everything() -> None:
+    notes = Notes()
+    gated = agent(event_sink=notes, quality_gate=QualityGate(QualityLevel.STANDARD))
+    with gated.session() as session:
+        assert session.evaluate_policy() == []
+        assert session.evaluate_gate(QualityLevel.STRICT).satisfied
+        assert not session.evaluate_gate(None).satisfied
+        priced(session).run_turn(lambda: None, "m", DOLLAR)
+        summary = session.summary()
+    assert notes.names[1:3] == ["phase.gate_passed", "phase.gate_failed"]
+    assert summary.per_model_cost == {"m": 1.0}
+    assert summary.worker["status"] == "running"
+    assert len(summary.agent_events) == 3
+
+
+def test_policies_see_how_the_session_stands() -> None:
+    seconds = [0.0]
+    rules = [
+        PolicyRule("slow", TimedOut(60), [PolicyActionData(PolicyAction.ESCALATE)]),
+        PolicyRule("dear", CostExceeded(1.5), [PolicyActionData(PolicyAction.ABORT_PHASE)]),
+    ]
+    watched = agent(policy_engine=PolicyEngine(rules), clock=lambda: seconds[0])
+    with watched.session() as session:
+        assert session.evaluate_policy() == []
+        seconds[0] = 61.0
+        for _ in range(2):
+            priced(session).run_turn(lambda: None, "m", DOLLAR)
+        found = [action.action for action in session.evaluate_policy()]
+        assert found == [PolicyAction.ESCALATE, PolicyAction.ABORT_PHASE]
+        assert session.evaluate_policy(PhaseContext()) == []
+
+
+def test_a_sink_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        async def emit(self, event: AgentEvent) -> None:
+            raise OSError("disk full")
+
+    with agent(event_sink=Broken()).session() as session:
+        session.run_turn(lambda: 1)
+    assert session.worker.status is AgentStatus.COMPLETED
+    assert "disk full" in caplog.text

@@ -1,0 +1,137 @@
+"""The event names of techrevati-runtime (T1 to T3), as views of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from framework.telemetry import (
+    AgentEvent,
+    AgentEventName,
+    AgentEventStatus,
+    AgentFailureClass,
+    agent_event,
+)
+
+
+def test_the_names_statuses_and_failure_classes() -> None:
+    assert {name.value for name in AgentEventName} == {
+        *(f"agent.{n}" for n in ("started", "ready", "blocked", "tool_called", "tool_completed")),
+        *("agent.completed", "agent.failed"),
+        *(f"phase.{n}" for n in ("started", "completed")),
+        *(f"phase.gate_{n}" for n in ("evaluated", "passed", "failed")),
+        *(f"agent.recovery.{n}" for n in ("attempted", "succeeded", "failed", "escalated")),
+        *("agent.recovery.provider_switched", "hook.pre_tool", "hook.post_tool"),
+        *("governance.breach", "governance.alert"),
+        *("oversight.review_requested", "oversight.review_resolved"),
+    }
+    assert {status.value for status in AgentEventStatus} == {
+        *("running", "ready", "blocked", "green", "red", "completed", "failed", "cancelled")
+    }
+    assert {kind.value for kind in AgentFailureClass} == {
+        *("llm_timeout", "llm_error", "tool_error", "context_overflow", "rate_limit"),
+        *("dependency_failed", "memory_corruption", "validation_error", "prompt_rejection"),
+        *("governance_breach", "permission_denied", "guardrail_violation", "cancelled", "unknown"),
+    }
+
+
+def test_what_the_caller_changes_later_is_not_seen() -> None:
+    data = {"steps": [1]}
+    event = AgentEvent.started("writer", "draft").with_data(data)
+    data["steps"].append(2)
+    assert event.data == {"steps": [1]}
+    event.to_dict()["data"]["steps"].append(3)
+    assert event.data == {"steps": [1]}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.role = "other"  # type: ignore[misc]
+
+
+def test_named_constructors_and_copies() -> None:
+    failed = AgentEvent.failed("writer", "draft", AgentFailureClass.RATE_LIMIT, "slow down")
+    assert (failed.event, failed.status) == ("agent.failed", "failed")
+    assert failed.with_failure_class("llm_error").failure_class is AgentFailureClass.LLM_ERROR
+    assert failed.with_project(7).project_id == 7
+    assert failed.with_detail("x").detail == "x"
+    assert failed.detail == "slow down"
+    assert AgentEvent.gate_passed("draft").status is AgentEventStatus.GREEN
+    assert AgentEvent.gate_failed("draft", "thin").status is AgentEventStatus.RED
+    assert AgentEvent.phase_started("draft").role is None
+    assert AgentEvent.completed("writer", "draft").event.value == "agent.completed"
+    assert AgentEvent.recovery_attempted("writer", "draft").event.value.endswith("attempted")
+
+
+def test_a_failed_agent_says_why() -> None:
+    with pytest.raises(ValueError, match="failure_class"):
+        AgentEvent(AgentEventName.AGENT_FAILED, AgentEventStatus.FAILED)
+
+
+def test_there_and_back() -> None:
+    event = AgentEvent.failed("writer", "draft", "llm_timeout").with_data({"n": 1})
+    assert AgentEvent.from_dict(event.to_dict()) == event
+    assert AgentEvent.from_json(event.to_json()) == event
+    plain = event.to_dict()
+    assert plain["type"] == "failed"
+    assert "detail" not in plain
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"status": "running"},
+        {"event": "agent.started"},
+        {"event": "agent.slept", "status": "running"},
+        {"event": "agent.started", "status": "asleep"},
+        {"event": "agent.failed", "status": "failed", "failure_class": "bad luck"},
+    ],
+)
+def test_what_is_unknown_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError):
+        AgentEvent.from_dict(wrong)
+
+
+def test_attributes_hold_no_content_unless_asked() -> None:
+    event = AgentEvent.failed("writer", "draft", "llm_error", "the patient's name").with_data(
+        {"tokens": 3, "text": "secret"}
+    )
+    attributes = event.to_otel_attributes()
+    assert attributes["error.type"] == "llm_error"
+    assert attributes["capgraph.data.tokens"] == 3
+    assert "patient" not in str(attributes)
+    assert "secret" not in str(attributes)
+    assert event.to_otel_attributes(detail=True)["capgraph.detail"] == "the patient's name"
+
+
+@pytest.mark.parametrize(
+    ("ours", "name", "failure"),
+    [
+        ({"event_type": "step_started", "capability": "read"}, "agent.tool_called", None),
+        ({"event_type": "step_finished", "capability": "read"}, "agent.tool_completed", None),
+        (
+            {"event_type": "step_failed", "capability": "read", "category": "rate_limit"},
+            "agent.failed",
+            "rate_limit",
+        ),
+        ({"event_type": "approval_asked", "steps": []}, "agent.blocked", None),
+        (
+            {"event_type": "turn_finished", "outcome": {"status": "completed"}},
+            "agent.completed",
+            None,
+        ),
+        (
+            {"event_type": "turn_finished", "outcome": {"status": "failed"}},
+            "agent.failed",
+            "unknown",
+        ),
+    ],
+)
+def test_our_events_under_their_names(ours: dict[str, object], name: str, failure: str) -> None:
+    seen = agent_event({**ours, "run_id": "r"})
+    assert seen is not None
+    assert seen.event.value == name
+    assert (seen.failure_class.value if seen.failure_class else None) == failure
+    assert seen.data == {**ours, "run_id": "r"}
+
+
+def test_what_has_no_name_there_is_no_event() -> None:
+    assert agent_event({"event_type": "answer_token", "text": "x"}) is None
