@@ -513,6 +513,30 @@ AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
 """What may stand in a list of behaviours."""
 
 
+class AgentOutcome(Protocol):
+    """What an agent says of its work; whatever more it has is its own."""
+
+    @property
+    def output(self) -> Any:
+        """What came of the task."""
+
+    @property
+    def success(self) -> bool:
+        """Whether the task was done; reaching a limit is no success."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it was not."""
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Anything that works on a task. What can ``compile()`` itself is run as a graph instead."""
+
+    async def execute(self, task: str, context: Any = None) -> AgentOutcome:
+        """Work on a task, with what ``Runtime.context`` of its tools is to be."""
+
+
 class View(Protocol):
     """The reading of a turn that policies get; ``framework.state.TurnView`` is the whole of it."""
 

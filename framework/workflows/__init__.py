@@ -1,0 +1,1 @@
+"""Workflows: directed acyclic, state machine, event-driven; each compiles to a LangGraph graph."""
