@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from configs.logger import ComponentLogger, get_logger
+from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
 
 
 async def _simply(_key: str, call: Callable[[], Any]) -> Any:
-    found = call()
-    return await found if inspect.isawaitable(found) else found
+    return await awaited(call())
 
 
 class StepInputs(dict[str, Any]):

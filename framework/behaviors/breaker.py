@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import uuid
 from collections.abc import Callable, Collection
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.base.awaiting import awaited
 from framework.base.classify import diagnose
 from framework.base.clock import Clock, SystemClock, as_clock, later, running_clock
 from framework.base.errors import (
@@ -330,9 +330,7 @@ class AsyncCircuitBreaker(_Breaker):
         )
         ticket = self._ticket(admitted)
         try:
-            result = fn(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
+            result = await awaited(fn(*args, **kwargs))
         except BaseException as exc:
             await self._end(ticket, _verdict(exc))
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
+from framework.base.awaiting import awaited
 from framework.base.classify import diagnose
 from framework.base.errors import ConfigurationError, ModelError
 from framework.base.ports import Attempt, CallNext
@@ -82,8 +82,9 @@ class FallbackBehavior(BaseBehavior):
         """Give the default."""
         if self._way != "default":
             return None
-        found = self._default(context, error) if callable(self._default) else self._default
-        return await found if inspect.isawaitable(found) else found
+        if callable(self._default):
+            return await awaited(self._default(context, error))
+        return await awaited(self._default)
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         """Ask another model, or ask with less, when a model call fails."""

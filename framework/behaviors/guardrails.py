@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from configs.errors import ConfigurationError
+from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
 
 GuardrailStage = Literal["pre", "post"]
@@ -331,7 +332,7 @@ def _takes(check: Callable[..., Any], name: str) -> bool:
 
 
 async def _outcome(name: str, found: Any) -> GuardrailOutcome:
-    outcome = await found if inspect.isawaitable(found) else found
+    outcome = await awaited(found)
     if not isinstance(outcome, GuardrailOutcome):
         # Taken for a yes, a forgotten 'return' would open the door.
         raise ConfigurationError(

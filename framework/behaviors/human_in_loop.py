@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.plan import PlannedStep
 from framework.base.ports import Verdict, View
@@ -99,8 +99,7 @@ class HumanInLoopBehavior(BaseBehavior):
         callback = self._review or self._submit
         if callback is None:
             return
-        found = callback(context, result)
-        answer = await found if inspect.isawaitable(found) else found
+        answer = await awaited(callback(context, result))
         if self._submit is not None:
             raise PendingApproval(str(answer), context.task, result)
         if answer is not True:

@@ -7,13 +7,13 @@ of this project.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
+from framework.base.awaiting import awaited
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError
 from framework.compat.element import (
@@ -222,9 +222,7 @@ class Processor:
         try:
             if await self.request_permission(**event.request):
                 return True
-            found = self.handle_denied(event)
-            if inspect.isawaitable(found):
-                found = await found
+            found = await awaited(self.handle_denied(event))
             if found is False:
                 self.queue.append(event)
             elif not event.status.ended:

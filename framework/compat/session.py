@@ -10,7 +10,6 @@ twin.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import (
     AsyncIterator,
@@ -30,6 +29,7 @@ from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from configs.logger import get_logger, mask_secrets
+from framework.base.awaiting import awaited
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
@@ -409,7 +409,7 @@ class OrchestrationSession:
         agent = self.agent
         for limiter in agent.limiters:
             tokens = estimate.prompt_tokens if estimate is not None else 0
-            await _given(limiter.acquire(model or agent.role, input_tokens=tokens))
+            await awaited(limiter.acquire(model or agent.role, input_tokens=tokens))
         if self.turns >= agent.max_iterations:
             raise MaxIterationsExceededError(
                 f"The session has made {self.turns} turns, and max_iterations is"
@@ -426,7 +426,7 @@ class OrchestrationSession:
 
     async def _bounded(self, fn: Call, name: str, timeout: float | None) -> Any:
         async def call() -> Any:
-            return await _given(fn())
+            return await awaited(fn())
 
         breaker = self.agent.breakers.get(name)
         timer = asyncio.timeout(timeout)
@@ -754,7 +754,7 @@ class OrchestrationSession:
         engine = self.agent.policy_engine
         if engine is None:
             return []
-        return list(wait(_given(engine.evaluate(context or self._standing()))))
+        return list(wait(awaited(engine.evaluate(context or self._standing()))))
 
     def _standing(self) -> PhaseContext:
         return PhaseContext(
@@ -817,7 +817,7 @@ class OrchestrationSession:
             if method is None:
                 continue
             before = name.startswith("before")
-            found = await _given(method(context) if before else method(context, result))
+            found = await awaited(method(context) if before else method(context, result))
             result = result if found is None or before else found
         return result
 
@@ -829,17 +829,13 @@ class OrchestrationSession:
     async def _audit(self, kind: str, **data: Any) -> None:
         if self.agent.audit_log is not None:
             found = {"role": self.agent.role, "phase": self.agent.phase, **data}
-            await _given(self.agent.audit_log.append(kind, found))
+            await awaited(self.agent.audit_log.append(kind, found))
 
     async def _quietly(self, take: Callable[..., Any], *given: Any) -> None:
         try:
-            await _given(take(*given))
+            await awaited(take(*given))
         except Exception as exc:
             get_logger("framework", "session").warning("a sink failed: %s", mask_secrets(repr(exc)))
-
-
-async def _given(found: Any) -> Any:
-    return await found if inspect.isawaitable(found) else found
 
 
 async def _through(breaker: CircuitBreaker, call: Callable[[], Awaitable[Any]]) -> Any:

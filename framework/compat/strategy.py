@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import copy
-import inspect
 import logging
 import os
 import time
@@ -21,8 +20,9 @@ from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from framework.base.awaiting import awaited, to_its_end
 from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
-from framework.pipeline.lifecycle import Lifecycle, Phase, to_its_end
+from framework.pipeline.lifecycle import Lifecycle, Phase
 
 ContextT = TypeVar("ContextT", bound="StrategyContext")
 ResultT = TypeVar("ResultT")
@@ -256,9 +256,7 @@ class Strategy(ABC, Generic[ContextT, ResultT]):
             await self._tell(event, context, result=result, duration=duration)
 
         async def validate() -> None:
-            found = self._validate_context(context=context)
-            if inspect.isawaitable(found):
-                await found
+            await awaited(self._validate_context(context=context))
 
         life = Lifecycle(
             validate=validate,

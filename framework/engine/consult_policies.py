@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from framework.approvals import PLAN
+from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Failure, StepRecord, now_text
 from framework.engine.caller_plan import plan_digest
@@ -52,8 +52,7 @@ async def consult_policies(
     turn = _Acting(view, services)
     ctx = await _context(view, services, failed=failed, over=over)
     for engine in services.engines:
-        found = engine.matching(ctx)
-        rules: Sequence[PolicyRule] = await found if inspect.isawaitable(found) else found
+        rules: Sequence[PolicyRule] = await awaited(engine.matching(ctx))
         for rule in rules:
             name = f"policy:{rule.name}"
             used = view.attempts.get(name, 0)
@@ -132,8 +131,7 @@ class _Acting:
             PolicyAction.ABORT_PHASE: self._stop,
         }
         params = action.params or {}
-        found = ways[action.action](engine, rule, params)
-        hindered: str = await found if inspect.isawaitable(found) else found
+        hindered: str = await awaited(ways[action.action](engine, rule, params))
         known = dict(params)
         if action.action is PolicyAction.GENERATE_HANDOFF:
             known["handoff"] = outcome_of(self._view.state)

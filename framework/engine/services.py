@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing_extensions import TypedDict
 from configs.limits import Limits
 from configs.logger import SecretMasker, get_logger
 from framework.base.approval_policy import ApprovalPolicy
+from framework.base.awaiting import awaited
 from framework.base.clock import Clock
 from framework.base.ports import (
     AnyBehavior,
@@ -194,7 +194,7 @@ class Services:
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
         own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
-        text = str(await own if inspect.isawaitable(own) else own or "").strip()
+        text = str(await awaited(own) or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
     @property

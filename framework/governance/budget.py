@@ -14,11 +14,12 @@ import re
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import LimitError, ValidationError
 from framework.governance.counters import (
@@ -404,20 +405,20 @@ class Reservation:
         self._held, self._mark = held, mark
 
     async def whole(
-        self, work: Awaitable[None], undo: Callable[[], Awaitable[Any]] | None = None
+        self,
+        work: Coroutine[Any, Any, None],
+        undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         """Let a change of counters come to its end, whoever cancels; then undo it."""
         if not self.budget._counters.durable:
             await work  # nothing in it waits
             return
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait([task])
-            if undo is not None and not task.cancelled() and task.exception() is None:
+
+        async def take_back(_: None) -> None:
+            if undo is not None:
                 await undo()
-            raise
+
+        await to_its_end(work, take_back)
 
     def _marked(self, held: Mapping[str, int]) -> str:
         """Return the mark that stands beside the counters for as long as something is held."""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from configs.logger import get_logger
+from framework.base.awaiting import awaited
 from framework.governance.quality import QualityLevel
 
 Matched = bool | Awaitable[bool]
@@ -122,7 +123,7 @@ async def _later(
     if bool(await found) is until:
         return until
     rest = _in_turn(left, ctx, until=until)
-    return bool(await rest if inspect.isawaitable(rest) else rest)
+    return bool(await awaited(rest))
 
 
 @dataclass(frozen=True)
@@ -373,8 +374,7 @@ class PolicyEngine:
 
     async def evaluate_async(self, ctx: PhaseContext) -> list[PolicyActionData]:
         """Return the actions of all rules that match."""
-        found = self.evaluate(ctx)
-        actions: list[PolicyActionData] = await found if inspect.isawaitable(found) else found
+        actions: list[PolicyActionData] = await awaited(self.evaluate(ctx))
         return actions
 
     def matching(self, ctx: PhaseContext) -> Any:
@@ -403,7 +403,7 @@ async def _matching_later(found: Sequence[tuple[PolicyRule, Any]]) -> list[Polic
     matching = []
     for rule, matched in found:
         try:
-            if await matched if inspect.isawaitable(matched) else matched:
+            if await awaited(matched):
                 matching.append(rule)
         except Exception:
             _log(rule)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
+from framework.base.awaiting import awaited
 from framework.base.errors import CapgraphError, ErrorSeverity, PolicyError
 from framework.base.plan import ExecutionPlan
 from framework.base.ports import Seen, Verdict, View
@@ -181,5 +181,4 @@ class QualityGate:
             except ValueError as exc:
                 raise AssertionError(str(exc)) from exc
             return self.required_level
-        found: Any = self.check(result)  # type: ignore[call-arg]
-        return await found if inspect.isawaitable(found) else found
+        return await awaited(self.check(result))  # type: ignore[call-arg]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.errors import GraphBubbleUp
 
 from framework.approvals import UNKNOWN
+from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
 from framework.base.ports import Attempt, Question
@@ -285,8 +285,7 @@ class EffectLedger:
         await self.go_on(confirm=True)
         await self.begin(name)
         try:
-            found = call()
-            result = await found if inspect.isawaitable(found) else found
+            result = await awaited(call())
         except CapgraphError:
             await self.end(name, "failed")
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+from framework.base.awaiting import awaited
 from framework.base.errors import CapabilityError, FatalExecutionError, PolicyError
 from framework.base.ports import Attempt, Behavior, BehaviorContext, Given, StepRecord
 from framework.pipeline.job import Inner, Job, Result
@@ -90,13 +90,13 @@ async def around(
 async def before(behaviors: Sequence[Behavior], context: BehaviorContext) -> None:
     """Run the hooks before something begins."""
     for behavior in behaviors:
-        await _given(behavior.before_execute(context))
+        await awaited(behavior.before_execute(context))
 
 
 async def after(behaviors: Sequence[Behavior], context: BehaviorContext, result: Any) -> Any:
     """Run the hooks that look at a result, the innermost first; give what it became."""
     for behavior in reversed(behaviors):
-        found = await _given(behavior.after_execute(context, result))
+        found = await awaited(behavior.after_execute(context, result))
         result = result if found is None else found
     return result
 
@@ -108,7 +108,7 @@ async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error
     """
     for behavior in behaviors:
         try:
-            found = await _given(behavior.on_error(context, error))
+            found = await awaited(behavior.on_error(context, error))
         except (GraphBubbleUp, FatalExecutionError):
             raise
         except Exception as second:
@@ -117,10 +117,6 @@ async def instead(behaviors: Sequence[Behavior], context: BehaviorContext, error
         if found is not None and not isinstance(error, PolicyError):
             return found
     return None
-
-
-async def _given(found: Any) -> Any:
-    return await found if inspect.isawaitable(found) else found
 
 
 def _returned(job: Job, record: StepRecord) -> Any:

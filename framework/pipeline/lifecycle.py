@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from framework.base.awaiting import to_its_end
 
 Phase = Literal["validate", "setup", "execute", "teardown"]
 Work = Callable[[], Awaitable[Any]]
@@ -29,6 +30,7 @@ class Lifecycle:
         executed: Whether the work was done, whatever came afterwards.
         result: What it gave.
 
+    >>> import asyncio
     >>> async def work(): return 42
     >>> asyncio.run(Lifecycle(work).run())
     42
@@ -65,25 +67,3 @@ class Lifecycle:
         if self.tell is not None:
             await self.tell(name, "post", result)
         return result
-
-
-async def to_its_end(work: Coroutine[Any, Any, Any]) -> Any:
-    """Wait for something that a cancellation must not cut short; then be cancelled.
-
-    Raises:
-        asyncio.CancelledError: Whoever waits was cancelled meanwhile; the work has ended.
-    """
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-        except Exception:
-            break  # told below
-    if cancelled is not None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            cancelled.add_note(f"what could not be cut short failed: {error!r}")
-        raise cancelled
-    return task.result()

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from langgraph.config import get_config
 
 from configs.logger import get_logger, mask_secrets
+from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
@@ -288,14 +289,12 @@ async def _whole(
     undo: Callable[[T], Change[Any]] | None,
 ) -> T:
     """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
-    work = asyncio.ensure_future(write(change))
-    try:
-        return cast("T", await asyncio.shield(work))
-    except asyncio.CancelledError:
-        result = await work
+
+    async def take_back(result: T) -> None:
         if undo is not None:
             await write(undo(result))
-        raise
+
+    return cast("T", await to_its_end(write(change), take_back))
 
 
 async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:

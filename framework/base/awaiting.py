@@ -1,0 +1,56 @@
+"""Waiting: for what may be a coroutine or not, and for what must not be cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def awaited(found: Any) -> Any:
+    """Return what a function gave that may be a coroutine function.
+
+    >>> asyncio.run(awaited(3)), asyncio.run(awaited(asyncio.sleep(0, 4)))
+    (3, 4)
+    """
+    return await found if inspect.isawaitable(found) else found
+
+
+async def to_its_end(
+    work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, Any]] | None = None
+) -> T:
+    """Wait for something that no cancellation must cut short; then be cancelled.
+
+    Args:
+        work: What is waited for.
+        undo: Takes the result back, for a caller that was cancelled and never hears of it.
+
+    Raises:
+        asyncio.CancelledError: Whoever waits was cancelled meanwhile, however often; the work has
+            ended. What failed is in its notes.
+
+    >>> asyncio.run(to_its_end(asyncio.sleep(0, 4)))
+    4
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+        except Exception:
+            break  # told below
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        try:
+            result = task.result()
+            if undo is not None:
+                await to_its_end(undo(result))
+        except Exception as exc:
+            cancelled.add_note(f"what could not be cut short failed: {exc!r}")
+    raise cancelled
