@@ -83,7 +83,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         attempt.step,
         attempt.key,
         job.runner.registry.context_types,
-        job.door.state_keys or job.runner.schema.names,
+        job.runner.schema.names if job.door.state_keys is None else job.door.state_keys,
     )
 
 

@@ -1,0 +1,60 @@
+"""A request for a capability from outside of plans: named values become a step and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.context import CapabilityContext
+from framework.base.plan import PlannedStep
+from framework.base.ports import StepRecord
+from framework.base.spec import CapabilitySpec
+from framework.base.value_context import ValueContext
+from framework.registry import Registry
+
+Contexts = dict[str, dict[str, Any]]
+
+
+def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedStep, Contexts]:
+    """Read named values as a step's parameters and inputs.
+
+    An input stands under its type, or its role where it has one, as an object (a list of them
+    where the capability takes many); every other name is a parameter.
+
+    Args:
+        spec: The capability.
+        given: Names to values.
+
+    Returns:
+        The step, and the context data that its inputs name.
+
+    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
+    >>> request_of(spec, {"PLACE": {"name": "Rome"}, "days": 3})
+    ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
+    """
+    rest = {name: value for name, value in given.items() if value is not None}
+    inputs: list[dict[str, str]] = []
+    contexts: Contexts = {}
+    for need in spec.requires:
+        value = rest.pop(need.label, None)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for number, one in enumerate(values, start=1):
+            key = f"{need.label}_{number}"
+            data = one.model_dump(mode="json") if isinstance(one, CapabilityContext) else one
+            contexts.setdefault(need.type, {})[key] = data
+            inputs.append({need.label: key})
+    return {"parameters": rest, "inputs": inputs}, contexts
+
+
+def output_of(record: StepRecord, registry: Registry) -> Any:
+    """Return what a step gave as plain data: of its one context type, else by type.
+
+    A plain value that a function returned comes as itself.
+    """
+    found = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
+    for kind, data in found.items():
+        known = registry.context_types.get(kind)
+        if known is not None and issubclass(known, ValueContext):
+            found[kind] = data["value"]
+    return next(iter(found.values())) if len(found) == 1 else found
