@@ -39,6 +39,7 @@ from framework.models.roles import RoleModel
 from framework.pipeline import hooks
 from framework.pipeline.runner import in_order, innermost, is_rule
 from framework.telemetry import AnswerToken, Retry, emit
+from framework.telemetry.audit import note_refusal
 from framework.telemetry.metered import role_tag
 
 ResultT = TypeVar("ResultT")
@@ -101,7 +102,11 @@ async def call_model(
             return await _within(role, _CALL, sent)(attempt)
 
     async def settled(attempt: Attempt) -> ResultT:
-        return read(await _within(role, _BELOW, called)(attempt))
+        try:
+            return read(await _within(role, _BELOW, called)(attempt))
+        except CapgraphError as exc:
+            note_refusal(exc)  # something may stand in for it
+            raise
 
     once = _within(role, _SETTLE, settled)
     rule: RetryRule | None = innermost(role.around, RetryRule)

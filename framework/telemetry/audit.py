@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from configs.logger import get_logger, mask_secrets
 from configs.safe_text import mask_data
 from configs.scoped import scoped
-from framework.base.errors import PersistenceError
+from framework.base.errors import LimitError, PersistenceError, PolicyError, StoppedError
 from framework.base.ports import Caller, Rows
 from framework.telemetry.audit_chain import (
     SEALED,
@@ -48,6 +48,9 @@ _BLOCK = 1 << 16
 _PAGE = 500
 _WAITING = 10_000
 _TRIES = 10_000
+_REFUSALS = (LimitError, PolicyError, StoppedError)
+_FACTS = frozenset({"limit", "value", "used", "asked", "name", "key", "retry_after"})
+"""What a refusal may say about itself, besides its code: names and numbers."""
 
 
 class Trail(Protocol):
@@ -389,6 +392,9 @@ class Audit:
     Args:
         trail: Where records go.
         caller: Who asks.
+
+    Attributes:
+        refusals: The errors that are on record.
     """
 
     def __init__(self, trail: Trail, caller: Caller | None = None) -> None:
@@ -397,6 +403,7 @@ class Audit:
         self._who = {name: value for name, value in named.items() if value}
         self._waiting: deque[Entry] = deque()
         self._lost = 0
+        self.refusals: WeakSet[BaseException] = WeakSet()
 
     def note(self, kind: str, **data: Any) -> None:
         """Have a record written before the next effect begins, at the latest when the run ends."""
@@ -467,6 +474,20 @@ def note(kind: str, **data: Any) -> None:
     audit = _audit.get()
     if audit is not None:
         audit.note(kind, **data)
+
+
+def note_refusal(exc: BaseException) -> None:
+    """Have the run's audit hold, once, that a limit, a policy, a guard or a person refused something.
+
+    Args:
+        exc: The refusal; of any other error nothing is kept.
+    """
+    audit = _audit.get()
+    if audit is None or not isinstance(exc, _REFUSALS) or exc in audit.refusals:
+        return
+    audit.refusals.add(exc)
+    facts = {name: value for name, value in vars(exc).items() if name in _FACTS}
+    audit.note("refused", code=exc.code, reason=digest(exc.message), **facts)
 
 
 async def must(kind: str, **data: Any) -> None:
