@@ -195,6 +195,11 @@ class Settings(BaseSettings):
         prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
             output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
         permissions: Who may use which capability; everybody everything when not given.
+        policies: What is asked before a plan is accepted and before a step starts:
+            ``{use: information_flow, on_violation: deny}``, ``{use: policy_engine, rules: […]}``.
+        answer_gate: What the answer has to be good enough for: ``{use: quality_gate, …}``;
+            ``build_graph(answer_gate=…)`` stands above it.
+        sinks: What takes up the events of runs: ``{use: json_lines, path: events.jsonl}``.
         audit: What is kept of who did what.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
@@ -237,6 +242,9 @@ class Settings(BaseSettings):
     budgets: list[dict[str, Any]] = Field(default_factory=list)
     prices: dict[str, dict[str, float]] = Field(default_factory=dict)
     permissions: PermissionSettings | None = None
+    policies: list[dict[str, Any]] = Field(default_factory=list)
+    answer_gate: dict[str, Any] | None = None
+    sinks: list[dict[str, Any]] = Field(default_factory=list)
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)

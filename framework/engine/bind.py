@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.named_behaviors import named, of_capabilities
+from framework.engine.named import named, of_capabilities
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.adjusting import AdjustedCalls
@@ -87,14 +87,13 @@ def bind(
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
     registry = as_registry(capabilities).frozen()
     # What the settings name stands inside of what the program gives.
-    engines, policies = _engines(options.get("policies", ()))
+    engines, plan_policies, step_policies = policies_of(options.get("policies", ()), settings)
     behaviors = (
         *(AdjustedCalls(engine.models) for engine in engines),
         *options.get("behaviors", ()),
         *named(settings.behaviors, "behaviors"),
     )
     options = {**options, "behaviors": behaviors}
-    plan_policies, step_policies = _sorted_policies(policies)
     permissions = _permissions(registry, settings, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
@@ -134,9 +133,11 @@ def bind(
         engines=engines,
         permissions=permissions,
         flow=flow,
-        answer_gate=_answer_gate(options.get("answer_gate")),
+        answer_gate=answer_gate_of(options.get("answer_gate"), settings),
         guard=guards[0].beside(guards[1:]) if guards else None,
-        events=EventDispatcher(tuple(options.get("sinks", ()))),
+        events=EventDispatcher(
+            (*options.get("sinks", ()), *named(settings.sinks, "sinks", "sink"))
+        ),
         purse=purse,
         auditor=_auditor(options.get("audit"), settings, checkpointer),
         masker=SecretMasker.of(settings),
@@ -170,7 +171,14 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
     return registry
 
 
-def _answer_gate(given: Any) -> Any:
+def answer_gate_of(given: Any, settings: Settings) -> Any:
+    """Return what the answer has to be good enough for: what a program gives, else the settings.
+
+    Raises:
+        ConfigurationError: It is no gate of an answer.
+    """
+    if given is None and settings.answer_gate is not None:
+        [given] = named([settings.answer_gate], "answer_gate", "gate")
     if given is None or callable(getattr(given, "examine", None)):
         if getattr(given, "below", None) == "ask":
             raise ConfigurationError(
@@ -216,8 +224,16 @@ def _information_flow(
     return flow, (*(policy for policy in policies if policy not in given), flow)
 
 
-def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
-    policies = list(given) if isinstance(given, (list, tuple)) else [given]
+def policies_of(
+    given: Any, settings: Settings
+) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
+    """Return engines, policies about plans and about steps: a program's, then the settings'.
+
+    Raises:
+        ConfigurationError: Something is no policy, or rules share a name.
+    """
+    policies = [*given] if isinstance(given, (list, tuple)) else [given]
+    policies += named(settings.policies, "policies", "policy")
     engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
     names = [rule.name for engine in engines for rule in engine.rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -225,23 +241,19 @@ def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
             f"Rules of two policy engines are called {', '.join(twice)}.",
             fix="Give each rule a name of its own.",
         )
-    return engines, [policy for policy in policies if policy not in engines]
-
-
-def _sorted_policies(
-    policies: Sequence[Any],
-) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
-    for policy in policies:
+    others = [policy for policy in policies if policy not in engines]
+    for policy in others:
         asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
         if isinstance(policy, type) or not asks:
             raise ConfigurationError(
-                f"{policy!r} is no policy.",
+                f"{policy!r} among the policies is no policy.",
                 fix="Give a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
                 " decide(step, view)'.",
             )
     return (
-        tuple(policy for policy in policies if callable(getattr(policy, "review", None))),
-        tuple(policy for policy in policies if callable(getattr(policy, "decide", None))),
+        engines,
+        tuple(policy for policy in others if callable(getattr(policy, "review", None))),
+        tuple(policy for policy in others if callable(getattr(policy, "decide", None))),
     )
 
 

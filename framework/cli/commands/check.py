@@ -185,22 +185,22 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
 
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Make what settings declare around steps, as a graph would."""
-    from framework.behaviors.named import behaviors_from
+    from framework.engine.bind import answer_gate_of, policies_of
+    from framework.engine.named import named
     from framework.governance.declared import permissions_from
     from framework.governance.spending import declared_budgets, declared_prices
 
-    own = [(n, s["behaviors"]) for n, s in settings.capabilities.items() if s.get("behaviors")]
+    own = [
+        (f"capabilities.{name}.behaviors", section["behaviors"])
+        for name, section in settings.capabilities.items()
+        if section.get("behaviors")
+    ]
     ways: list[tuple[str, Any]] = [
-        ("behaviors", lambda: behaviors_from(settings.behaviors, "behaviors")),
-        *(
-            (
-                f"capabilities.{name}.behaviors",
-                lambda given=given, name=name: behaviors_from(
-                    given, f"capabilities.{name}.behaviors"
-                ),
-            )
-            for name, given in own
-        ),
+        ("behaviors", partial(named, settings.behaviors, "behaviors")),
+        *((where, partial(named, given, where)) for where, given in own),
+        ("policies", lambda: settings.policies and policies_of((), settings)),
+        ("answer_gate", partial(answer_gate_of, None, settings)),
+        ("sinks", partial(named, settings.sinks, "sinks", "sink")),
         ("permissions", lambda: permissions_from(settings.permissions, registry)),
         ("budgets", lambda: declared_budgets(settings.budgets)),
         ("prices", lambda: declared_prices(settings.prices)),
@@ -240,7 +240,7 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
 
 def check_behaviors(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Make every behaviour that the settings name, and see whether it can stand there."""
-    from framework.engine.named_behaviors import named, of_capabilities, of_role
+    from framework.engine.named import named, of_capabilities, of_role
     from framework.pipeline.runner import StepRunner
 
     def around_steps() -> None:

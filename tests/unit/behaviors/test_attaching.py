@@ -39,7 +39,7 @@ from framework.behaviors import (
     WeightedProviderRouter,
 )
 from framework.behaviors.langchain import adapted
-from framework.behaviors.named import behaviors_from
+from framework.engine.named import named
 from framework.models import RoleModel
 from framework.models.calls import streamed, structured
 from framework.testing import FakeClock, ScriptedModel
@@ -109,7 +109,7 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
         "    rules: [{use: GuardrailRule, name: polite, blocked_words: [damn]}]\n"
         "    guardrails: [{use: PromptInjectionGuardrail}]\n"
     )
-    made = behaviors_from(load_settings(file).behaviors, "behaviors")
+    made = named(load_settings(file).behaviors, "behaviors")
     assert [type(item).__name__ for item in made] == [
         "RetryBehavior",
         "CircuitBreakerBehavior",
