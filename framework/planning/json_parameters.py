@@ -1,0 +1,218 @@
+"""Parameters that a JSON schema declares, in the form in which a plan is checked against them."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
+from pydantic import ValidationError as PydanticError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from configs.logger import get_logger
+from framework.base.errors import MissingExtraError, ValidationError
+from framework.planning.problems import Path, preview
+from framework.planning.schemas import Shape
+
+_JSON_TYPES = {
+    "array": "array arraylist list queue set stack tuple",
+    "boolean": "bool boolean",
+    "integer": "bigint byte int integer long short",
+    "null": "none null undefined void",
+    "number": "bigdecimal decimal double float number",
+    "object": "dict dictionary hashmap hashtable map mapping object",
+    "string": "char character datetime date str string text",
+    "": "any anything",
+}
+_TYPES = {name: kind for kind, names in _JSON_TYPES.items() for name in names.split()}
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SAID = 300
+_VALUES = ("default", "enum", "const", "examples")
+
+
+class JsonParameters(BaseModel):
+    """Base of the parameters that are declared by a JSON schema.
+
+    Attributes:
+        json_schema: The schema, in the words of JSON schema.
+        defaults: What stands for what is left out.
+        checker: Knows the schema.
+    """
+
+    model_config = ConfigDict(extra="allow", validate_by_name=True, validate_by_alias=True)
+
+    json_schema: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[dict[str, Any]] = {}
+    checker: ClassVar[Any] = None
+
+    @classmethod
+    def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return the schema as it was declared."""
+        return deepcopy(cls.json_schema)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _checked(cls, given: Any, handler: Any) -> Any:
+        if not isinstance(given, dict):
+            return handler(given)
+        if faults := list(_faults(cls, given)):
+            raise PydanticError.from_exception_data(cls.__name__, faults)
+        return handler({**deepcopy(cls.defaults), **given})
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: Any) -> dict[str, Any]:
+        fields = type(self).model_fields
+        left_out = {
+            spelled
+            for name, info in fields.items()
+            if name not in self.model_fields_set
+            for spelled in (name, info.alias)
+        }
+        return {name: value for name, value in handler(self).items() if name not in left_out}
+
+
+def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters]:
+    """Make the parameters model of a JSON schema.
+
+    A plan is checked against the schema itself, and a model that plans is shown it as it is. Types
+    may also be written as in Python or Java (``dict``, ``float``, ``tuple``, ``HashMap``). A name
+    that the schema does not declare is an error unless it says ``additionalProperties``; a
+    ``default`` that fits stands for what is left out.
+
+    Args:
+        name: Names the model.
+        schema: The schema of an object.
+
+    Raises:
+        MissingExtraError: ``jsonschema`` is not installed.
+        ValidationError: The schema is none, or refers to something outside of it.
+
+    >>> model = json_parameters("days", {"properties": {"n": {"type": "int", "default": 3}}})
+    >>> model().n, model.model_json_schema()["properties"]["n"]["type"]
+    (3, 'integer')
+    """
+    try:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import Draft202012Validator, validator_for
+        from referencing import Registry
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"The parameters of {name!r} are a JSON schema, and jsonschema is not installed.",
+            fix="pip install 'capgraph[tools]'",
+        ) from exc
+    plain = {"properties": {}, **_plain(schema, name), "type": "object"}
+    kind = validator_for(plain, default=Draft202012Validator)
+    try:
+        kind.check_schema(plain)
+    except SchemaError as exc:
+        raise ValidationError(
+            f"The parameters of {name!r} are no JSON schema: {preview(exc.message)} at"
+            f" {exc.json_path}.",
+            fix="Correct the schema of the tool.",
+        ) from exc
+    properties = plain["properties"]
+    needed = plain.get("required", [])
+    fields: dict[str, Any] = {}
+    for number, own in enumerate(dict.fromkeys([*properties, *needed])):
+        safe = own.isidentifier() and not keyword.iskeyword(own) and not hasattr(BaseModel, own)
+        key = own if safe and not own.startswith(("_", "model_")) else f"parameter_{number}"
+        said = properties.get(own)
+        told = said.get("description") if isinstance(said, dict) else None
+        default: Any = ... if own in needed else None
+        fields[key] = (Any, Field(default, alias=None if key == own else own, description=told))
+    made: Any = create_model(
+        name, __base__=JsonParameters, __doc__=schema.get("description"), **fields
+    )
+    made.json_schema = plain
+    # Nothing is fetched: a reference to another document is none that can be followed.
+    made.checker = kind(plain, registry=Registry())
+    made.defaults = {
+        own: said["default"]
+        for own, said in properties.items()
+        if isinstance(said, dict)
+        and "default" in said
+        and made.checker.evolve(schema=said).is_valid(said["default"])
+    }
+    return cast("type[JsonParameters]", made)
+
+
+def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[InitErrorDetails]:
+    for error in model.checker.iter_errors(given):
+        path = tuple(error.absolute_path)
+        if error.validator == "required":
+            # One error for each name, of which only the text says the name.
+            missing = next(n for n in error.validator_value if error.message.startswith(repr(n)))
+            yield {"type": "missing", "loc": (*path, missing), "input": error.instance}
+        elif error.validator not in ("additionalProperties", "unevaluatedProperties"):
+            said = PydanticCustomError("json_schema", "{said}", {"said": error.message[:_SAID]})
+            yield {"type": said, "loc": path, "input": error.instance}
+    for path, value in _strangers(Shape.of(model, "validation"), given, ()):
+        yield {"type": "extra_forbidden", "loc": path, "input": value}
+
+
+def _strangers(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Find what a schema does not declare: it would be dropped, or taken for something else."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for part, item in inside:
+        found = shape.at((part,))
+        if found is None and isinstance(value, dict):
+            yield (*path, part), item
+        elif found is not None and isinstance(item, (dict, list)):
+            yield from _strangers(found, item, (*path, part))
+
+
+def _plain(schema: Any, owner: str) -> Any:
+    """Write a schema in the words of JSON schema."""
+    if isinstance(schema, list):
+        return [_plain(part, owner) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            found[key] = value
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            name = "$defs" if key == "definitions" else key
+            found[name] = {inner: _plain(part, owner) for inner, part in value.items()}
+        elif key == "$ref" and isinstance(value, str):
+            found[key] = _local(value, owner)
+        elif key == "type":
+            kinds = [
+                _json_type(kind, owner) for kind in (value if isinstance(value, list) else [value])
+            ]
+            if "" not in kinds:
+                found[key] = kinds if isinstance(value, list) else kinds[0]
+        elif not (key in ("required", "optional") and isinstance(value, bool)):
+            found[key] = _plain(value, owner)
+    inside = schema.get("properties")
+    if isinstance(inside, Mapping):  # some say of a property itself that it is required
+        own = [
+            n
+            for n, part in inside.items()
+            if isinstance(part, Mapping) and part.get("required") is True
+        ]
+        if own:
+            found["required"] = list(dict.fromkeys([*found.get("required", []), *own]))
+    return found
+
+
+def _json_type(name: Any, owner: str) -> str:
+    found = _TYPES.get(str(name).partition("[")[0].partition("<")[0].strip().lower())
+    if found is None:
+        get_logger("framework", "parameters").warning(
+            "The parameters of %r name the type %r, which is not known: any value passes there",
+            owner,
+            name,
+        )
+    return found or ""
+
+
+def _local(reference: str, owner: str) -> str:
+    if not reference.startswith("#"):
+        raise ValidationError(
+            f"The parameters of {owner!r} refer to {preview(reference)}, outside of their schema.",
+            fix="Write the definition into the schema, under '$defs'.",
+        )
+    return reference.replace("#/definitions/", "#/$defs/")
