@@ -11,11 +11,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep
+
+if TYPE_CHECKING:  # messages cost more to import than all of this room
+    from langchain_core.messages import BaseMessage
+    from pydantic import BaseModel
 
 STAGES = (
     "observe",
@@ -511,6 +515,16 @@ class TurnGuard(Protocol):
 
 AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
 """What may stand in a list of behaviours."""
+
+
+class ModelCaller(Protocol):
+    """Asks a chat model for an answer of a given form; metered, limited and observed.
+
+    ``functools.partial(framework.models.structured, role)`` is one.
+    """
+
+    async def __call__(self, schema: type[BaseModel], messages: Sequence[BaseMessage]) -> Any:
+        """Return an instance of the class; raises ``ModelError`` where the model gives none."""
 
 
 class AgentOutcome(Protocol):

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import datetime
 import decimal
+import json
 import pathlib
 import uuid
 from collections.abc import Iterable, Mapping, Set
@@ -195,6 +196,23 @@ def _refuse(value: Any, where: str, lenient: bool) -> str:
         f"{where} is {kind or 'of type ' + type(value).__qualname__}, which cannot be kept as plain data.",
         fix=_HOW,
     )
+
+
+def json_in(text: str) -> Any:
+    """Return the first JSON object of a text; ``None`` where there is no whole one.
+
+    A strict reader: one that completes half an answer would run half a plan.
+
+    >>> json_in('Sure: {"target": "sales"}, I think.')
+    {'target': 'sales'}
+    """
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[0]
+    except (ValueError, RecursionError):
+        return None
 
 
 # --- short texts --------------------------------------------------------------------------------

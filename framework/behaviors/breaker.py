@@ -21,6 +21,7 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     LimitError,
+    Malformed,
     ModelError,
 )
 from framework.base.ports import Attempt, CallNext, Rows
@@ -494,7 +495,7 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
     found = diagnose(exc)
     if found.category == "declared":
         told = isinstance(found.cause, (CapabilityError, ModelError))
-        if not told or isinstance(found.cause, AskAgain) or _is_malformed(found.cause):
+        if not told or isinstance(found.cause, (AskAgain, Malformed)):
             return False
     elif found.category in ("programming_error", "context_too_long"):
         return False
@@ -504,14 +505,6 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
         return True
     severity = read_job_failure(job, attempt, exc).severity
     return severity not in (ErrorSeverity.REPLANNING, ErrorSeverity.RECLASSIFICATION)
-
-
-def _is_malformed(error: BaseException) -> bool:
-    if not isinstance(error, ModelError):
-        return False
-    from framework.models.calls import Malformed  # not before there is a model
-
-    return isinstance(error, Malformed)
 
 
 def _tell(name: str, state: CircuitState, failures: int, seconds: float) -> None:

@@ -22,9 +22,10 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import clean_text, mask_secrets
-from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
+from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError
 from framework.base.classify import classify_exception, diagnose, speaks_for_itself
 from framework.base.clock import running_clock, use_clock
+from framework.base.errors import Malformed
 from framework.base.ports import (
     STAGES,
     Attempt,
@@ -35,6 +36,7 @@ from framework.base.ports import (
     RetryRule,
     TimeLimit,
 )
+from framework.base.values import json_in
 from framework.models.roles import RoleModel
 from framework.pipeline import hooks
 from framework.pipeline.runner import in_order, innermost, is_rule
@@ -55,17 +57,6 @@ _FIXES = {
     "context_too_long": "Ask for less at once, or use a model with a longer context.",
     "bad_input": "Check the model's name and options.",
 }
-
-
-class Malformed(ModelError):
-    """An answer that cannot be read; asking again may help.
-
-    Attributes:
-        text: What the model wrote.
-    """
-
-    severity = ErrorSeverity.RETRIABLE
-    text: str = ""
 
 
 async def call_model(
@@ -248,7 +239,7 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     parsed = result.get("parsed")
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
-        parsed = _json_in(_written(raw))
+        parsed = json_in(_written(raw))
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
     if isinstance(schema, dict):
@@ -367,17 +358,6 @@ def _written(message: Any) -> str:
     pieces = getattr(message, "tool_call_chunks", None)
     calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
-
-
-def _json_in(text: str) -> Any:
-    # A strict reader: one that completes half an answer would run half a plan.
-    start = text.find("{")
-    if start < 0:
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text, start)[0]
-    except (ValueError, RecursionError):
-        return None
 
 
 def _shown(text: str, limit: int = 500) -> str:

@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 from langchain_core.messages import BaseMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
+from framework.base.errors import Malformed
 from framework.base.value_context import ValueContext, value_fields
-from framework.models.calls import Malformed, structured
+from framework.models.calls import structured
 from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.models.selection import when_needed
