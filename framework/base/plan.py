@@ -29,6 +29,10 @@ class PlannedStep(TypedDict, total=False):
         parameters: Settings of the capability for this step.
         inputs: ``{context_type: context_key}`` mappings, one for each input; a role takes the place
             of the type where a capability takes several of one.
+        when: Condition on results, ``{"of": "forecast.wind", "is": ">", "than": 12}``, or ``and``,
+            ``or``, ``not`` of such; where it does not hold, the step is not needed.
+        optional: Whether the plan goes on, and the answer says so, if the step fails.
+        timeout: Seconds that one try may take, in place of what the capability says.
     """
 
     context_key: str
@@ -38,6 +42,9 @@ class PlannedStep(TypedDict, total=False):
     expected_output: str | None
     parameters: dict[str, str | int | float] | None
     inputs: list[dict[str, str]] | None
+    when: dict[str, Any] | None
+    optional: bool
+    timeout: float | None
 
 
 class ExecutionPlan(TypedDict, total=False):

@@ -204,6 +204,7 @@ class StepRecord:
         plan: A plan that it proposed; it is checked like any other before anything of it runs.
         error: Why it failed.
         skipped: Why it was passed over, for a step that nobody will run.
+        not_needed: Whether that is as the plan has it: a condition does not hold.
         attempts: Which try this was.
         execution_time: Seconds of the last try.
         timestamp: When it ended, as ISO text.
@@ -227,6 +228,7 @@ class StepRecord:
     plan: Any = None
     error: Failure | None = None
     skipped: str | None = None
+    not_needed: bool = False
     attempts: int = 1
     execution_time: float = 0.0
     timestamp: str = field(default_factory=now_text)
@@ -262,7 +264,7 @@ class StepRecord:
         if self.source != "run":
             found["source"] = self.source
         if self.skipped is not None:
-            found |= {"skipped": True, "error": self.skipped}
+            found |= {"skipped": True, "not_needed" if self.not_needed else "error": self.skipped}
         if self.error is not None:
             found |= {"error": self.error.message, "severity": self.error.severity.value}
         return found

@@ -304,7 +304,7 @@ def step_states(values: Mapping[str, Any]) -> dict[str, str]:
         if record is None:
             states[key] = "waiting" if key in waiting else "pending"
         elif record.get("skipped"):
-            states[key] = "skipped"
+            states[key] = "not needed" if "not_needed" in record else "skipped"
         else:
             states[key] = "done" if record.get("success") else "failed"
     return states

@@ -18,6 +18,7 @@ from framework.cli.agent import step_states
 from framework.cli.questions import question_lines
 from framework.cli.terminal import make_console, one_line, safe
 from framework.planning import CLOSING
+from framework.planning.diagram import step_notes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,6 +38,7 @@ _SIGNS = {
     "done": ("✓", "green"),
     "failed": ("✗", "red"),
     "skipped": ("⊘", "dim"),
+    "not needed": ("⊘", "dim"),
     "waiting": ("?", "magenta"),
 }
 
@@ -182,7 +184,13 @@ class LiveView(PlainLines):
                 return
             case told.Status():
                 self._phase = next(iter(event_lines(event)), self._phase)
-            case told.StepStarted() | told.StepProgress() | told.StepFinished() | told.StepFailed():
+            case (
+                told.StepStarted()
+                | told.StepProgress()
+                | told.StepFinished()
+                | told.StepFailed()
+                | told.StepSkipped()
+            ):
                 self._step(event)
             case told.Retry() if event.context_key in self._rows:
                 row = self._rows[event.context_key]
@@ -234,7 +242,12 @@ class LiveView(PlainLines):
             self._rows[key] = kept if kept and same and kept.state == "done" else row
 
     def _step(
-        self, event: told.StepStarted | told.StepProgress | told.StepFinished | told.StepFailed
+        self,
+        event: told.StepStarted
+        | told.StepProgress
+        | told.StepFinished
+        | told.StepFailed
+        | told.StepSkipped,
     ) -> None:
         row = self._rows.setdefault(event.context_key, _Row(event.capability, ""))
         match event:
@@ -246,6 +259,9 @@ class LiveView(PlainLines):
                 row.state, row.seconds, row.note = "done", event.duration, ""
             case told.StepFailed():
                 row.state, row.seconds, row.note = "failed", event.duration, event.message
+            case told.StepSkipped():
+                row.state = "not needed" if event.not_needed else "skipped"
+                row.note = event.reason
 
     def _write(self, text: str) -> None:
         """Write a piece of the answer below the plan, which is not redrawn any more."""
@@ -283,7 +299,7 @@ class LiveView(PlainLines):
         if len(shown) > room:
             done = sum(row.state == "done" for row in self._rows.values())
             caption = f"{done} of {len(shown)} steps done"
-            quiet = ("done", "pending", "skipped")
+            quiet = ("done", "pending", "skipped", "not needed")
             shown = [pair for pair in shown if pair[1].note or pair[1].state not in quiet][:room]
         else:
             caption = None
@@ -347,14 +363,8 @@ def event_lines(event: told.Event) -> list[str]:
             line = f"step {event.context_key} ({event.capability}) started{again}"
         case told.StepProgress():
             line = f"step {event.context_key}: {_progress_text(event)}"
-        case told.StepFinished():
-            gave = f": {', '.join(event.outputs)}" if event.outputs else ""
-            name = f"{event.context_key} ({event.capability})"
-            line = f"step {name} finished in {event.duration:.2f} s{gave}"
-        case told.StepFailed():
-            name = f"{event.context_key} ({event.capability})"
-            failed = f"failed after {event.duration:.2f} s, {event.severity}"
-            line = f"step {name} {failed}: {event.message}"
+        case told.StepFinished() | told.StepFailed() | told.StepSkipped():
+            line = f"step {event.context_key} ({event.capability}) {_end_of(event)}"
         case told.Retry():
             line = f"retry {event.context_key or event.name}: {_retry_text(event)}"
         case told.Replan():
@@ -392,6 +402,7 @@ def _plan_lines(event: told.PlanMade) -> Iterator[str]:
     yield f"plan {event.version}: {len(steps)} step(s)"
     for number, step in enumerate(steps, start=1):
         source = f" from {', '.join(_needs(step))}" if _needs(step) else ""
+        source += "".join(f", {text}" for text in step_notes(step))
         text = f"{number}. {step.get('context_key')} = {step.get('capability')}{source}"
         yield "  " + one_line(text)
     for repair in event.repairs:
@@ -401,6 +412,17 @@ def _plan_lines(event: told.PlanMade) -> Iterator[str]:
 def _steps(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the steps of a plan, without the one that only answers."""
     return [step for step in plan.get("steps") or [] if step.get("capability") not in CLOSING]
+
+
+def _end_of(event: told.StepFinished | told.StepFailed | told.StepSkipped) -> str:
+    match event:
+        case told.StepFinished():
+            gave = f": {', '.join(event.outputs)}" if event.outputs else ""
+            return f"finished in {event.duration:.2f} s{gave}"
+        case told.StepFailed():
+            return f"failed after {event.duration:.2f} s, {event.severity}: {event.message}"
+    how = "is not needed" if event.not_needed else "is passed over"
+    return f"{how}: {event.reason}"
 
 
 def _needs(step: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -31,6 +31,7 @@ from framework.state import TurnView, fold_context
 from framework.telemetry.metered import counting
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
+_ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
 Envelope = dict[str, Any]
 """What LangGraph saves with a step's task: ``key`` and ``update``, and where there is one
@@ -113,7 +114,7 @@ class PlanRun:
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
         self._ledger = services.ledger(self._view)
         self._failures = dict(view.attempts)
-        self._succeeded = set(view.done)
+        self._ended = view.done | view.skipped
         self._needs = dependencies(view.plan)
         self._pending = self._runnable(view)
         self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
@@ -136,12 +137,12 @@ class PlanRun:
         self.budget = TurnBudget.from_plain(view.budget)
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
-        """Return the steps that can run in this pass: not done, nothing undecided before them."""
-        blocked = set(view.pending) | view.skipped
+        """Return the steps that can end in this pass: nothing undecided stands before them."""
+        blocked = set(view.pending)
         chosen = []
         for index, step in enumerate(view.steps):
             key = step["context_key"]
-            if step["capability"] in CLOSING or key in self._succeeded:
+            if step["capability"] in CLOSING or key in self._ended:
                 continue
             if key in blocked or self._needs[key] & blocked:
                 blocked.add(key)
@@ -173,7 +174,7 @@ class PlanRun:
 
     def _call_ready(self, keys: Iterable[str]) -> None:
         """Call those of some steps that can run, with all before them that are not called yet."""
-        ready = [self._places[key] for key in keys if self._needs[key] <= self._succeeded]
+        ready = [self._places[key] for key in keys if self._needs[key] <= self._ended]
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
             call = self._services.step_tasks[step["capability"]](_payload(index, step))
@@ -212,11 +213,12 @@ class PlanRun:
                 fix="Start a new thread; this one was saved by a graph with other steps.",
             )
         update = envelope["update"]
+        record = update.get("execution_step_results", {}).get(key, {})
         if "failure" in envelope:
             self._stopping = True
-        elif update.get("execution_step_results", {}).get(key, {}).get("success"):
+        elif record.get("success") or record.get("skipped"):
             self._merge(update)
-            self._succeeded.add(key)
+            self._ended.add(key)
             self._call_ready(self._readers.get(key, ()))
         return envelope
 
@@ -238,7 +240,7 @@ class PlanRun:
         for needed in self._needs[key]:
             if needed in self._settled:
                 await self._settled[needed].wait()
-        if not self._needs[key] <= self._succeeded:
+        if not self._needs[key] <= self._ended:
             return None
         task = asyncio.current_task()
         assert task is not None
@@ -273,7 +275,7 @@ class PlanRun:
             return None
         if isinstance(result, Question):
             return {"key": key, "update": {}, "question": result.to_state()}
-        return _envelope(result, self._plan_id)
+        return _envelope(_let_go(result) if step.get("optional") else result, self._plan_id)
 
     def _is_stopping(self) -> bool:
         return self._stopping
@@ -295,11 +297,22 @@ class PlanRun:
 def _envelope(record: StepRecord, plan: str) -> Envelope:
     """Return a record in the form that LangGraph saves with the step's task."""
     found: Envelope = {"key": record.key, "update": to_state(record, plan)}
-    if record.error is not None:
+    if record.error is not None and record.skipped is None:
         found["failure"] = record.error.to_state()
     if record.plan is not None:
         found |= {"plan": record.plan, "by": record.capability}
     return found
+
+
+def _let_go(record: StepRecord) -> StepRecord:
+    """Return the record of a step without which the plan goes on, whatever it failed of.
+
+    What ends the turn ends it all the same, and a try that was cut short is none.
+    """
+    error = record.error
+    if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
+        return record
+    return replace(record, skipped=error.message)
 
 
 def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:

@@ -14,7 +14,7 @@ from framework.base.errors import ErrorSeverity
 from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
-from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
+from framework.planning import CLOSING, Catalog, dependencies, ready_steps
 
 RUN = "capabilities"
 FATAL = "fatal"
@@ -133,20 +133,19 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if state.get("control_is_awaiting_validation"):
         return Route("approval", "A person looks at the plan first.")
     needs = dependencies(plan)
-    skipped = [key for key, record in results.items() if record.get("skipped")]
-    gone = _gone(todo, registry, {*done, *skipped})
+    settled = {*done, *(key for key, record in results.items() if record.get("skipped"))}
+    gone = _gone(todo, registry, settled)
     if gone:
         # The thread is older than the registry; a checked plan names nothing unknown.
         names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
         return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
-    lost = {*skipped, *blocked_steps(plan, skipped, depends=needs)} if skipped else set()
-    if all(step["context_key"] in done | lost for step in todo):
+    if all(step["context_key"] in settled for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
         return Route(last if last in CLOSING else "respond", "Every step is done.")
     waiting = set(state.get("execution_pending_approvals") or {})
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
-    ready = [key for key in ready_steps(plan, done, depends=needs) if key not in closing]
-    free = tuple(key for key in ready if key not in waiting and key not in lost)
+    ready = [key for key in ready_steps(plan, settled, depends=needs) if key not in closing]
+    free = tuple(key for key in ready if key not in waiting)
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
     asked = tuple(key for key in ready if key in waiting)

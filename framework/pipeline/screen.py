@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from framework.base.ports import Attempt
 from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.settle import failed_record
+from framework.pipeline.needed import needed
+from framework.pipeline.settle import Skipped, failed_record, passed_over
 from framework.planning.parameters import validated_parameters
 from framework.planning.references import references_of, resolve_references
 
@@ -30,10 +31,15 @@ async def leave(job: Job, attempt: Attempt, inner: Inner) -> Result:
 
 
 async def _prepared(
-    prepare: Callable[[Job, Attempt], Attempt], job: Job, attempt: Attempt, inner: Inner
+    prepare: Callable[[Job, Attempt], Attempt | Skipped],
+    job: Job,
+    attempt: Attempt,
+    inner: Inner,
 ) -> Result:
     try:
         ready = prepare(job, attempt)
+        if isinstance(ready, Skipped):
+            return passed_over(job, attempt, ready)
     except GraphBubbleUp:
         raise
     except Exception as exc:
@@ -42,8 +48,11 @@ async def _prepared(
     return result
 
 
-def _resolved(job: Job, attempt: Attempt) -> Attempt:
-    types, contexts, step = job.runner.registry.context_types, job.view.contexts, attempt.step
+def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped:
+    types, contexts = job.runner.registry.context_types, job.view.contexts
+    step = needed(job.spec, attempt.step, job.view, types)
+    if isinstance(step, Skipped):
+        return step
     inputs = resolve_inputs(job.spec, step, contexts, types)
     given = step.get("parameters") or {}
     if any(references_of(given)):

@@ -22,7 +22,15 @@ from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
 from framework.state import dump_context
-from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
+from framework.telemetry import (
+    Status,
+    StepFailed,
+    StepFinished,
+    StepSkipped,
+    StepStarted,
+    about,
+    emit,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +39,11 @@ class Skipped:
 
     Attributes:
         reason: Why.
+        not_needed: Whether that is as the plan has it.
     """
 
     reason: str
+    not_needed: bool = False
 
 
 async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
@@ -69,7 +79,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     if result is STOPPED or isinstance(result, Question):
         return None if result is STOPPED else result
     if isinstance(result, Skipped):
-        return _record(job, attempt, skipped=result.reason)
+        return passed_over(job, attempt, result)
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(updates=dict(result))
@@ -240,6 +250,13 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     if not job.settling:
         tell_failed(job, attempt, failure)
     return _record(job, attempt, error=failure, updates=killed(exc))
+
+
+def passed_over(job: Job, attempt: Attempt, found: Skipped) -> StepRecord:
+    """Return the record of a step that nobody will run, and say so."""
+    more = {"reason": found.reason, "not_needed": found.not_needed}
+    emit(StepSkipped(**more, **attempt.event()))
+    return _record(job, attempt, skipped=found.reason, not_needed=found.not_needed)
 
 
 def tell_failed(job: Job, attempt: Attempt, failure: Failure) -> None:

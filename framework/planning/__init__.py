@@ -5,7 +5,7 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 - :func:`check_plan` finds every problem of a plan at once; :func:`repair_plan` mends what has
   exactly one right answer.
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
-- :func:`dependencies`, :func:`ready_steps`, :func:`blocked_steps` say when steps can run.
+- :func:`dependencies`, :func:`ready_steps` say when steps can run.
 - :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
 - :func:`plan_mermaid` draws it.
 """
@@ -26,7 +26,6 @@ from framework.planning.replan import (
     fingerprints,
 )
 from framework.planning.schedule import (
-    blocked_steps,
     dependencies,
     ready_steps,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "RepairedPlan",
     "StaticCatalog",
     "StepStatus",
-    "blocked_steps",
     "by_depth",
     "carry_over",
     "chain_plan",

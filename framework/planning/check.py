@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
+from framework.planning.conditions import comparisons, condition_faults, kind_of, told
 from framework.planning.graphs import reachable_from
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
 from framework.planning.references import Read, references_of
-from framework.planning.schemas import Shape, result_shape
+from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
 
 DEFAULT_MAX_STEPS = 1000
@@ -267,41 +267,76 @@ class _Checker:
         key = self.view.keys[index]
         for fault in parameter_faults(model, parameters, owner):
             self.problems.append(replace(fault, step=index, context_key=shown_key(key)))
+        target = None if model is None else Shape.of(model, "validation")
         for path, text in references_of(parameters):
-            self._reference(index, (name, *path), text, model)
+            found = self._found(index, (name, *path), text, codes.PARAMETER, _REFERENCE)
+            wanted = None if target is None else target.at(path)
+            if found is not None and wanted is not None and not found.fits(wanted):
+                cause = f"it is {found} and the parameter is {wanted}"
+                self.add(codes.PARAMETER, index, text, cause, _REFERENCE, (name, *path))
 
-    def _reference(self, index: int, path: Path, text: str, model: type[BaseModel] | None) -> None:
-        """Check who supplies what a parameter refers to, and of which type it is."""
+    def _found(
+        self, index: int, path: Path, text: str, code: str, remedy: str = ""
+    ) -> Shape | None:
+        """Check who supplies what stands at a path; return its shape, where that is known."""
         view = self.view
-        read = next(read for read in view.reads[index] if read.path == path)
+        read = next((read for read in view.reads[index] if read.path == path), None)
+        if read is None:  # the element of a list, which is read where the list is
+            return self._within(
+                index, path, text, text.partition(".")[0], [Shape({})], code, remedy
+            )
         place = view.resolve(index, read)
         if place is not None and place >= index:
             self.forward.append((index, read, place))
-            return
+            return None
         if place is not None:
-            contract = view.contracts[place]
-            kinds = None if contract is None else list(contract.spec.provides)
+            kinds = view.kinds(place)
         elif not (kinds := view.stored_as(read.key)):
             cause = "no step and no stored context has this context_key"
-            self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
-            return
-        if kinds is None or any(kind not in view.context_types for kind in kinds):
-            return  # of unknown type: what stands there is read when the step runs
-        results = [result_shape(view.context_types[kind]) for kind in kinds]
-        parts = text[len(read.key) :].split(".")[1:]
+            self.add(code, index, text, cause, remedy, path)
+            return None
+        if kinds is None or any(view.type_of(kind) is None for kind in kinds):
+            return None  # of unknown type: what stands there is read when the step runs
+        results = [view.shape_of(kind) for kind in kinds]
+        return self._within(index, path, text, read.key, results, code, remedy)
+
+    def _within(
+        self, index: int, path: Path, text: str, key: str, results: list[Shape], code: str, fix: str
+    ) -> Shape | None:
+        parts = text[len(key) :].split(".")[1:]
         fields = tuple(int(part) if part.isdecimal() else part for part in parts)
         found = [shape for result in results if (shape := result.at(fields)) is not None]
-        target = None if model is None else Shape.of(model, "validation").at(path[1:])
-        if not found:
-            known = sorted({name for result in results for name in result.fields})
-            cause = f"the result has no {'.'.join(parts)!r}; its fields are {listing(known)}"
-        elif len(found) > 1:
-            cause = "several results of that step have it"
-        elif target is None or found[0].fits(target):
+        if len(found) == 1:
+            return found[0]
+        known = sorted({name for result in results for name in result.fields})
+        cause = f"the result has no {'.'.join(parts)!r}; its fields are {listing(known)}"
+        cause = "several results of that step have it" if found else cause
+        self.add(code, index, text, cause, fix, path)
+        return None
+
+    def _when(self, index: int, condition: object, name: str) -> None:
+        if condition is None:
             return
-        else:
-            cause = f"it is {found[0]} and the parameter is {target}"
-        self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
+        faults = list(condition_faults(condition))
+        for where, value, cause in faults:
+            self.add(codes.CONDITION, index, value, cause, path=(name, *where))
+        for where, one in comparisons(condition) if not faults else ():
+            path = (name, *where, "of")
+            found = self._found(index, path, one["of"], codes.CONDITION)
+            kinds = {_KINDS.get(str(form.kind)) for form in found.forms()} if found else {None}
+            if None not in kinds and kind_of(one["than"]) not in kinds:
+                cause = f"it is {found}, so {told(one)!r} cannot be compared"
+                self.add(codes.CONDITION, index, one["of"], cause, path=path)
+
+    def _switch(self, index: int, value: object, name: str) -> None:
+        if value is not None and not isinstance(value, bool):
+            self.add(codes.SHAPE, index, value, "is not a boolean", "write true or false", (name,))
+
+    def _seconds(self, index: int | None, value: object, name: str) -> None:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):  # type: ignore[operator]
+            remedy = "give seconds as a number above 0"
+            self.add(codes.SHAPE, index, value, "is no number of seconds", remedy, (name,))
 
     def _order(self) -> None:
         if not self.forward:
@@ -328,6 +363,10 @@ class _Checker:
         for index, step in enumerate(self.view.steps):
             name = step.get("capability") if isinstance(step, dict) else None
             closing = isinstance(name, str) and name in CLOSING
+            for field in _OF_WORK.intersection(step if closing else ()):
+                if step[field] not in (None, False):
+                    cause, remedy = "the closing step always runs", f"leave {field!r} out"
+                    self.add(codes.SHAPE, index, step[field], cause, remedy, (field,))
             if closing and index != last:
                 cause = f"{name!r} ends the turn and steps follow it"
                 self.add(codes.CLOSING_NOT_LAST, index, name, cause)
@@ -344,5 +383,21 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "inputs": _Checker._inputs,
     "expected_output": _Checker._output,
     "parameters": _Checker._parameters,
+    "when": _Checker._when,
+    "optional": _Checker._switch,
+    "timeout": _Checker._seconds,
 }
 """What checks each field of a step; there are no other fields."""
+
+_OF_WORK = frozenset({"when", "optional", "timeout"})
+"""Fields that a closing step cannot have."""
+
+_KINDS = {
+    **dict.fromkeys(("integer", "number"), "number"),
+    "string": "text",
+    "boolean": "boolean",
+    "null": "nothing",
+    "array": "list",
+    "object": "object",
+}
+"""Types of JSON schemas as conditions name what they compare."""

@@ -136,6 +136,7 @@ CYCLE = "CG-P18"
 PARAMETER = "CG-P19"
 UNDECLARED_OUTPUT = "CG-P20"
 NOT_PLAIN = "CG-P21"
+CONDITION = "CG-P22"
 
 
 class Kind(NamedTuple):
@@ -194,6 +195,11 @@ PROBLEM_KINDS = {
         reason="the only type that it provides and that is asked for",
     ),
     NOT_PLAIN: Kind("Not plain data", "parameters"),
+    CONDITION: Kind(
+        "Wrong condition",
+        "when",
+        "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such",
+    ),
 }
 """Code of each kind of problem to what its problems have in common."""
 

@@ -77,5 +77,7 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
         if step["capability"] in CLOSING or record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
+        if "not_needed" in record:
+            reason = f"not needed: {record['not_needed']}"
         missing.append(f"{step['context_key']} ({step['capability']}): {reason}")
     return tuple(missing)

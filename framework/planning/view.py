@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from framework.base import CapabilityContext, CapabilitySpec, Requirement
+from framework.base.value_context import LISTED
 from framework.planning.catalog import (
     CLOSING,
     MANY,
@@ -20,6 +21,7 @@ from framework.planning.catalog import (
 )
 from framework.planning.graphs import reachable_from
 from framework.planning.references import FROM, Read, reads_of
+from framework.planning.schemas import Shape, result_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class PlanView:
         self.places: dict[str, list[int]] = {}
         self.contracts: list[Contract | None] = []
         self.supplies: list[frozenset[str] | None] = []
+        self._shapes: dict[str, Shape] = {}
         known: dict[str, Contract] = {}
         for index, step in enumerate(steps):
             fields = step if isinstance(step, dict) else {}
@@ -212,6 +215,25 @@ class PlanView:
             if is_active(name, spec, self.active):
                 for need in dict.fromkeys(gives(spec)):
                     found.setdefault(need, []).append(name)
+        return found
+
+    def kinds(self, place: int) -> list[str] | None:
+        """Name the types of a step's result; ``None`` when its capability is not known."""
+        contract = self.contracts[place]
+        return None if contract is None else list(contract.spec.provides)
+
+    def type_of(self, kind: str) -> type[CapabilityContext] | None:
+        """Return the class of a result, of a list the class of its items."""
+        return self.context_types.get(kind.removesuffix(LISTED))
+
+    def shape_of(self, kind: str) -> Shape:
+        """Return what can be read of a result whose class is known."""
+        found = self._shapes.get(kind)
+        if found is None:
+            whole = result_shape(self.context_types[kind.removesuffix(LISTED)])
+            listed = {"type": "array", "items": whole.schema}
+            found = Shape(listed, whole.named) if kind.endswith(LISTED) else whole
+            self._shapes[kind] = found
         return found
 
     def stored_as(self, key: str) -> list[str]:

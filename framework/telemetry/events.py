@@ -110,6 +110,14 @@ class StepFailed(_StepEvent):
     category: str | None = None
 
 
+class StepSkipped(_StepEvent):
+    """Nobody will run a step; ``not_needed`` when the plan has it so: a condition does not hold."""
+
+    event_type: Literal["step_skipped"] = "step_skipped"
+    reason: str
+    not_needed: bool = False
+
+
 class Retry(_Event):
     """A step or node will be tried again."""
 
@@ -251,6 +259,7 @@ Event = Annotated[
     | StepProgress
     | StepFinished
     | StepFailed
+    | StepSkipped
     | Retry
     | Replan
     | Reclassify
