@@ -108,8 +108,8 @@ class PersistenceSettings(Section):
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked. These three are applied as turns end; ``capgraph threads prune`` does it at
-            once.
+            asked, and so is what calls used longer ago. These three are applied as turns end;
+            ``capgraph threads prune`` does it at once.
     """
 
     url: str | None = None

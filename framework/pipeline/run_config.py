@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
+from configs.scoped import scoped
+from framework.base.errors import ConfigurationError
 from framework.base.ports import Caller
+
+_models: ContextVar[Callable[[str], Any]] = ContextVar("capgraph_models")
+
+
+def use_models(chat_model: Callable[[str], Any]) -> AbstractContextManager[None]:
+    """Have :func:`running_model` find a graph's models inside the block."""
+    return scoped(_models, chat_model)
+
+
+def running_model(role: str) -> Any:
+    """Return the chat model that the running graph has for a role.
+
+    Raises:
+        ConfigurationError: It has none, or no graph runs.
+    """
+    found = _models.get(lambda _role: None)(role)
+    if found is None:
+        raise ConfigurationError(
+            f"No graph runs here that has a chat model for the role {role!r}.",
+            fix=f"Give build_graph(model={{{role!r}: …}}), or name a model in place of the role.",
+        )
+    return found
 
 
 def current_runtime() -> Any:

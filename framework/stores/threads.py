@@ -18,6 +18,8 @@ from framework.stores.guarded import GuardedSaver
 from framework.stores.history import History, whole
 from framework.stores.leases import leases_of
 from framework.stores.records import END, read_record
+from framework.stores.rows import rows_of
+from framework.telemetry.usage_book import drop_usage
 
 _PAGE = 200
 
@@ -197,7 +199,8 @@ async def prune_threads(
         thread_ids: Which threads; ``None`` for all.
         policy: ``keep_latest`` drops the history of each thread, ``keep`` that before the last
             turns or checkpoints, ``delete`` drops threads, ``older_than`` drops threads that were
-            not saved for so long. A thread that waits for a person is only dropped by ``delete``.
+            not saved for so long, and of all threads the record of what calls used that is older.
+            A thread that waits for a person is only dropped by ``delete``.
         older_than: The age, for ``older_than``.
         keep_turns: How many turns can still be gone back to, for ``keep``.
         keep_checkpoints: How many checkpoints can still be gone back to, for ``keep``.
@@ -233,6 +236,7 @@ async def prune_threads(
     if chosen is None:
         named = each_thread_id(saver, limit=limit, older_than=older_than)
         chosen = [one async for one in named]
+        await _drop_usage(saver, older_than)
     pruned = []
     for thread in chosen:
         try:
@@ -247,6 +251,12 @@ async def prune_threads(
         finally:
             await leases_of(saver).release(lease)
     return pruned
+
+
+async def _drop_usage(saver: BaseCheckpointSaver[Any], older_than: timedelta | None) -> None:
+    rows = rows_of(saver)
+    if older_than is not None and rows is not None:
+        await drop_usage(rows, older_than=older_than)
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:

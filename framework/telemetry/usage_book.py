@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from framework.base.errors import PersistenceError
@@ -160,6 +161,12 @@ async def usage_totals(
     return [
         UsageTotal(model, int(n), int(i), int(o), int(c), usd) for model, n, i, o, c, usd in found
     ]
+
+
+async def drop_usage(rows: Rows, *, older_than: timedelta) -> None:
+    """Drop what calls used longer ago than that."""
+    await rows.table(_TABLE)
+    await rows.run("DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),))
 
 
 async def usage_of_capabilities(
