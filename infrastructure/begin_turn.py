@@ -34,7 +34,7 @@ class BeginTurnNode(BaseInfrastructureNode):
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Return the reset, and an error entry when the request cannot be used."""
-        view = TurnView(state)
+        view = services.view(state)
         plan = state.get("planning_execution_plan")
         brought = brought_id(plan, view.turn)
         keep = frozenset({"planning_execution_plan"} if brought else ())
@@ -47,6 +47,8 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
+        if view.caller.user_id:
+            update["control_turn"]["user"] = str(view.caller.user_id)
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:

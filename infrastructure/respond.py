@@ -7,7 +7,12 @@ from typing import Any, Literal
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from framework.base import BaseInfrastructureNode, InfrastructureError, infrastructure_node
+from framework.base import (
+    BaseInfrastructureNode,
+    CapgraphError,
+    InfrastructureError,
+    infrastructure_node,
+)
 from framework.engine import Services
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
@@ -82,7 +87,12 @@ async def answer(
     )
     gate = services.answer_gate
     if gate is not None and purpose == "results":
-        await gate.examine(found.text if isinstance(found, AIMessage) else found, "the answer")
+        said = found.text if isinstance(found, AIMessage) else found
+        try:
+            await gate.examine(said, "the answer")
+        except CapgraphError:
+            emit(AnswerToken(text="", anew=True))  # every word of it was streamed
+            raise
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(
             f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",

@@ -16,7 +16,7 @@ from framework.base import (
     PolicyError,
     infrastructure_node,
 )
-from framework.base.ports import Failure
+from framework.base.ports import Failure, RetryRule
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
@@ -25,7 +25,8 @@ from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.undo import closed, offered
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure
-from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
+from framework.pipeline.runner import innermost
 from framework.pipeline.state_update import Writes, applied, combined
 from framework.planning import CLOSING
 from framework.state import AgentState, TurnView
@@ -224,9 +225,16 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
 
 async def _wait(view: TurnView, decision: Route, services: Services) -> None:
     info = view.failure or {}
-    policy = RetryPolicy.from_dict(info.get("retry_policy"), services.limits)
+    limits, node = (
+        services.limits,
+        services.registry.infrastructure.get(info.get("node_name") or ""),
+    )
+    rule = innermost(node.behaviors, RetryRule) if node is not None else None
+    policy = RetryPolicy.from_dict(info.get("retry_policy"), limits)
     asked = Failure.from_state(info).metadata.get("retry_after_seconds")
-    delay = wait_seconds(policy, decision.failures, services.limits, retry_after=asked)
+    jitter = JITTER if rule is None else 0.0
+    waits = rule or policy
+    delay = wait_seconds(waits, decision.failures, limits, retry_after=asked, jitter=jitter)
     delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
     emit(
         Retry(

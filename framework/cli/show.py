@@ -180,6 +180,8 @@ class LiveView(PlainLines):
         """Redraw, or write what stands above or below the plan."""
         match event:
             case told.AnswerToken():
+                if event.anew:
+                    self._above(["the answer begins anew"])
                 self._write(event.text)
                 return
             case told.Status():

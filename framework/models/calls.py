@@ -275,10 +275,15 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
 
     async def send(attempt: Attempt) -> AIMessageChunk | None:
         whole: AIMessageChunk | None = None
-        async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
-            if chunk.text:
-                emit(AnswerToken(text=str(chunk.text)))
-            whole = chunk if whole is None else whole + chunk
+        try:
+            async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
+                if chunk.text:
+                    emit(AnswerToken(text=str(chunk.text)))
+                whole = chunk if whole is None else whole + chunk
+        except BaseException:
+            if whole is not None and whole.text:
+                emit(AnswerToken(text="", anew=True))
+            raise
         return whole
 
     return await call_model(role, messages, send, partial(_text_of, role))

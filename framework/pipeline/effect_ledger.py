@@ -171,7 +171,7 @@ class EffectLedger:
         Raises:
             StoppedError: Somebody did.
         """
-        await self._journal.go_on(self._view.caller.user_id, confirm=confirm)
+        await self._journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]

@@ -13,7 +13,7 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -139,11 +139,11 @@ class Journal:
             found = await self._saver.aget_tuple(found.parent_config)
         return found
 
-    async def go_on(self, user_id: str | None, *, confirm: bool = False) -> None:
+    async def go_on(self, users: Collection[str], *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run.
 
         Args:
-            user_id: Who asks.
+            users: Whose run it is.
             confirm: Whether an effect is about to begin.
 
         Raises:
@@ -152,7 +152,7 @@ class Journal:
         if self._saver is None or self._thread_id is None:
             return
         with _ending_the_run():
-            await stops_of(self._saver).go_on(self._thread_id, user_id, confirm=confirm)
+            await stops_of(self._saver).go_on(self._thread_id, users, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""

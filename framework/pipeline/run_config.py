@@ -11,7 +11,7 @@ from configs.scoped import scoped
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Caller
 
-_models: ContextVar[Callable[[str], Any]] = ContextVar("capgraph_models")
+_models: ContextVar[Callable[[str], Any] | None] = ContextVar("capgraph_models", default=None)
 
 
 def use_models(chat_model: Callable[[str], Any]) -> AbstractContextManager[None]:
@@ -25,7 +25,8 @@ def running_model(role: str) -> Any:
     Raises:
         ConfigurationError: It has none, or no graph runs.
     """
-    found = _models.get(lambda _role: None)(role)
+    chat_model = _models.get()
+    found = chat_model(role) if chat_model is not None else None
     if found is None:
         raise ConfigurationError(
             f"No graph runs here that has a chat model for the role {role!r}.",

@@ -53,6 +53,11 @@ class TurnView:
         return self._caller
 
     @property
+    def users(self) -> tuple[str, ...]:
+        """Whose run it is: who asks now, and who opened the turn."""
+        return tuple(user for user in (self._caller.user_id, self.turn.get("user")) if user)
+
+    @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
         if self.begun or self._opened_by:
@@ -78,7 +83,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of the turn: ``id``, ``number``, and ``plan`` when one opened it."""
+        """What is kept of the turn: ``id``, ``number``, ``user``, and ``plan`` when one opened it."""
         return _mapping(self.state.get("control_turn"))
 
     @property

@@ -7,6 +7,7 @@ thread that was stopped begins nothing, whoever sends it a message or an answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -114,12 +115,12 @@ class Stops:
             await self._look(self._rows)
         return list(self._known.values())
 
-    async def go_on(self, thread_id: str, user_id: str | None, *, confirm: bool) -> None:
+    async def go_on(self, thread_id: str, users: Collection[str], *, confirm: bool) -> None:
         """Make sure that a run may go on.
 
         Args:
             thread_id: Its thread.
-            user_id: Who asks.
+            users: Whose run it is.
             confirm: Whether an effect is about to begin, so that the database is asked.
 
         Raises:
@@ -137,8 +138,7 @@ class Stops:
                 get_logger("framework", "stop").warning("Nobody can say what is stopped: %s", exc)
         if not self._known:
             return
-        asked = [("all", ""), ("user", user_id or ""), ("thread", thread_id)]
-        for key in asked:
+        for key in [("all", ""), *(("user", user) for user in users), ("thread", thread_id)]:
             if (stop := self._known.get(key)) is not None:
                 raise stop.error()
 

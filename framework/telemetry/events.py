@@ -166,10 +166,11 @@ class ApprovalGiven(_Event):
 
 
 class AnswerToken(_Event):
-    """A piece of the answer."""
+    """A piece of the answer; with ``anew`` what came before it is no part of the answer."""
 
     event_type: Literal["answer_token"] = "answer_token"
     text: str
+    anew: bool | None = None
 
 
 class AnswerPart(_Event):

@@ -368,8 +368,8 @@ def node(*errors: Exception, around: Any) -> tuple[Registry, list[int]]:
     return registry, calls
 
 
-async def ask_node(registry: Registry) -> Any:
-    clock = FakeClock()
+async def ask_node(registry: Registry, clock: FakeClock | None = None) -> Any:
+    clock = clock or FakeClock()
     graph = build_graph(registry, checkpointer=InMemorySaver(), clock=clock)
     start = {"messages": [("user", "Read how full the tank is")]}
     return await graph.ainvoke(start, {"configurable": {"thread_id": "t"}})
@@ -398,6 +398,16 @@ async def test_a_node_is_tried_as_often_as_its_rule_says_and_then_something_stan
     registry, calls = node(*[ConnectionError("x")] * 9, around=[only])
     await ask_node(registry)
     assert len(calls) == 1
+
+
+async def test_a_node_waits_as_its_rule_says() -> None:
+    rule = RetryBehavior(max_retries=2, base_delay=2, backoff_factor=10, max_delay=3)
+    registry, calls = node(*[ConnectionError("x")] * 2, around=[rule])
+    clock = FakeClock()
+    began = clock.now()
+    await ask_node(registry, clock)
+    assert len(calls) == 3
+    assert clock.now() - began == 2 + 3, "its own longest wait, and spread by nothing"
 
 
 async def test_a_node_has_the_time_that_is_said() -> None:

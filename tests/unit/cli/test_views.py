@@ -151,6 +151,14 @@ def test_an_answer_that_was_begun_anew_ends_whole():
     assert "retry respond" in shown
 
 
+def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
+    shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", anew=True),
+                         AnswerToken(text="It is blue.")],
+                 end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
+    assert shown.index("It is gr\n") < shown.index("begins anew") < shown.index("\nIt is blue.")
+    assert shown.count("It is blue.") == 1
+
+
 def test_a_turn_that_goes_on_shows_what_is_done():
     values = {
         "planning_execution_plan": PLAN,
