@@ -35,7 +35,7 @@ STAGES = (
 """The stages that every attempt passes, from the outside in."""
 
 
-Source = Literal["run", "ledger", "cache", "fallback"]
+Source = Literal["run", "ledger", "cache", "fallback", "record"]
 """Where a step's result comes from."""
 
 
@@ -90,6 +90,11 @@ class Attempt:
     kind: Literal["step", "model"] = "step"
     given: Given | None = None
     asks: tuple[str, ...] = ()
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it is handed back from the record of an earlier run, whole as it was."""
+        return self.given is not None and self.given.source == "record"
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
@@ -209,7 +214,7 @@ class StepRecord:
         execution_time: Seconds of the last try.
         timestamp: When it ended, as ISO text.
         source: ``run``; ``ledger`` for the result of the same effect done earlier in the turn;
-            ``cache`` or ``fallback``.
+            ``cache`` or ``fallback``; ``record`` in a replay.
         effect: Name of the effect in the ledger.
         labels: What is to be known of what it gave: context type to label to where the label comes
             from; under ``""`` the same of its words, such as those of a failure.

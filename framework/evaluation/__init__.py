@@ -13,6 +13,8 @@ ordinary async function to it, for those who keep their sets there.
 
 from framework.evaluation.dataset import AnswerCheck, Case, Dataset, Thresholds, load_dataset
 from framework.evaluation.metrics import Counts, count_edges, count_items, plan_edges, plan_nodes
+from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, load_recording, record
+from framework.evaluation.replay import Difference, NoRecordError, Replay, replay
 from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
 from framework.evaluation.run import check_names, evaluate
 
@@ -21,16 +23,26 @@ __all__ = [
     "AnswerCheck",
     "Case",
     "CaseResult",
+    "Cost",
     "Counts",
     "Dataset",
+    "Difference",
+    "NoRecordError",
+    "Recording",
+    "Replay",
     "Report",
     "ShortFall",
     "Thresholds",
+    "TurnEnd",
+    "Visit",
     "check_names",
     "count_edges",
     "count_items",
     "evaluate",
     "load_dataset",
+    "load_recording",
     "plan_edges",
     "plan_nodes",
+    "record",
+    "replay",
 ]

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -17,6 +16,7 @@ from langgraph.store.memory import InMemoryStore
 from configs.errors import ConfigurationError
 from framework.evaluation.dataset import Case, Dataset
 from framework.evaluation.metrics import plan_edges, plan_nodes
+from framework.evaluation.replay import Meter
 from framework.evaluation.report import CaseResult, Report
 from framework.graph import build_graph
 from framework.registry import Registry
@@ -81,19 +81,9 @@ async def evaluate(
     return Report(tuple(task.result() for task in tasks), label)
 
 
-class _Meter(UsageMetadataCallbackHandler):
-    """Also counts the calls, whose number a turn that raised does not tell."""
-
-    calls = 0
-
-    def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Count a call, whatever becomes of it."""
-        self.calls += 1
-
-
 async def _run_case(case: Case, graph: Any) -> CaseResult:
     thread = uuid.uuid4().hex
-    meter = _Meter()
+    meter = Meter()
     values: dict[str, Any] = {}
     given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
     configurable = {"thread_id": thread}

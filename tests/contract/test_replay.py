@@ -1,0 +1,358 @@
+"""A turn is replayed from its own records: nothing outside is touched, and what differs is said."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
+
+from framework import BaseCapability, Registry, build_graph, capability_node, infrastructure_node
+from framework.base import (
+    BaseInfrastructureNode,
+    CapabilityError,
+    ErrorSeverity,
+    ExecutionPlan,
+    PersistenceError,
+    ValidationError,
+)
+from framework.behaviors import BaseBehavior
+from framework.evaluation import Recording, record, replay
+from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
+from framework.stores import open_saver
+from framework.testing import ScriptedModel
+from tests.faults.databases import postgres
+from tests.support.toys import Reading, Total
+
+pytestmark = pytest.mark.may_block
+RAN: list[str] = []
+
+
+@capability_node
+async def measure() -> Reading:
+    """Measure the value."""
+    RAN.append("measure")
+    return Reading(value=7)
+
+
+@capability_node
+async def add(readings: list[Reading]) -> Total:
+    """Add values."""
+    RAN.append("add")
+    return Total(value=sum(reading.value for reading in readings))
+
+
+class _Pay(BaseCapability):
+    name = "pay"
+    description = "Pay the total"
+    requires = ["TOTAL"]
+    provides = ["READING"]
+    effect = "once"
+    requires_approval: Any = True
+
+    class Parameters(BaseModel):
+        tip: int = 0
+
+    async def execute(self) -> Reading:
+        RAN.append("pay")
+        return Reading(value=self.inputs["TOTAL"].value + self.parameters.tip)
+
+
+pay = capability_node(type("Pay", (_Pay,), {}))
+READ = {"context_key": "a", "capability": "measure"}
+ADD = {"context_key": "b", "capability": "add", "inputs": [{"READING": "a"}]}
+PAY = {"context_key": "c", "capability": "pay", "inputs": [{"TOTAL": "b"}]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with postgres() as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def saver(request: pytest.FixtureRequest, tmp_path: Any) -> AsyncIterator[Any]:
+    url = f"sqlite:///{tmp_path}/t.db"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("server").database()
+    RAN.clear()
+    async with open_saver(url, encryption_key="0123456789abcdef") as opened:
+        yield opened
+
+
+def config(user: str = "ann", thread: str = "t") -> Any:
+    return {"configurable": {"thread_id": thread, "user_id": user}}
+
+
+def registry(*items: Any) -> Registry:
+    made = Registry()
+    for item in items:
+        made.register(item)
+    return made
+
+
+class Plans:
+    """Gives plans in order; an exception among them is raised."""
+
+    can_correct = False
+
+    def __init__(self, *plans: Any) -> None:
+        self.plans = list(plans)
+
+    async def plan(self, request: Any) -> ExecutionPlan:
+        given = self.plans.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return ExecutionPlan(steps=given)
+
+
+def said(text: str, *steps: Any) -> dict[str, Any]:
+    return {
+        "messages": [("user", text)],
+        **({"planning_execution_plan": {"steps": list(steps)}} if steps else {}),
+    }
+
+
+async def same(saver: Any, *items: Any, turn: int | None = None, **options: Any) -> Recording:
+    """Record a turn, replay it from its file's form, and see that nothing differs or ran."""
+    RAN.clear()
+    recording = await record(saver, "t", turn)
+    again = Recording.model_validate_json(recording.model_dump_json())
+    found = await replay(again, registry(*items), **options)
+    assert found.differences == (), found.differences
+    assert found.unrecorded == ()
+    assert found.same
+    assert found.replayed.cost.model_calls == 0
+    assert RAN == []
+    return recording
+
+
+async def test_turns_of_a_thread_with_an_effect_and_an_approval(saver: Any) -> None:
+    graph = build_graph(registry(measure, add, pay), checkpointer=saver)
+    await graph.ainvoke(said("Pay", READ, ADD, PAY), config())
+    waiting = await same(saver, measure, add, pay)
+    assert waiting.end.status == "waiting"
+    edited = {"c": {"decision": "edit", "parameters": {"tip": 2}}}
+    await graph.ainvoke(Command(resume=edited), config("bob"))
+    await graph.ainvoke(said("measure the value"), config())
+    first = await same(saver, measure, add, pay, turn=1)
+    assert first.end.results["c"]["gave"] == {"READING": {"value": 9.0}}
+    assert first.end.plan[2]["parameters"] == {"tip": 2}
+    second = await same(saver, measure, add, pay)
+    assert (second.turn, second.request) == (2, "measure the value")
+    assert list(second.before["capability_context_data"]["READING"]) == ["a", "c"]
+
+
+async def test_two_people_and_a_rejection_that_was_planned_around(saver: Any) -> None:
+    two = {"requires_approval": ApprovalPolicy(approvers=2, not_requester=True)}
+    twice = capability_node(type("Twice", (_Pay,), two))
+    planner = Plans([READ, ADD, PAY], [READ, ADD])
+    graph = build_graph(registry(measure, add, twice), checkpointer=saver, planner=planner)
+    await graph.ainvoke(said("measure, add and pay the total"), config())
+    for user in ("ann", "bob"):
+        await graph.ainvoke(Command(resume={"c": {"decision": "approve"}}), config(user))
+    assert (await same(saver, measure, add, twice)).end.status == "waiting"
+    no = {"c": {"decision": "reject", "reason": "too much"}}
+    out = await graph.ainvoke(Command(resume=no), config("eve"))
+    assert out["execution_outcome"]["status"] == "completed"
+    found = await same(saver, measure, add, twice)
+    assert [step["capability"] for step in found.end.plan[:-1]] == ["measure", "add"]
+
+
+def failing(name: str, *failures: ErrorSeverity, **attributes: Any) -> Any:
+    left = list(failures)
+
+    async def execute(self: Any) -> Any:
+        RAN.append(name)
+        if left:
+            raise CapabilityError(f"{name} broke", severity=left.pop(0))
+        return Reading(value=1)
+
+    base = {"name": name, "description": f"Does {name}", "provides": ["READING"]}
+    return capability_node(
+        type(name.title(), (BaseCapability,), {**base, "execute": execute, **attributes})
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "status"),
+    [
+        ([ErrorSeverity.RETRIABLE], "completed"),
+        ([ErrorSeverity.RETRIABLE] * 9, "failed"),
+        ([ErrorSeverity.CRITICAL], "failed"),
+        ([ErrorSeverity.REPLANNING], "completed"),
+        ([ErrorSeverity.RECLASSIFICATION], "failed"),
+    ],
+)
+async def test_failures(saver: Any, failures: list[ErrorSeverity], status: str) -> None:
+    quick = {"get_retry_policy": staticmethod(lambda: {"max_attempts": 2, "delay_seconds": 0.0})}
+    odd = failing("odd", *failures, **quick)
+    other = [{"context_key": "x", "capability": "odd"}]
+    planner = Plans([READ, *other], [READ, {**other[0], "context_key": "y"}])
+    graph = build_graph(registry(measure, odd), checkpointer=saver, planner=planner)
+    out = await graph.ainvoke(said("measure the value and does odd"), config())
+    assert out["execution_outcome"]["status"] == status
+    assert (await same(saver, measure, odd)).end.status == status
+
+
+async def test_a_planner_that_fails(saver: Any) -> None:
+    planner = Plans(CapabilityError("No way", severity=ErrorSeverity.RETRIABLE), [READ])
+    graph = build_graph(registry(measure), checkpointer=saver, planner=planner)
+    await graph.ainvoke(said("measure the value"), config())
+    assert (await same(saver, measure)).end.status == "completed"
+    bad = Plans(CapabilityError("No way", severity=ErrorSeverity.CRITICAL))
+    graph = build_graph(registry(measure), checkpointer=saver, planner=bad)
+    await graph.ainvoke(said("measure the value again"), config())
+    assert "No way" in (await same(saver, measure)).end.answer
+
+
+async def test_what_stands_around_steps_is_not_done_twice(saver: Any) -> None:
+    judged: list[Any] = []
+
+    class Doubles(BaseBehavior):
+        def after_execute(self, context: Any, result: Any) -> Any:
+            RAN.append("hook")
+            return Reading(value=result.value * 2)
+
+    def judge(result: Any) -> QualityLevel:
+        judged.append(result)
+        return QualityLevel.STRICT
+
+    gated = failing("gated", gate=QualityGate(QualityLevel.STANDARD, check=judge))
+    steps = [READ, {"context_key": "g", "capability": "gated"}]
+    options: Any = {"behaviors": [Doubles()]}
+    graph = build_graph(registry(measure, gated), checkpointer=saver, **options)
+    await graph.ainvoke(said("Go", *steps), config())
+    asked = len(judged)
+    found = await same(saver, measure, gated, **options)
+    assert found.end.results["a"]["gave"] == {"READING": {"value": 14.0}}
+    assert len(judged) == asked
+
+
+async def test_nodes_of_ones_own_and_questions_of_a_body(saver: Any) -> None:
+    @infrastructure_node(before="task_extraction")
+    class Remember(BaseInfrastructureNode):
+        name = "remember"
+        description = "Looks up what is known"
+
+        @staticmethod
+        async def execute(state: Any) -> Any:
+            RAN.append("remember")
+            return {"capability_context_data": {"READING": {"known": {"value": 3.0}}}}
+
+    @capability_node(examples=["ask me"])
+    async def ask() -> Reading:
+        """Ask the person for a number."""
+        RAN.append("ask")
+        return Reading(value=interrupt("Which?"))
+
+    parts = (Reading, ask, Remember)
+    graph = build_graph(registry(*parts), checkpointer=saver)
+    await graph.ainvoke(said("ask me"), config())
+    assert (await same(saver, *parts)).end.status == "waiting"
+    await graph.ainvoke(Command(resume=5), config())
+    found = await same(saver, *parts)
+    assert found.end.results["reading"]["gave"] == {"READING": {"value": 5.0}}
+
+
+def scripted(*steps: Any, answer: str = "Seven.") -> ScriptedModel:
+    used = {"input_tokens": 90, "output_tokens": 10, "total_tokens": 100}
+    plan = {"steps": [{**step, "task_objective": "x"} for step in steps]}
+
+    def respond(call: Any) -> Any:
+        if call.schema is None:
+            return AIMessage(answer, usage_metadata=used)
+        if "Task" in call.schema:
+            return {
+                "task": "t",
+                "depends_on_chat_history": False,
+                "depends_on_user_memory": False,
+            }
+        return plan
+
+    return ScriptedModel(responses=respond)
+
+
+async def test_with_a_model_the_difference_is_shown(saver: Any) -> None:
+    model = scripted(READ)
+    graph = build_graph(registry(measure, add), model=model, checkpointer=saver)
+    await graph.ainvoke(said("measure the value"), config())
+    calls = len(model.calls)
+    assert calls
+    recording = await same(saver, measure, add)
+    assert recording.end.cost.model_calls == calls
+    assert len(model.calls) == calls
+    renamed = {**READ, "context_key": "r"}
+    found = await replay(
+        recording, registry(measure, add), model=scripted(renamed, answer="It is 7.")
+    )
+    assert RAN == []
+    assert found.replayed.results["r"]["gave"] == {"READING": {"value": 7.0}}
+    assert {one.part for one in found.differences} >= {"plan", "answer"}
+    assert found.replayed.cost.model_calls > 0
+    more = await replay(recording, registry(measure, add), model=scripted(READ, ADD))
+    assert RAN == []
+    assert "There is no record of the step 'b' (add)" in more.replayed.answer
+    assert more.unrecorded == ("the step 'b' (add) on these values",)
+    assert more.replayed.status != "completed"
+
+
+async def test_from_a_step_on_and_never_an_effect(saver: Any) -> None:
+    free = capability_node(type("Free", (_Pay,), {"requires_approval": False}))
+    graph = build_graph(registry(measure, add, free), checkpointer=saver)
+    await graph.ainvoke(said("Add", READ, ADD), config())
+    RAN.clear()
+    recording = await record(saver, "t")
+
+    @capability_node(name="add")
+    async def times(readings: list[Reading]) -> Total:
+        """Add values."""
+        RAN.append("times")
+        return Total(value=70)
+
+    found = await replay(recording, registry(measure, times, free), from_step="b")
+    assert (RAN, found.ran) == (["times"], ("b",))
+    [one, *_] = [one for one in found.differences if one.part == "result"]
+    assert (one.name, one.replayed["gave"]) == ("b", {"TOTAL": {"value": 70.0}})
+    await graph.ainvoke(said("Pay", READ, ADD, PAY), config())
+    RAN.clear()
+    with pytest.raises(ValidationError, match=r"'c' \(pay\) has an effect \(once\)"):
+        await replay(await record(saver, "t"), registry(measure, add, free), from_step="b")
+    with pytest.raises(ValidationError, match="no step 'z'"):
+        await replay(recording, registry(measure, add, free), from_step="z")
+    assert RAN == []
+
+
+async def test_new_code_that_does_not_take_the_old_result(saver: Any) -> None:
+    graph = build_graph(registry(measure, add), checkpointer=saver)
+    await graph.ainvoke(said("Add", READ, ADD), config())
+    recording = await record(saver, "t")
+
+    class Sum(Total):
+        CONTEXT_TYPE = "TOTAL"
+        unit: str
+
+    @capability_node(name="add")
+    async def newer(readings: list[Reading]) -> Sum:
+        """Add values."""
+        raise AssertionError
+
+    found = await replay(recording, registry(measure, newer))
+    assert "unit" in found.replayed.answer
+    gone = await replay(recording, registry(measure))
+    assert "add" in gone.replayed.answer
+    assert not gone.same
+
+
+async def test_what_is_not_kept_is_said(saver: Any) -> None:
+    with pytest.raises(PersistenceError, match="no thread 't'"):
+        await record(saver, "t")
+    graph = build_graph(registry(measure), checkpointer=saver)
+    await graph.ainvoke(said("measure the value"), config(), durability="exit")
+    with pytest.raises(PersistenceError, match="does not hold the beginning"):
+        await record(saver, "t")
+    with pytest.raises(PersistenceError, match="turn 4"):
+        await record(saver, "t", 4)

@@ -1,0 +1,123 @@
+"""``capgraph record``, ``replay``, ``check --db`` and ``eval --from-threads``, as typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from framework.cli.main import app
+
+pytestmark = pytest.mark.may_block
+CODE = """
+from framework import CapabilityContext, capability_node
+
+
+class Sky(CapabilityContext):
+    colour: str
+
+
+@capability_node(examples=["look at the sky"])
+async def look() -> Sky:
+    \"\"\"Look at the sky.\"\"\"
+    with open("ran.txt", "a") as log:
+        log.write("look\\n")
+    return Sky(colour="blue")
+
+
+@capability_node(examples=["paint the sky"], effect="once", requires_approval=True)
+async def paint(sky: Sky, width: int = 10) -> dict:
+    \"\"\"Paint the sky.\"\"\"
+    with open("ran.txt", "a") as log:
+        log.write("paint\\n")
+    return {}
+"""
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def capgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    (tmp_path / "painter.py").write_text(CODE)
+    (tmp_path / "capgraph.yml").write_text("name: painter\nmodules: [painter]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    def run(*arguments: str) -> Result:
+        sys.modules.pop("painter", None)
+        found = CliRunner().invoke(app, arguments)
+        if found.exception and not isinstance(found.exception, SystemExit):
+            raise found.exception
+        return found
+
+    yield run
+    sys.modules.pop("painter", None)
+
+
+def change(before: str, after: str) -> None:
+    code = Path("painter.py").read_text()
+    assert before in code
+    Path("painter.py").write_text(code.replace(before, after))
+
+
+def ran() -> list[str]:
+    return Path("ran.txt").read_text().splitlines()
+
+
+@pytest.fixture
+def asked(capgraph: Command) -> Command:
+    found = capgraph("ask", "look at the sky", "--db", "t.db", "--thread", "one", "-q")
+    assert found.exit_code == 0, found.output
+    return capgraph
+
+
+def test_a_thread_and_its_file_replay_without_a_difference(asked: Command) -> None:
+    found = asked("replay", "one", "--db", "t.db")
+    assert found.exit_code == 0, found.output
+    assert "No difference." in found.output
+    assert asked("record", "one", "--db", "t.db", "--out", "turn.json").exit_code == 0
+    found = asked("replay", "turn.json", "--json")
+    told = json.loads(found.output)
+    assert (found.exit_code, told["same"], told["differences"]) == (0, True, [])
+    assert told["replayed"]["results"]["sky"]["gave"] == {"SKY": {"colour": "blue"}}
+    assert json.loads(asked("record", "one", "--db", "t.db").output)["turn"] == 1
+    assert ran() == ["look"]
+
+
+def test_new_code_shows_its_difference(asked: Command) -> None:
+    change("    colour: str", "    colour: str\n    hue: int")
+    found = asked("replay", "one", "--db", "t.db")
+    assert found.exit_code == 1
+    assert "hue" in found.output
+    assert "difference(s)." in found.output
+    assert ran() == ["look"]
+
+
+def test_from_a_step_on(asked: Command) -> None:
+    change('colour="blue"', 'colour="red"')
+    found = asked("replay", "one", "--db", "t.db", "--from", "sky")
+    assert (found.exit_code, ran()) == (1, ["look", "look"])
+    assert "red" in found.output
+    assert "ran anew: sky" in found.output
+
+
+def test_secrets_stay_out_of_files(capgraph: Command) -> None:
+    asked = "look at the sky, api_key=sk-abcdefghijklmnop1234567890"
+    assert capgraph("ask", asked, "--db", "t.db", "--thread", "one", "-q").exit_code == 0
+    text = capgraph("record", "one", "--db", "t.db").output
+    assert "sk-abc" not in text
+    Path("turn.json").write_text(text)
+    assert capgraph("replay", "turn.json").exit_code == 0
+
+
+def test_what_is_not_there(asked: Command, tmp_path: Any) -> None:
+    with pytest.raises(Exception, match="no thread 'two'"):
+        asked("replay", "two", "--db", "t.db")
+    Path("x.json").write_text("{}")
+    with pytest.raises(Exception, match="cannot be used"):
+        asked("replay", "x.json")
