@@ -627,8 +627,9 @@ class Sink(Protocol):
 class Rows(Protocol):
     """Tables of the project's own beside the threads, in whatever database those are.
 
-    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
-    ``{bytes}`` for its type of bytes. Tables are created when they are first used.
+    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds,
+    ``{bytes}`` for its type of bytes and ``{name}`` for text that sorts by its characters. Tables
+    are created when they are first used.
     """
 
     async def table(self, definition: str) -> None:

@@ -1,4 +1,9 @@
-"""Where threads, journals, leases and standing rules are kept: SQLite, PostgreSQL or memory."""
+"""Where threads, journals, leases, standing rules and state of one's own are kept."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
 from framework.base.ports import Rows
@@ -17,13 +22,37 @@ from framework.stores.threads import (
     waiting_questions,
 )
 
+if TYPE_CHECKING:
+    from framework.stores.checkpoints import Checkpoint, CheckpointManager
+    from framework.stores.conversation import ConversationMessage, ConversationState
+    from framework.stores.state_store import (
+        ABSENT,
+        BaseStateStore,
+        InMemoryStateStore,
+        PostgresStateStore,
+        RedisStateStore,
+        SqliteStateStore,
+        StateStoreFactory,
+    )
+
 __all__ = [
+    "ABSENT",
+    "BaseStateStore",
+    "Checkpoint",
+    "CheckpointManager",
+    "ConversationMessage",
+    "ConversationState",
     "Holder",
+    "InMemoryStateStore",
     "Lease",
     "Leases",
     "Location",
+    "PostgresStateStore",
+    "RedisStateStore",
     "Rows",
     "Rule",
+    "SqliteStateStore",
+    "StateStoreFactory",
     "Stop",
     "ThreadSummary",
     "add_rule",
@@ -43,3 +72,20 @@ __all__ = [
     "thread_summary",
     "waiting_questions",
 ]
+
+_LATER = {
+    "checkpoints": ["Checkpoint", "CheckpointManager"],
+    "conversation": ["ConversationMessage", "ConversationState"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A graph needs none of these, and should not take longer to import for them.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    where = next((file for file, names in _LATER.items() if name in names), "state_store")
+    return getattr(importlib.import_module(f"{__name__}.{where}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import random
+import re
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -27,7 +28,7 @@ from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import lent_saver
-from framework.stores.rows import Found, open_rows, rows_of
+from framework.stores.rows import FileRows, Found, open_rows, rows_of
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ SAVER = "saver"
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS capgraph_cells"
-    " (name TEXT PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
+    " (name {name} PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
 )
 _READ = (
     "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
@@ -49,15 +50,19 @@ _READ = (
 )
 _LIST = (
     "SELECT {now} AS moment, name, value FROM (SELECT 1 AS one) AS always"
-    " LEFT JOIN capgraph_cells ON name LIKE ?"
+    " LEFT JOIN capgraph_cells ON name >= ? AND name <= ?"
 )
+_CLEAR = "DELETE FROM capgraph_cells WHERE name >= ? AND name <= ?"
 _INSERT = (
     "INSERT INTO capgraph_cells (value, stamp, expires, name) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (name) DO NOTHING"
 )
 _UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
+_DELETE = "DELETE FROM capgraph_cells WHERE name = ? AND stamp = ?"
 _SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
 _KEYS = "capgraph:"
+_LAST = "\U0010ffff"  # sorts after whatever a name goes on with
+_AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
 
@@ -107,6 +112,17 @@ class Cells(ABC):
             PersistenceError: The database refused, or is away.
         """
 
+    @abstractmethod
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+    def close(self) -> None:  # noqa: B027 - not all hold something
+        """Let go of what is held open; it is opened again when it is needed."""
+
 
 class MemoryCells(Cells):
     """Cells of this process.
@@ -152,6 +168,11 @@ class MemoryCells(Cells):
         with self._lock:
             found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
         return found, clock.monotonic()
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+        with self._lock:
+            self._values = {n: v for n, v in self._values.items() if not n.startswith(prefix)}
 
 
 class RowCells(Cells):
@@ -200,9 +221,20 @@ class RowCells(Cells):
         """Return the values whose names begin with a prefix, and the moment."""
         rows = self._rows or _of_run()
         await rows.table(_TABLE)
-        _, found = await rows.run(_LIST, (f"{prefix}%",))
+        _, found = await rows.run(_LIST, (prefix, prefix + _LAST))
         named = {name: json.loads(value) for _, name, value in found if name is not None}
         return named, _moment(found[0][0], clock)
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+        rows = self._rows or _of_run()
+        await rows.table(_TABLE)
+        await rows.run(_CLEAR, (prefix, prefix + _LAST))
+
+    def close(self) -> None:
+        """Close a file of its own; what a saver has open is the saver's."""
+        if isinstance(self._rows, FileRows):
+            self._rows.close()
 
 
 class RedisCells(Cells):
@@ -210,13 +242,15 @@ class RedisCells(Cells):
 
     Args:
         url: ``redis://…``, ``rediss://…`` or ``unix://…``.
+        keys: What the server's keys begin with.
 
     Raises:
         ConfigurationError: The URL cannot be used.
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, keys: str = _KEYS) -> None:
+        self._keys = keys
         self._redis = require_extra("redis", "redis")
         try:
             self._client = self._redis.Redis.from_url(url, decode_responses=True)
@@ -234,13 +268,13 @@ class RedisCells(Cells):
             pipe.multi()
             if new is None or kept <= 0:
                 pipe.delete(key)
-            elif new != value:
+            elif (written := json.dumps(new)) != text:
                 # A clock of the caller's own is not Redis's.
-                lasts = kept == FOREVER or not isinstance(clock, SystemClock)
-                pipe.set(key, json.dumps(new), px=None if lasts else math.ceil(kept * 1000))
+                lasts = kept > _AGES or not isinstance(clock, SystemClock)
+                pipe.set(key, written, px=None if lasts else math.ceil(kept * 1000))
             return result
 
-        key = _KEYS + name
+        key = self._keys + name
         return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
 
     async def achange(
@@ -259,13 +293,30 @@ class RedisCells(Cells):
         """Return the values whose names begin with a prefix, and the moment."""
 
         def read() -> tuple[dict[str, Any], float]:
-            keys = list(self._client.scan_iter(match=f"{_KEYS}{prefix}*", count=1000))
+            keys = self._scan(prefix)
             texts = self._client.mget(keys) if keys else []
             named = zip(keys, texts, strict=True)
-            found = {k.removeprefix(_KEYS): json.loads(t) for k, t in named if t is not None}
+            found = {k.removeprefix(self._keys): json.loads(t) for k, t in named if t is not None}
             return found, self._now(self._client, clock)
 
         return await asyncio.to_thread(self._asked, read)
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+
+        def clear() -> None:
+            if keys := self._scan(prefix):
+                self._client.delete(*keys)
+
+        await asyncio.to_thread(self._asked, clear)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _scan(self, prefix: str) -> list[str]:
+        plain = re.sub(r"[*?\[\]\\^]", r"\\\g<0>", self._keys + prefix)
+        return list(self._client.scan_iter(match=f"{plain}*", count=1000))
 
     def _now(self, client: Any, clock: Clock) -> float:
         if not isinstance(clock, SystemClock):
@@ -322,11 +373,14 @@ def _steps(
         now = _moment(moment, clock)
         value = None if text is None else json.loads(text)
         new, kept, result = change(value, now)
-        if new == value:
+        gone = new is None or kept <= 0
+        written = None if gone else json.dumps(new)
+        if written == text:
             return result, now
         expires = None if kept == FOREVER else now + kept
-        values = (json.dumps(new), uuid.uuid4().hex, expires, name)
-        touched, _ = yield (_INSERT, values) if stamp is None else (_UPDATE, (*values, stamp))
+        values = (written, uuid.uuid4().hex, expires, name)
+        statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
+        touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
         if touched:
             return result, now
 

@@ -45,7 +45,7 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
 class SaverRows(Rows, ABC):
     """Runs statements in the database of a saver.
 
-    Beside ``?``, ``{now}`` and ``{bytes}``, a statement may name the saver's own tables: ``{writes}``
+    Beside ``?``, ``{now}``, ``{bytes}`` and ``{name}`` (text that sorts by its characters), a statement may name the saver's own tables: ``{writes}``
     with ``{value}`` for what was written; and ``{join}``, which joins in the order of the text.
 
     Args:
@@ -123,6 +123,7 @@ class SqliteRows(SaverRows):
     }
     words: ClassVar[dict[str, str]] = {
         "bytes": "BLOB",
+        "name": "TEXT",
         "writes": "writes",
         "value": "value",
         "join": "CROSS JOIN",
@@ -181,6 +182,7 @@ class PostgresRows(SaverRows):
     words: ClassVar[dict[str, str]] = {
         "now": "extract(epoch from clock_timestamp())::float8",
         "bytes": "BYTEA",
+        "name": 'TEXT COLLATE "C"',
         "writes": "checkpoint_writes",
         "value": "blob",
         "join": "JOIN",
@@ -279,6 +281,13 @@ class FileRows(Rows):
                 return conn.total_changes - before, rows
         except sqlite3.Error as exc:
             raise _refused(exc) from exc
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is needed."""
+        with self._lock:
+            if self._open is not None and self._open[0] == os.getpid():
+                self._open[1].close()
+            self._open = None
 
     def _connection(self) -> sqlite3.Connection:
         # A process that was split off must not go on with the connection of the other.
