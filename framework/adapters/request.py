@@ -9,8 +9,6 @@ from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
 from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
-from framework.base.value_context import ValueContext
-from framework.registry import Registry
 
 Contexts = dict[str, dict[str, Any]]
 
@@ -47,14 +45,14 @@ def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedS
     return {"parameters": rest, "inputs": inputs}, contexts
 
 
-def output_of(record: StepRecord, registry: Registry) -> Any:
+def output_of(record: StepRecord) -> Any:
     """Return what a step gave as plain data: of its one context type, else by type.
 
-    A plain value that a function returned comes as itself.
+    A plain value, which stands alone under ``value``, comes as itself.
     """
     found = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
-    for kind, data in found.items():
-        known = registry.context_types.get(kind)
-        if known is not None and issubclass(known, ValueContext):
-            found[kind] = data["value"]
+    found = {
+        kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
+        for kind, data in found.items()
+    }
     return next(iter(found.values())) if len(found) == 1 else found

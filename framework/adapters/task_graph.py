@@ -7,13 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 
 from framework.adapters.request import output_of, request_of
+from framework.adapters.tools import tool_capability
 from framework.base.awaiting import awaited
+from framework.base.capability import BaseCapability
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Agent
 from framework.base.spec import CapabilitySpec
@@ -22,7 +25,8 @@ from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
-from framework.planning.parameters import read_parameters
+from framework.planning.parameters import read_parameters, required_parameters
+from framework.planning.schemas import Shape
 
 TaskGraph = CompiledStateGraph[Any, Any, Any, Any]
 Work = Callable[[Any, Runtime[Any]], Awaitable[Mapping[str, Any]]]
@@ -60,6 +64,8 @@ def task_graph(
     >>> asyncio.run(task_graph(shout).ainvoke({"task": "hello"}))
     {'output': 'HELLO', 'success': True, 'error': None}
     """
+    if isinstance(thing, BaseTool):
+        thing = tool_capability(thing)
     spec = getattr(thing, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
         return _one_node(_capability(spec, services), name or spec.name)
@@ -96,18 +102,28 @@ def _capability(spec: CapabilitySpec, services: Services | None) -> Work:
     bound = services if services is not None else unbound_services(spec)
 
     async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
-        whole = isinstance(task, Mapping)
-        step, contexts = request_of(spec, task if whole else read_parameters(spec, str(task)))
-        if not whole:
+        step, contexts = request_of(spec, task if isinstance(task, Mapping) else _read(spec, task))
+        if not isinstance(task, Mapping):
             step["task_objective"] = str(task)
         record = await run_request(spec, step, contexts, bound)
         if record.error is not None:
             return {"output": None, "success": False, "error": record.error.message}
         if record.skipped is not None:
             return {"output": None, "success": False, "error": record.skipped}
-        return {"output": output_of(record, bound.registry)}
+        return {"output": output_of(record)}
 
     return work
+
+
+def _read(spec: CapabilitySpec, task: Any) -> Mapping[str, Any]:
+    """Read parameters from a task; where one text is all that is needed, it is the task."""
+    needed = required_parameters(spec.parameters)
+    own = getattr(spec.cls, "parameters_from", None) is not BaseCapability.parameters_from
+    if len(needed) == 1 and spec.parameters is not None and not own:
+        only = Shape.of(spec.parameters, "validation").at((needed[0],))
+        if only is not None and only.kind == "string":
+            return {needed[0]: str(task)}
+    return read_parameters(spec, str(task))
 
 
 def _graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGraph:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
@@ -76,6 +77,16 @@ async def test_wrong_parameters_do_not_pass() -> None:
     found = await done(forecast, {"day": 5})
     assert found["success"] is False
     assert "day" in found["error"]
+
+
+async def test_a_tool_of_one_text_is_given_the_task() -> None:
+    @tool
+    def search(query: str, limit: int = 3) -> str:
+        """Search."""
+        return query * limit
+
+    assert (await done(search, "a"))["output"] == "aaa"
+    assert (await done(search, {"query": "a", "limit": 1}))["output"] == "a"
 
 
 async def test_functions_and_agents() -> None:
