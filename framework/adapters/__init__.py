@@ -6,11 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from framework.adapters.mcp import McpCapabilities, mcp_capabilities
     from framework.adapters.tools import tool_capability
 
-__all__ = ["tool_capability"]
+__all__ = ["McpCapabilities", "mcp_capabilities", "tool_capability"]
 
 _IN = {
+    "McpCapabilities": "mcp",
+    "mcp_capabilities": "mcp",
     "tool_capability": "tools",
 }
 
