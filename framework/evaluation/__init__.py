@@ -17,6 +17,7 @@ from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, load
 from framework.evaluation.replay import Difference, NoRecordError, Replay, replay
 from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
 from framework.evaluation.run import check_names, evaluate
+from framework.evaluation.takeover import Obstacle, Takeover, check_threads
 
 __all__ = [
     "METRICS",
@@ -28,14 +29,17 @@ __all__ = [
     "Dataset",
     "Difference",
     "NoRecordError",
+    "Obstacle",
     "Recording",
     "Replay",
     "Report",
     "ShortFall",
+    "Takeover",
     "Thresholds",
     "TurnEnd",
     "Visit",
     "check_names",
+    "check_threads",
     "count_edges",
     "count_items",
     "evaluate",

@@ -12,12 +12,14 @@ from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 
 from framework.base.ports import Attempt
+from framework.base.spec import CapabilitySpec
 from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.needed import needed
 from framework.pipeline.settle import Skipped, failed_record, passed_over
 from framework.planning.parameters import validated_parameters
 from framework.planning.references import references_of, resolve_references
+from framework.state import ContextTypes, TurnView
 
 
 async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
@@ -49,16 +51,26 @@ async def _prepared(
 
 
 def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped:
-    types, contexts = job.runner.registry.context_types, job.view.contexts
-    step = needed(job.spec, attempt.step, job.view, types)
+    return resolved(attempt, job.spec, job.view, job.runner.registry.context_types)
+
+
+def resolved(
+    attempt: Attempt, spec: CapabilitySpec, view: TurnView, types: ContextTypes
+) -> Attempt | Skipped:
+    """Return an attempt with its inputs and parameters, validated, defaults filled in.
+
+    Raises:
+        ValidationError: They are not there, or do not fit.
+    """
+    contexts, step = view.contexts, needed(spec, attempt.step, view, types)
     if isinstance(step, Skipped):
         return step
-    inputs = resolve_inputs(job.spec, step, contexts, types)
+    inputs = resolve_inputs(spec, step, contexts, types)
     given = step.get("parameters") or {}
     if any(references_of(given)):
         given = resolve_references(given, contexts, types)
         step = {**step, "parameters": given}
-    parameters, values = validated_parameters(job.spec, given)
+    parameters, values = validated_parameters(spec, given)
     return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
 
 

@@ -121,3 +121,34 @@ def test_what_is_not_there(asked: Command, tmp_path: Any) -> None:
     Path("x.json").write_text("{}")
     with pytest.raises(Exception, match="cannot be used"):
         asked("replay", "x.json")
+
+
+def test_check_says_what_new_code_could_not_take_over(capgraph: Command) -> None:
+    found = capgraph("ask", "paint the sky", "--db", "t.db", "--thread", "one", "-q")
+    assert found.exit_code == 4, found.output
+    found = capgraph("check", "--db", "t.db")
+    assert found.exit_code == 0, found.output
+    assert "ok threads: 1 waiting or unfinished, can be taken over" in found.output
+    change("width: int = 10", "width: int = 12")
+    before = {path: Path(path).read_bytes() for path in ("t.db", "ran.txt")}
+    found = capgraph("check", "--db", "t.db", "--json")
+    told = [one for one in json.loads(found.output) if one["area"] == "threads"]
+    assert (found.exit_code, [one["level"] for one in told]) == (2, ["error"])
+    assert told[0]["text"].startswith("one, approval: What is asked about the step")
+    change("    colour: str", "    colour: str\n    hue: int")
+    found = capgraph("check", "--db", "t.db")
+    assert "one, context: The stored context SKY." in found.output
+    assert {path: Path(path).read_bytes() for path in before} == before
+    assert "waiting or unfinished" not in capgraph("check").output
+
+
+def test_check_reads_what_is_encrypted(capgraph: Command) -> None:
+    with Path("capgraph.yml").open("a") as settings:
+        settings.write("persistence: {encryption_key: 0123456789abcdef}\n")
+    capgraph("ask", "paint the sky", "--db", "t.db", "--thread", "one", "-q")
+    assert "1 waiting or unfinished" in capgraph("check", "--db", "t.db").output
+    assert capgraph("replay", "one", "--db", "t.db").exit_code == 0
+    Path("capgraph.yml").write_text("name: painter\nmodules: [painter]\n")
+    found = capgraph("check", "--db", "t.db")
+    assert found.exit_code == 2
+    assert "one, state: A checkpoint of thread 'one' cannot be read" in found.output

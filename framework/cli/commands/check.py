@@ -64,7 +64,8 @@ def check(
 ) -> None:
     """Say what would fail, and how to mend it.
 
-    Looks at configuration, registry, extras, models and database without running anything.
+    Looks at configuration, registry, extras, models and database without running anything. With --db
+    it also says which waiting threads, plans and approvals this code could not go on with.
     """
     found = list(findings(config, model, db, ask=ask_models))
     if as_json:
@@ -105,7 +106,10 @@ def findings(
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask=ask))
     if url:
-        yield asyncio.run(check_database(url, settings))
+        found = asyncio.run(check_database(url, settings))
+        yield found
+        if db and found.level == "ok":
+            yield from asyncio.run(check_waiting(url, settings))
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
@@ -289,6 +293,32 @@ async def check_database(url: str, settings: Settings) -> Finding:
     except Exception as exc:
         return Finding.of_error("database", exc)
     return Finding("database", "ok", f"{mask_secrets(url)} can be read and written")
+
+
+async def check_waiting(url: str, settings: Settings) -> list[Finding]:
+    """Find what waits in the database and could not be taken over; only reads it."""
+    from framework.cli.agent import open_database
+    from framework.evaluation import check_threads
+    from framework.registry import Registry
+
+    try:
+        registry = await asyncio.to_thread(Registry.from_settings, settings)
+        async with open_database(url, settings) as (saver, store):
+            found = await check_threads(saver, registry, settings=settings, store=store)
+    except Exception as exc:
+        return [Finding.of_error("threads", exc)]
+    told = [
+        Finding(
+            "threads",
+            "warning" if one.part == "rule" else "error",
+            f"{one.thread_id or 'every thread'}, {one.part}: {one.text}",
+            one.fix,
+        )
+        for one in found.obstacles
+    ]
+    return told or [
+        Finding("threads", "ok", f"{found.threads} waiting or unfinished, can be taken over")
+    ]
 
 
 async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
