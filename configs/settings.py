@@ -178,6 +178,7 @@ class Settings(BaseSettings):
         exclude: Names of capabilities to leave out.
         override: Capability name to ``"module:Class"`` that takes its place.
         given: Context types that the caller supplies.
+        recipes: Files of recipes, and folders that hold some.
         model: ``"provider:name"`` for all roles; ``None`` runs without a model.
         models: Role (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``)
             to its own model.
@@ -231,6 +232,7 @@ class Settings(BaseSettings):
     exclude: list[str] = Field(default_factory=list)
     override: dict[str, str] = Field(default_factory=dict)
     given: list[str] = Field(default_factory=list)
+    recipes: list[str] = Field(default_factory=list)
     model: str | None = None
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     prompts: str | None = None

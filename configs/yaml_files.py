@@ -16,8 +16,12 @@ from configs.errors import ConfigurationError
 _MAX_VALUES = 100_000
 
 
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[str, Any]:
     """Read one YAML file safely; ``${NAME}`` and ``${NAME:-default}`` come from the environment.
+
+    Args:
+        path: The file.
+        variables: Whether they do; otherwise such text stays as it is.
 
     Raises:
         ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
@@ -42,7 +46,7 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
             " Fix: write 'key: value' lines."
         )
-    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1))
+    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1), variables)
     return expanded
 
 
@@ -63,7 +67,9 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int = 0) -> Any:
+def _expand(
+    value: Any, file: str, where: str, seen: Iterator[int], variables: bool, depth: int = 0
+) -> Any:
     if next(seen) > _MAX_VALUES:
         raise ConfigurationError(
             f"The configuration file {file!r} is too large: more than {_MAX_VALUES:,} values."
@@ -76,14 +82,15 @@ def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int =
         )
     if isinstance(value, dict):
         return {
-            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, depth + 1)
+            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, variables, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list):
         return [
-            _expand(item, file, f"{where}[{n}]", seen, depth + 1) for n, item in enumerate(value)
+            _expand(item, file, f"{where}[{n}]", seen, variables, depth + 1)
+            for n, item in enumerate(value)
         ]
-    if not isinstance(value, str):
+    if not variables or not isinstance(value, str):
         return value
 
     def replace(match: re.Match[str]) -> str:

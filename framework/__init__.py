@@ -26,6 +26,7 @@ from framework.base.ports import Verdict  # noqa: E402
 if TYPE_CHECKING:
     from framework.engine import bind
     from framework.graph import build_graph, open_graph
+    from framework.planning import Recipe
     from framework.registry import Registry
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ErrorSeverity",
     "ExecutionPlan",
     "PlannedStep",
+    "Recipe",
     "Registry",
     "Verdict",
     "bind",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _ENGINE = {
+    "Recipe": "framework.planning",
     "Registry": "framework.registry",
     "bind": "framework.engine",
     "build_graph": "framework.graph",

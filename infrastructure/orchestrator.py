@@ -21,10 +21,11 @@ from framework.engine.accept_plan import (
     labels_of_words,
     respond_step,
 )
+from framework.engine.recipes import plan_of_recipe
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
 from framework.planning.reach import stand_ins
-from framework.planning.strategies import PlanRequest
+from framework.planning.strategies import PlanRequest, last_request
 from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
 
@@ -112,6 +113,10 @@ async def _plan(
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
     problem: PlanError | None = None
+    known = await plan_of_recipe(PlanRequest(**request), view, services)
+    if known is not None:
+        own_words = view.task == last_request(view.messages)
+        return await check(known, view, services, active, None if own_words else labels), 1, ""
     for attempt in range(1, allowed + 1):
         plan = await services.planner.plan(PlanRequest(**request))
         try:

@@ -14,6 +14,8 @@ from framework.base import (
     infrastructure_node,
 )
 from framework.engine import Services
+from framework.engine.default_strategies import SummaryAnswerer
+from framework.engine.recipes import met
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
@@ -72,7 +74,11 @@ async def answer(
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
-    found = await services.answerer.answer(
+    instructions = await services.instructions(view)
+    recipe = met(view, services) if purpose == "results" and not (form or instructions) else None
+    by_results = recipe is not None and recipe.answer == "results"
+    answerer = SummaryAnswerer() if by_results else services.answerer
+    found = await answerer.answer(
         AnswerRequest(
             task=view.task,
             purpose=purpose,
@@ -81,7 +87,7 @@ async def answer(
             abilities=services.registry_of(view).describe(),
             messages=view.messages,
             question=question,
-            instructions=await services.instructions(view),
+            instructions=instructions,
             form=form,
         )
     )

@@ -27,11 +27,14 @@ from framework.planning import (
     CarryOver,
     PlanVersion,
     Problem,
+    RepairedPlan,
     by_depth,
     carry_over,
+    expand_recipes,
     fingerprints,
     repair_plan,
 )
+from framework.planning.problems import SHAPE, make_problem
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
 from framework.telemetry.audit import note
@@ -83,6 +86,38 @@ async def check(
         PolicyError: A policy refuses it.
         BudgetExceededError: It needs more than is left.
     """
+    repaired = _repaired(plan, view, services, active)
+    repairs = [str(repair) for repair in repaired.repairs]
+    limit = services.limits.max_steps
+    try:
+        written_out, recipes = expand_recipes(repaired.plan, services.registry, limit)
+    except PlanError as exc:
+        problem = make_problem(SHAPE, None, None, None, exc.message, exc.fix or "")
+        raise _problems(exc.message, problem.remedy, [problem]) from exc
+    if recipes:
+        # What stands behind a recipe was chosen with it, and is looked at like any other plan.
+        used = [step["capability"] for step in written_out["steps"]]
+        chosen = None if active is None else (*active, *used)
+        repaired = _repaired(written_out, view, services, chosen)
+        repairs += [*recipes, *map(str, repaired.repairs)]
+    mended = by_depth(repaired.plan)
+    if labels:
+        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
+    _refuse_rejected(mended, view)
+    verdict = await _judged(mended, view, services)
+    await _priced(mended, view, services)
+    return Checked(mended, repairs, verdict)
+
+
+def _repaired(
+    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+) -> RepairedPlan:
+    """Return a plan without problems that the turn's caller may run.
+
+    Raises:
+        PlanProblemsError: It has problems.
+        PolicyError: He may not.
+    """
     if services.permissions is not None:
         try:
             services.permissions.check_plan(plan, view)
@@ -103,13 +138,7 @@ async def check(
             "Correct the plan, or ask in other words.",
             repaired.problems,
         )
-    mended = by_depth(repaired.plan)
-    if labels:
-        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
-    _refuse_rejected(mended, view)
-    verdict = await _judged(mended, view, services)
-    await _priced(mended, view, services)
-    return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
+    return repaired
 
 
 async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> None:

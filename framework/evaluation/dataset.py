@@ -19,6 +19,7 @@ from pydantic import (
 
 from configs.errors import ConfigurationError
 from configs.yaml_files import read_yaml
+from framework.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -196,14 +197,29 @@ class Dataset(_Part):
 
 
 def load_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Read an evaluation set from a YAML file.
+    """Read an evaluation set from a YAML file; a recipe's file is the set of its examples.
 
     Raises:
         ConfigurationError: It cannot be read, or does not have the form; lists every problem with
             its path.
     """
     try:
-        return Dataset.model_validate(read_yaml(path))
+        values = read_yaml(path)
+        if "recipe" in values:
+            recipe = load_recipe(path)
+            values = {
+                "version": 1,
+                "name": recipe.name,
+                "cases": [
+                    {
+                        "name": f"{recipe.name} {n}",
+                        "request": e.request,
+                        "capabilities": [recipe.name],
+                    }
+                    for n, e in enumerate(recipe.examples, 1)
+                ],
+            }
+        return Dataset.model_validate(values)
     except ValidationError as exc:
         listed = "\n".join(f"  {text}" for text in _explained(exc))
         raise ConfigurationError(

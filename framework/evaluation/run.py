@@ -6,7 +6,8 @@ import asyncio
 import difflib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage
@@ -19,6 +20,7 @@ from framework.evaluation.metrics import plan_edges, plan_nodes
 from framework.evaluation.replay import Meter
 from framework.evaluation.report import CaseResult, Report
 from framework.graph import build_graph
+from framework.planning.recipes import work_of
 from framework.registry import Registry
 
 if TYPE_CHECKING:
@@ -69,9 +71,15 @@ async def evaluate(
     )
     gate = asyncio.Semaphore(jobs)
 
+    def written_out(names: Iterable[str] | None) -> list[str] | None:
+        # A recipe stands for its steps: they are what runs.
+        return None if names is None else [one for name in names for one in work_of(name, registry)]
+
     async def one(case: Case) -> CaseResult:
         async with gate:
+            case = case.model_copy(update={"capabilities": written_out(case.capabilities)})
             result = await _run_case(case, graph.copy(update={"store": InMemoryStore()}))
+            result = replace(result, chosen=tuple(written_out(result.chosen) or ()))
         if on_case is not None:
             on_case(result)
         return result

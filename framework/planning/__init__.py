@@ -7,6 +7,7 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
 - :func:`dependencies`, :func:`ready_steps` say when steps can run.
 - :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
+- :class:`Recipe` is a plan as a capability; :func:`expand_recipes` writes it out.
 - :func:`plan_mermaid` draws it.
 """
 
@@ -18,6 +19,7 @@ from framework.planning.draft import Repair, RepairedPlan
 from framework.planning.order import by_depth
 from framework.planning.parameters import validated_parameters
 from framework.planning.problems import PROBLEM_KINDS, Problem
+from framework.planning.recipes import Recipe, expand_recipes, recipe_of
 from framework.planning.repair import repair_plan
 from framework.planning.replan import (
     CarryOver,
@@ -41,6 +43,7 @@ __all__ = [
     "Catalog",
     "PlanVersion",
     "Problem",
+    "Recipe",
     "Repair",
     "RepairedPlan",
     "StaticCatalog",
@@ -50,9 +53,11 @@ __all__ = [
     "chain_plan",
     "check_plan",
     "dependencies",
+    "expand_recipes",
     "fingerprints",
     "plan_mermaid",
     "ready_steps",
+    "recipe_of",
     "repair_plan",
     "requires_closure",
     "validated_parameters",

@@ -12,6 +12,7 @@ from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.neighbours import PACKAGES, check_neighbour
+from framework.planning.recipes import Recipe, in_order, recipe_of
 from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
@@ -27,6 +28,7 @@ from framework.registry.membership import (
     refusal_of,
     registered_name,
 )
+from framework.registry.recipe_files import load_recipe, recipe_files
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -174,6 +176,10 @@ class Registry:
 
     def frozen(self) -> Registry:
         """Close it for registrations and return it; what a graph is built of never changes."""
+        for spec in self._capabilities.values():
+            # What it uses may have been taken out or replaced since it was registered.
+            if not self._frozen and (recipe := recipe_of(spec)) is not None:
+                recipe.check(self)
         self._frozen = True
         return self
 
@@ -222,7 +228,7 @@ class Registry:
     # --- writing --------------------------------------------------------------------------
 
     def register(self, item: Any, *, override: bool = False) -> Any:
-        """Add a decorated class, a decorated function or a context type.
+        """Add a decorated class, a decorated function, a recipe or a context type.
 
         Args:
             item: What to add.
@@ -233,9 +239,13 @@ class Registry:
 
         Raises:
             RegistryError: It is none of these, its name is taken, it is an infrastructure node
-                without a place in the graph, or a graph was built of this registry.
+                without a place in the graph, a recipe that does not fit to what is registered, or
+                a graph was built of this registry.
         """
         self._open()
+        if isinstance(item, Recipe):
+            self.register(item.as_capability(self), override=override)
+            return item
         if isinstance(item, type) and issubclass(item, CapabilityContext):
             self._add(self._context_types, item.CONTEXT_TYPE, item, "context type", override)
             return item
@@ -287,8 +297,11 @@ class Registry:
         """
         problems: list[str] = []
         found: list[str] = []
+        recipes: list[Recipe] = []
         for module in walk(package, problems):
             for value in vars(module).values():
+                if isinstance(value, Recipe):
+                    recipes.append(value)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
                 if (name := registered_name(value)) is not None:
@@ -296,6 +309,9 @@ class Registry:
                     found.append(name)
                 elif lacks_decorator(value):
                     problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
+        for recipe in in_order(recipes) if not problems else ():
+            self.register(recipe, override=override)
+            found.append(recipe.name)
         if problems:
             raise RegistryError(
                 f"{package!r} is not registered whole: {'; '.join(problems)}.",
@@ -366,6 +382,8 @@ class Registry:
         registry = cls(infrastructure=settings.infrastructure, given=settings.given)
         for module in settings.modules:
             registry.discover(module)
+        for recipe in in_order(load_recipe(file) for file in recipe_files(settings.recipes)):
+            registry.register(recipe)
         registry.configure(
             include=settings.include, exclude=settings.exclude, override=settings.override
         )
