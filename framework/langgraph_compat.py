@@ -33,6 +33,10 @@ from langgraph.types import Interrupt
 
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
+RESUME = "__resume__"
+"""The one that holds what was answered to a task's questions, in order."""
+RETURN = "__return__"
+"""The one that holds what a task inside a node gave."""
 COUNTERS = "counters_since_delta_snapshot"
 """In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
 _OF_A_TASK = tuple(
@@ -115,6 +119,17 @@ STRICT_RESUME = {"__pregel_strict_resume": True}
 def is_between_nodes(values: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint's values say that a node is to run next."""
     return any(name.startswith(_NEXT_NODE) for name in values)
+
+
+def next_nodes(values: Mapping[str, Any]) -> list[str]:
+    """Name the nodes that are to run next, of a checkpoint's values."""
+    start = _NEXT_NODE[0]
+    return [name.removeprefix(start) for name in values if name.startswith(start)]
+
+
+def is_own_key(name: str) -> bool:
+    """Tell whether a channel is a key of the state, and not LangGraph's."""
+    return not name.startswith(("__", "branch:"))
 
 
 def open_interrupts(writes: Any) -> list[Interrupt]:

@@ -21,13 +21,21 @@ from configs.errors import ConfigurationError
 from configs.logger import mask_data
 from framework.base.errors import PersistenceError
 from framework.base.values import to_plain
-from framework.langgraph_compat import given_to_run, open_interrupts, plain_values
+from framework.langgraph_compat import (
+    INTERRUPT,
+    RESUME,
+    RETURN,
+    given_to_run,
+    is_own_key,
+    next_nodes,
+    open_interrupts,
+    plain_values,
+)
 from framework.state import AgentState, StateSchema
 from framework.stores import rows_of
 from framework.stores.history import whole
 from framework.telemetry.usage_book import usage_totals
 
-_BRANCH = "branch:to:"
 _SCHEMA = StateSchema.of(AgentState)
 
 
@@ -206,7 +214,7 @@ async def _recording(
     )
     end.cost = await _used(saver, thread_id, str(begun.get("id") or ""), values)
     dropped = _SCHEMA.names - _SCHEMA.survives
-    kept = {k: v for k, v in before.items() if not k.startswith(("__", "branch:"))}
+    kept = {k: v for k, v in before.items() if is_own_key(k)}
     return Recording(
         thread=thread_id,
         turn=int(begun.get("number") or 0),
@@ -259,16 +267,16 @@ def asked_of(question: Any) -> list[dict[str, Any]]:
 
 
 def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
-    names = [n for n in at.checkpoint["channel_values"] if n.startswith(_BRANCH)]
-    visit = Visit(node=names[0].removeprefix(_BRANCH) if names else "", by=_who(after or at))
+    [node, *_] = [*next_nodes(at.checkpoint["channel_values"]), ""]
+    visit = Visit(node=node, by=_who(after or at))
     for task, channel, value in at.pending_writes or ():
-        if channel == "__return__" and isinstance(value, Mapping) and "update" in value:
+        if channel == RETURN and isinstance(value, Mapping) and "update" in value:
             visit.steps.append(_plain(value))
-        elif channel == "__interrupt__":
+        elif channel == INTERRUPT:
             visit.question = _plain(value[0].value)
-        elif channel == "__resume__" and task.strip("0-"):
+        elif channel == RESUME and task.strip("0-"):
             visit.answers = _plain(value)
-        elif not channel.startswith(("__", "branch:")):
+        elif is_own_key(channel):
             visit.writes |= _state({channel: value})
     return visit
 

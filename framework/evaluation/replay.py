@@ -23,6 +23,7 @@ from framework.base.plan import ExecutionPlan
 from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
 from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, asked_of, end_of
 from framework.graph import build_graph
+from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import STOPPED
 from framework.pipeline.settle import Skipped
@@ -472,7 +473,7 @@ async def _run(
         while given is not None:
             values = await graph.ainvoke(given, config(by))
             given = None
-            for found in values.get("__interrupt__", ())[:1]:
+            for found in values.get(INTERRUPT, ())[:1]:
                 entries = asked_of(found.value)
                 asked += [entry for entry in entries if entry["context_key"] not in script.ruled]
                 answer = script.answer(frozenset(entry["context_key"] for entry in entries))
@@ -481,7 +482,7 @@ async def _run(
     except Exception as exc:
         # A turn that raises is a finding like any other.
         return TurnEnd(status="raised", reason=f"{type(exc).__name__}: {exc}", cost=meter.cost())
-    end = end_of(values, asked, waiting=bool(values.get("__interrupt__")))
+    end = end_of(values, asked, waiting=bool(values.get(INTERRUPT)))
     end.cost = meter.cost()
     return end
 

@@ -18,7 +18,14 @@ from framework.base.errors import CapgraphError, PersistenceError, ValidationErr
 from framework.base.plan import ExecutionPlan
 from framework.base.ports import Attempt
 from framework.engine.caller_plan import plan_digest
-from framework.langgraph_compat import LATEST_VERSION, open_interrupts, plain_values
+from framework.langgraph_compat import (
+    LATEST_VERSION,
+    is_between_nodes,
+    is_own_key,
+    next_nodes,
+    open_interrupts,
+    plain_values,
+)
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.permit import agreement_digest, shown_of
@@ -33,8 +40,6 @@ from framework.stores.threads import each_thread_id
 
 if TYPE_CHECKING:
     from configs.settings import Settings
-
-_BRANCH = "branch:to:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,7 @@ class _Thread:
             return None
         asked = tuple(item.value for item in open_interrupts(at.pending_writes))
         values = plain_values(await whole(saver, at))
-        if not asked and not any(name.startswith((_BRANCH, "__start__")) for name in values):
+        if not asked and not is_between_nodes(values):
             return None
         view = TurnView(values, thread_id=thread)
         return cls(view, registry, settings, saver, at.checkpoint["v"], asked)
@@ -161,11 +166,10 @@ class _Thread:
         if self.version > LATEST_VERSION or max(newer, default=0) > QUESTION_VERSION:
             yield self._told("state", "It was saved by a newer version.", fix)
         nodes = {*self.registry.infrastructure, *self.registry.capabilities}
+        for gone in sorted({*next_nodes(self.view.state)} - nodes):
+            yield self._told("state", f"It goes on with the node {gone!r}, which is gone.", fix)
         for name, value in self.view.state.items():
-            if name.startswith(_BRANCH) and name.removeprefix(_BRANCH) not in nodes:
-                gone = name.removeprefix(_BRANCH)
-                yield self._told("state", f"It goes on with the node {gone!r}, which is gone.", fix)
-            elif not name.startswith(("__", "branch:")) and name not in schema.names:
+            if is_own_key(name) and name not in schema.names:
                 told = f"Its key {name!r} is none of the state: a newer version wrote it, or the"
                 yield self._told("state", f"{told} state's class has lost it.", fix)
             else:

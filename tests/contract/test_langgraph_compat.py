@@ -24,6 +24,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.config import get_config
 from langgraph.errors import UnknownInterruptError
+from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
@@ -219,3 +220,23 @@ async def test_a_handler_is_told_of_what_is_called_inside_and_once() -> None:
     assert heard == ["call"]
     await builder.compile().ainvoke({}, {"callbacks": [ear]})
     assert heard == ["call"] * 3
+
+
+async def test_what_a_checkpoint_says_of_nodes_answers_and_tasks() -> None:
+    @task
+    async def inner() -> int:
+        return 5
+
+    async def node(state: Any) -> dict[str, Any]:
+        return {"seen": [f"{await inner()}{interrupt('Well?')}"]}
+
+    saver = InMemorySaver()
+    graph = graph_of(node, saver)
+    await graph.ainvoke({"seen": []}, CONFIG)
+    await graph.ainvoke(Command(resume="yes"), CONFIG)
+    [at] = [one async for one in saver.alist(CONFIG) if compat.next_nodes(compat.plain_values(one))]
+    assert compat.next_nodes(compat.plain_values(at)) == ["node"]
+    assert at.checkpoint["v"] == compat.LATEST_VERSION
+    found = {channel: value for _, channel, value in at.pending_writes or ()}
+    assert (found[compat.RETURN], found[compat.RESUME]) == (5, ["yes"])
+    assert [name for name in found if compat.is_own_key(name)] == ["seen"]
