@@ -116,7 +116,9 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     needed = plain.get("required", [])
     fields: dict[str, Any] = {}
     for number, own in enumerate(dict.fromkeys([*properties, *needed])):
-        safe = own.isidentifier() and not keyword.iskeyword(own) and not hasattr(BaseModel, own)
+        safe = (
+            own.isidentifier() and not keyword.iskeyword(own) and not hasattr(JsonParameters, own)
+        )
         key = own if safe and not own.startswith(("_", "model_")) else f"parameter_{number}"
         said = properties.get(own)
         told = said.get("description") if isinstance(said, dict) else None
@@ -141,6 +143,8 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
 def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[InitErrorDetails]:
     for error in model.checker.iter_errors(given):
         path = tuple(error.absolute_path)
+        if "default" in error.schema and _same(error.instance, error.schema["default"]):
+            continue  # whoever writes a default that does not fit takes it all the same
         if error.validator == "required":
             # One error for each name, of which only the text says the name.
             missing = next(n for n in error.validator_value if error.message.startswith(repr(n)))
@@ -150,6 +154,10 @@ def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[Init
             yield {"type": said, "loc": path, "input": error.instance}
     for path, value in _strangers(Shape.of(model, "validation"), given, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def _strangers(shape: Shape, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -169,33 +177,37 @@ def _plain(schema: Any, owner: str) -> Any:
         return [_plain(part, owner) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found: dict[str, Any] = {}
+    found = dict(_plain_pairs(schema, owner))
+    if "properties" in found and "type" not in schema:
+        found["type"] = "object"
+    of_items = found.get("type") == "array" and "enum" in found
+    if of_items and not any(isinstance(value, list) for value in found["enum"]):
+        # Some say at the list what its items may be.
+        found["items"] = {**found.get("items", {}), "enum": found.pop("enum")}
+    inside = schema.get("properties")
+    inside = inside if isinstance(inside, Mapping) else {}
+    # Some say of a property itself that it is required.
+    own = [n for n, p in inside.items() if isinstance(p, Mapping) and p.get("required") is True]
+    return {**found, "required": [*found.get("required", []), *own]} if own else found
+
+
+def _plain_pairs(schema: Mapping[str, Any], owner: str) -> Iterator[tuple[str, Any]]:
     for key, value in schema.items():
         if key in _VALUES:
-            found[key] = value
+            yield key, value
         elif key in _BY_NAME and isinstance(value, Mapping):
-            name = "$defs" if key == "definitions" else key
-            found[name] = {inner: _plain(part, owner) for inner, part in value.items()}
+            inner = {name: _plain(part, owner) for name, part in value.items()}
+            yield "$defs" if key == "definitions" else key, inner
         elif key == "$ref" and isinstance(value, str):
-            found[key] = _local(value, owner)
+            yield key, _local(value, owner)
         elif key == "type":
             kinds = [
-                _json_type(kind, owner) for kind in (value if isinstance(value, list) else [value])
+                _json_type(one, owner) for one in (value if isinstance(value, list) else [value])
             ]
             if "" not in kinds:
-                found[key] = kinds if isinstance(value, list) else kinds[0]
+                yield key, kinds if isinstance(value, list) else kinds[0]
         elif not (key in ("required", "optional") and isinstance(value, bool)):
-            found[key] = _plain(value, owner)
-    inside = schema.get("properties")
-    if isinstance(inside, Mapping):  # some say of a property itself that it is required
-        own = [
-            n
-            for n, part in inside.items()
-            if isinstance(part, Mapping) and part.get("required") is True
-        ]
-        if own:
-            found["required"] = list(dict.fromkeys([*found.get("required", []), *own]))
-    return found
+            yield key, _plain(value, owner)
 
 
 def _json_type(name: Any, owner: str) -> str:
