@@ -12,6 +12,7 @@ ordinary async function to it, for those who keep their sets there.
 """
 
 from framework.evaluation.dataset import AnswerCheck, Case, Dataset, Thresholds, load_dataset
+from framework.evaluation.from_threads import dataset_of_threads, write_dataset
 from framework.evaluation.metrics import Counts, count_edges, count_items, plan_edges, plan_nodes
 from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, load_recording, record
 from framework.evaluation.replay import Difference, NoRecordError, Replay, replay
@@ -42,6 +43,7 @@ __all__ = [
     "check_threads",
     "count_edges",
     "count_items",
+    "dataset_of_threads",
     "evaluate",
     "load_dataset",
     "load_recording",
@@ -49,4 +51,5 @@ __all__ = [
     "plan_nodes",
     "record",
     "replay",
+    "write_dataset",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -125,6 +126,8 @@ class Case(_Part):
         answer: Checks of the answer.
         outcome: How the turn must end; ``waiting`` for a person's answer, ``raised`` when the
             run ends with an exception.
+        recording: File of a recorded turn, beside the set's file: the case is that turn, replayed,
+            and its steps must give what they gave.
     """
 
     name: Name
@@ -136,6 +139,7 @@ class Case(_Part):
     edges: list[Edge] | None = None
     answer: list[AnswerCheck] = Field(default_factory=list)
     outcome: Literal["completed", "partial", "failed", "stopped", "waiting", "raised"] = "completed"
+    recording: Name | None = None
 
     @model_validator(mode="after")
     def _edges_join_what_is_expected(self) -> Case:
@@ -219,12 +223,16 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
                     for n, e in enumerate(recipe.examples, 1)
                 ],
             }
-        return Dataset.model_validate(values)
+        found = Dataset.model_validate(values)
     except ValidationError as exc:
         listed = "\n".join(f"  {text}" for text in _explained(exc))
         raise ConfigurationError(
             f"The evaluation set {os.fspath(path)!r} cannot be used:\n{listed}"
         ) from exc
+    for case in found.cases:
+        if case.recording is not None:
+            case.recording = str(Path(path).parent / case.recording)
+    return found
 
 
 def _explained(exc: ValidationError) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from langchain_core.messages import (
     messages_from_dict,
     messages_to_dict,
 )
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.types import Overwrite
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -48,12 +49,14 @@ class Cost(_Part):
 
     Attributes:
         model_calls: Calls.
-        tokens: Tokens of prompts and answers.
+        input_tokens: Tokens of their prompts.
+        output_tokens: Tokens of their answers.
         cost_usd: US dollars; ``None`` when the price of a call is not known.
     """
 
     model_calls: int = 0
-    tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
     cost_usd: float | None = 0.0
 
 
@@ -176,27 +179,44 @@ async def record(
     >>> asyncio.run(main()).end.status
     'failed'
     """
-    place: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    at = await saver.aget_tuple(place)
-    if at is None:
+    if await saver.aget_tuple(_at(thread_id)) is None:
         raise PersistenceError(
             f"There is no thread {thread_id!r}.", fix="See 'capgraph threads list'."
         )
-    seen: list[CheckpointTuple] = []
-    while at is not None:
-        seen.append(at)
-        if at.metadata.get("source") == "input":
-            number = (seen[0].checkpoint["channel_values"].get("control_turn") or {}).get("number")
-            if turn in (None, number):
-                return await _recording(saver, thread_id, seen[::-1])
-            seen = []
-        at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
+    async for seen in _turns(saver, thread_id):
+        begun = seen[-1].checkpoint["channel_values"].get("control_turn") or {}
+        if turn in (None, begun.get("number")):
+            return await _recording(saver, thread_id, seen)
     which = "its last turn" if turn is None else f"its turn {turn}"
     raise PersistenceError(
         f"The thread {thread_id!r} does not hold the beginning of {which}.",
         fix="Histories go by persistence.keep_…, 'threads prune' and durability='exit'; record a turn"
         " before.",
     )
+
+
+async def record_all(saver: BaseCheckpointSaver[Any], thread_id: str) -> AsyncIterator[Recording]:
+    """Read every turn of a thread whose beginning is kept, the last first."""
+    async for seen in _turns(saver, thread_id):
+        yield await _recording(saver, thread_id, seen)
+
+
+async def _turns(
+    saver: BaseCheckpointSaver[Any], thread_id: str
+) -> AsyncIterator[list[CheckpointTuple]]:
+    """Yield the checkpoints of each turn in their order, the last turn first."""
+    at = await saver.aget_tuple(_at(thread_id))
+    seen: list[CheckpointTuple] = []
+    while at is not None:
+        seen.append(at)
+        if at.metadata.get("source") == "input":
+            yield seen[::-1]
+            seen = []
+        at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
+
+
+def _at(thread_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
 
 
 async def _recording(
@@ -307,7 +327,8 @@ async def _used(
     known = sum(total.calls for total in totals) >= calls and None not in costs
     return Cost(
         model_calls=calls,
-        tokens=sum(total.input_tokens + total.output_tokens for total in totals),
+        input_tokens=sum(total.input_tokens for total in totals),
+        output_tokens=sum(total.output_tokens for total in totals),
         cost_usd=sum(cost or 0.0 for cost in costs) if known else None,
     )
 

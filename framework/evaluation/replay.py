@@ -409,7 +409,8 @@ class Meter(UsageMetadataCallbackHandler):
         known = None not in costs and (bool(costs) or not self.calls)
         return Cost(
             model_calls=self.calls,
-            tokens=sum(used["total_tokens"] for used in self.usage_metadata.values()),
+            input_tokens=sum(used["input_tokens"] for used in self.usage_metadata.values()),
+            output_tokens=sum(used["output_tokens"] for used in self.usage_metadata.values()),
             cost_usd=sum(cost or 0.0 for cost in costs) if known else None,
         )
 

@@ -152,3 +152,31 @@ def test_check_reads_what_is_encrypted(capgraph: Command) -> None:
     found = capgraph("check", "--db", "t.db")
     assert found.exit_code == 2
     assert "one, state: A checkpoint of thread 'one' cannot be read" in found.output
+
+
+def test_a_set_of_turns_is_replayed(asked: Command) -> None:
+    asked("ask", "paint the sky", "--db", "t.db", "--thread", "two", "-q", "--yes")
+    asked("ask", "sing ${HOME} a song", "--db", "t.db", "--thread", "one", "-q")
+    done = ran()
+    found = asked("eval", "turns.yml", "--from-threads", "--db", "t.db")
+    assert (found.exit_code, found.output) == (0, "3 turn(s) written to turns.yml\n")
+    text = Path("turns.yml").read_text()
+    assert "edges:\n  - look -> paint" in text
+    found = asked("eval", "turns.yml", "--json", "-")
+    told = json.loads(found.output)
+    assert found.exit_code == 0, found.output
+    assert told["reports"][0]["figures"]["passed"] == 1.0
+    assert told["reports"][0]["figures"]["model_calls"] == 0
+    assert "sing ${HOME} a song" in [case["request"] for case in told["reports"][0]["cases"]]
+    assert ran() == done
+    change("    colour: str", "    colour: str\n    hue: int = 0")
+    found = asked("eval", "turns.yml")
+    assert found.exit_code == 1
+    assert '+ result {"capability": "look", "gave": {"SKY": {"colour": "blue", "hue": 0}}' in (
+        found.output
+    )
+    assert ran() == done
+    one = asked("eval", "one.yml", "--from-threads", "--db", "t.db", "-t", "one", "-n", "1")
+    assert "1 turn(s) written" in one.output
+    with pytest.raises(Exception, match="No turn that is over"):
+        asked("eval", "none.yml", "--from-threads", "--db", "t.db", "--thread", "three")

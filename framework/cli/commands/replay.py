@@ -114,4 +114,5 @@ def _cost(cost: Cost) -> str:
     from framework.telemetry import format_cost
 
     price = "unknown price" if cost.cost_usd is None else format_cost(cost.cost_usd)
-    return f"{cost.model_calls} call(s), {cost.tokens:,} tokens, {price}"
+    tokens = cost.input_tokens + cost.output_tokens
+    return f"{cost.model_calls} call(s), {tokens:,} tokens, {price}"
