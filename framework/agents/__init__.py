@@ -1,1 +1,43 @@
-"""Agents that call tools, and teams of them; each compiles to a LangGraph graph."""
+"""Agents that work on a task: one graph each, with one door."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from framework.agents.base import BaseAgent
+    from framework.agents.chain_of_thought import ChainOfThoughtAgent
+    from framework.agents.memory import Memory
+    from framework.agents.plan_execute import PlanExecuteAgent
+    from framework.agents.react import ReActAgent
+    from framework.agents.reflexion import ReflexionAgent
+    from framework.agents.result import AgentResult, AgentStep
+
+__all__ = [
+    "AgentResult",
+    "AgentStep",
+    "BaseAgent",
+    "ChainOfThoughtAgent",
+    "Memory",
+    "PlanExecuteAgent",
+    "ReActAgent",
+    "ReflexionAgent",
+]
+
+_IN = {
+    "AgentResult": "result",
+    "AgentStep": "result",
+    "BaseAgent": "base",
+    "ChainOfThoughtAgent": "chain_of_thought",
+    "Memory": "memory",
+    "PlanExecuteAgent": "plan_execute",
+    "ReActAgent": "react",
+    "ReflexionAgent": "reflexion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_IN[name]}"), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
@@ -85,6 +85,8 @@ def bind(
         settings = load_settings()
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
+    fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
+    again = partial(bind, **fixed, answer_type=answer_type, **options)
     registry = as_registry(capabilities).frozen()
     # What the settings name stands inside of what the program gives.
     engines, plan_policies, step_policies = policies_of(options.get("policies", ()), settings)
@@ -145,6 +147,7 @@ def bind(
         retention=Retention(settings.persistence),
         system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
+        rebind=again,
         **chosen,
     )
 

@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -132,6 +132,7 @@ class Services:
         system_prompt: What the application tells the models that plan and answer: text, or a
             function of the turn.
         answer_type: The form of the answer; ``None`` for text.
+        rebind: Makes the same of another registry.
     """
 
     runner: StepRunner
@@ -155,6 +156,7 @@ class Services:
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     system_prompt: SystemPrompt = ""
     answer_type: type[BaseModel] | None = None
+    rebind: Callable[[Registry], Services] | None = None
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -184,6 +186,22 @@ class Services:
     def chat_model(self) -> Callable[[str], Any]:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
+
+    def beside(self, *capabilities: Any) -> Services:
+        """Return the same with further capabilities, such as the tools of one agent.
+
+        What is counted, kept and told stays in one place for both.
+        """
+        if not capabilities or self.rebind is None:
+            return self
+        other = self.rebind(self.registry.with_(*capabilities))
+        return replace(
+            self,
+            runner=other.runner,
+            permissions=other.permissions,
+            flow=other.flow,
+            plan_policies=other.plan_policies,
+        )
 
     def registry_of(self, view: TurnView) -> Registry:
         """Return what the caller of a turn may use: nothing else is shown to whoever plans."""

@@ -235,7 +235,7 @@ def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: 
     if not isinstance(result, Mapping):  # put in its place by what stands around the call
         result = {"raw": result}
     raw = result["raw"]
-    _check_end(role, raw)
+    check_end(role, raw)
     parsed = result.get("parsed")
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
@@ -294,7 +294,7 @@ def _text_of(role: RoleModel, whole: AIMessage | None) -> AIMessage:
         raise _malformed(role, "", None)
     text = str(whole.text)
     if not text.strip():
-        _check_end(role, whole)
+        check_end(role, whole)
         raise _malformed(role, "", None)
     if _reason(whole) in _CUT_OFF:
         note = "\n\n(The answer was cut off at the model's length limit.)"
@@ -335,7 +335,7 @@ def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malfo
     return error
 
 
-def _check_end(role: RoleModel, message: Any) -> None:
+def check_end(role: RoleModel, message: Any) -> None:
     """Raise for an answer that the model refused or could not finish."""
     refusal = message.additional_kwargs.get("refusal")
     reason = _reason(message)
