@@ -27,6 +27,7 @@ class Limits(Section):
     Attributes:
         max_parallel: Steps that run at once in one run.
         max_steps: Steps of one plan.
+        max_elements: Elements of a list over which one step of a plan runs.
         max_planning_attempts: Plans made for one turn, the first included.
         max_reclassifications: Times the capabilities are chosen *again*.
         max_attempts: Upper bound of tries of one step or node, whatever its policy says.
@@ -41,6 +42,7 @@ class Limits(Section):
 
     max_parallel: int = Field(8, ge=1)
     max_steps: int = Field(1000, ge=1)
+    max_elements: int = Field(10_000, ge=1)
     max_planning_attempts: int = Field(2, ge=1)
     max_reclassifications: int = Field(1, ge=0)
     max_attempts: int = Field(10, ge=1)

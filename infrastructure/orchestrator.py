@@ -12,6 +12,7 @@ from framework.base import (
     PlanError,
     infrastructure_node,
 )
+from framework.base.plan import plan_key
 from framework.engine import Services
 from framework.engine.accept_plan import (
     Checked,
@@ -98,7 +99,9 @@ async def _plan(
         "failure": failure.get("classification"),
         "failed_capability": failure.get("capability_name"),
         "previous": view.plan if view.has_plan else None,
-        "finished": {key: r for key, r in view.results.items() if r.get("success")},
+        "finished": {
+            k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
+        },
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},

@@ -73,7 +73,7 @@ class RouterNode(BaseInfrastructureNode):
                 await _wait(work.view, decision, services)
             if await work.run_steps():
                 # LangGraph stops between supersteps; whoever resumes comes back here.
-                decision = Route("router", "The process is to stop.")
+                decision = Route("router", "The superstep is over.")
                 break
         if decision.failures:
             await _wait(work.view, decision, services)
@@ -111,13 +111,13 @@ class _Work:
         return again
 
     async def run_steps(self) -> bool:
-        """Run what is ready; tell whether the process is to stop."""
+        """Run what is ready; tell whether the superstep is over."""
         done = await run_ready_steps(self.view, self.services)
         self.writes += done.writes
         self.state = done.state
         if done.proposed:
             await self._take_proposal(done.proposed)
-        return done.draining
+        return done.over
 
     async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
         authors = ", ".join(author for _, author in proposed)

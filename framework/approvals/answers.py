@@ -13,6 +13,7 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.limits import Limits
 from framework.approvals.questions import PLAN, STEP, is_personal
 from framework.base.errors import ValidationError
+from framework.base.plan import plan_key
 from framework.planning import check_plan
 from framework.planning.catalog import MANY
 from framework.planning.parameters import validated_parameters
@@ -194,7 +195,7 @@ def _output_problems(
         plan.wants(index, read.label).removesuffix(MANY)
         for index, reads in enumerate(plan.reads)
         for read in reads
-        if read.key == key
+        if read.key == plan_key(key)
     }
     needed = wants & set(spec.provides)
     problems = [

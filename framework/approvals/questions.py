@@ -16,7 +16,7 @@ from typing import Any
 from configs.safe_text import clean_text
 from framework.base.errors import ValidationError
 from framework.base.plan import PlannedStep
-from framework.base.value_context import item_types
+from framework.base.value_context import LISTED, item_types
 from framework.planning import CLOSING
 from framework.planning.parameters import validated_parameters
 from framework.planning.summaries import summary_of
@@ -46,9 +46,8 @@ _DECISIONS = {
 
 def step_question(keys: Sequence[str], view: TurnView, registry: Registry) -> dict[str, Any]:
     """Describe what a person is asked about steps of the plan, as plain data."""
-    steps = {step["context_key"]: step for step in view.steps}
     entries = [
-        question_entry(steps[key], view.pending.get(key) or {}, view.contexts, registry)
+        question_entry(view.step_of(key), view.pending.get(key) or {}, view.contexts, registry)
         for key in keys
     ]
     return question_of(view.plan, entries)
@@ -100,6 +99,10 @@ def question_entry(
         "reason": reason,
         "decisions": _DECISIONS[kind],
     }
+    if "element" in shown:
+        # What is changed for one element would change the step of all.
+        entry["decisions"] = [word for word in _DECISIONS[kind] if word != "edit"]
+        entry["element"] = shown["element"]
     if "result" in shown:
         entry["result"] = shown["result"]
     if asked.get("idempotency_key"):
@@ -162,6 +165,7 @@ def _input_summaries(
         for label, key in entry.items():
             kind = kinds.get(label, label)
             listed = [one for one, item in item_types(types.values()).items() if item == kind]
+            listed.append(kind + LISTED)
             for there in [one for one in (kind, *listed) if key in contexts.get(one, {})][:1]:
                 found[f"{label}.{key}"] = summary_of(there, key, contexts[there][key], types)
     return found

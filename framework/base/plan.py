@@ -31,6 +31,9 @@ class PlannedStep(TypedDict, total=False):
             of the type where a capability takes several of one.
         when: Condition on results, ``{"of": "forecast.wind", "is": ">", "than": 12}``, or ``and``,
             ``or``, ``not`` of such; where it does not hold, the step is not needed.
+        for_each: Over which list the step runs, ``{"of": "batch.rows", "as": "item", "on_failure":
+            "stop"}``: once for each element, which ``{"$from": "item"}`` in its parameters means.
+            With ``"collect"`` the others go on when one fails.
         optional: Whether the plan goes on, and the answer says so, if the step fails.
         timeout: Seconds that one try may take, in place of what the capability says.
     """
@@ -43,6 +46,7 @@ class PlannedStep(TypedDict, total=False):
     parameters: dict[str, str | int | float] | None
     inputs: list[dict[str, str]] | None
     when: dict[str, Any] | None
+    for_each: dict[str, str] | None
     optional: bool
     timeout: float | None
 
@@ -57,6 +61,20 @@ class ExecutionPlan(TypedDict, total=False):
 
     steps: list[PlannedStep]
     stamp: dict[str, Any]
+
+
+def copy_key(key: str, number: int) -> str:
+    """Name the copy of a step that runs for one element of its list, from 0.
+
+    >>> copy_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
+    ('pay[3]', 'pay', 'pay')
+    """
+    return f"{key}[{number}]"
+
+
+def plan_key(key: str) -> str:
+    """Return the key of the planned step to which a copy belongs; any other key as it is."""
+    return key.partition("[")[0]
 
 
 def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str]) -> None:

@@ -55,6 +55,23 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Element:
+    """The element of a list for which a copy of a step runs.
+
+    Attributes:
+        name: By which name the step's parameters mean it.
+        value: The element, as plain data.
+        number: Its place, from 0.
+        of: How many elements there are.
+    """
+
+    name: str
+    value: Any
+    number: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One request for one step, or for one call of a chat model.
 
@@ -74,6 +91,7 @@ class Attempt:
         kind: ``step`` or ``model``.
         given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
         asks: Why a person has to agree before it runs, in words; added at the stage ``screen``.
+        element: For which element of a list it runs; ``None`` for a step of its own.
     """
 
     capability: str
@@ -90,6 +108,7 @@ class Attempt:
     kind: Literal["step", "model"] = "step"
     given: Given | None = None
     asks: tuple[str, ...] = ()
+    element: Element | None = None
 
     @property
     def replayed(self) -> bool:
@@ -98,7 +117,9 @@ class Attempt:
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
+        one = self.element
         return {
+            **({"element": one.number, "elements": one.of} if one is not None else {}),
             "context_key": self.key,
             "capability": self.capability,
             "step": self.index + 1,
@@ -221,6 +242,8 @@ class StepRecord:
         quality: How good its gate found the result; ``None`` without one.
         asks: Why a person has to agree to the result before anything uses it, in words; added at
             the stage ``settle``.
+        elements: For how many elements of a list it ran; ``None`` for a step without a list.
+        missing: Keys of the copies that gave nothing.
     """
 
     key: str
@@ -243,6 +266,8 @@ class StepRecord:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     quality: int | None = None
     asks: tuple[str, ...] = ()
+    elements: int | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -266,6 +291,8 @@ class StepRecord:
             found["effect"] = self.effect
         if self.quality is not None:
             found["quality"] = self.quality
+        if self.elements is not None:
+            found |= {"elements": self.elements, "missing": list(self.missing)}
         if self.source != "run":
             found["source"] = self.source
         if self.skipped is not None:

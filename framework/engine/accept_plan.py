@@ -12,7 +12,7 @@ from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
@@ -234,10 +234,10 @@ async def accept(
     return {
         # A record under a key that another step now bears would pass for that step's result.
         "execution_step_results": Overwrite(
-            {**{k: r for k, r in results.items() if k not in again}, **_kept(carried)}
+            {**{k: r for k, r in results.items() if plan_key(k) not in again}, **_kept(carried)}
         ),
         "capability_context_data": carried.context_updates(view.contexts),
-        "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
+        "control_attempts": {k: 0 for k, n in view.attempts.items() if n and plan_key(k) in again},
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
         "planning_accepted": Accepted(digest),

@@ -11,6 +11,7 @@ from typing import Any
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
+from framework.base.plan import plan_key
 from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
@@ -142,13 +143,16 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if all(step["context_key"] in settled for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
         return Route(last if last in CLOSING else "respond", "Every step is done.")
-    waiting = set(state.get("execution_pending_approvals") or {})
+    pending = state.get("execution_pending_approvals") or {}
+    waiting = {plan_key(key) for key in pending}
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
     ready = [key for key in ready_steps(plan, settled, depends=needs) if key not in closing]
     free = tuple(key for key in ready if key not in waiting)
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
-    asked = tuple(key for key in ready if key in waiting)
+    order = {key: place for place, key in enumerate(ready)}
+    open_ones = (key for key in pending if plan_key(key) in order)
+    asked = tuple(sorted(open_ones, key=lambda key: order[plan_key(key)]))
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
     return Route("error", "No step of the plan can run: an input has no supplier.")

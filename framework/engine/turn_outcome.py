@@ -34,6 +34,7 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     done = [key for key in wanted if (results.get(key) or {}).get("success")]
     idle = [key for key in wanted if (results.get(key) or {}).get("not_needed")]
     missing = [key for key in wanted if key not in done and key not in idle]
+    missing += [copy for key in done for copy in results[key].get("missing") or ()]
     info = state.get("control_error_info") if state.get("control_has_error") else None
     if status is None:
         if info or state.get("control_is_killed"):

@@ -8,7 +8,7 @@ from typing import Any
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
-from framework.base.value_context import item_types
+from framework.base.value_context import LISTED, item_types
 from framework.state import ContextTypes, load_context
 
 
@@ -65,6 +65,8 @@ def _load_many(
     types: ContextTypes,
 ) -> list[Any]:
     """Read one context, or all of a result that is a list of that type."""
+    if key in context_data.get(kind + LISTED, {}):
+        return list(_load(spec, kind + LISTED, key, context_data, types))
     if key not in context_data.get(kind, {}):
         for listed, item in item_types(types.values()).items():
             if item == kind and key in context_data.get(listed, {}):

@@ -15,6 +15,7 @@ from langgraph.errors import GraphBubbleUp
 
 from framework.approvals import ACTED, UNKNOWN
 from framework.base.errors import CapabilityError, ErrorSeverity
+from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
 from framework.pipeline.job import Inner, Job, kept_effects
@@ -182,7 +183,7 @@ async def _acted_before(
 
 def _was_planned(job: Job, attempt: Attempt) -> bool:
     """Tell whether an earlier plan of the turn held this very step, so that it is not new."""
-    own = fingerprints(job.view.plan).get(attempt.key)
+    own = fingerprints(job.view.plan).get(plan_key(attempt.key))
     versions: list[Mapping[str, Any]] = job.view.state.get("planning_history") or []
     return any(own in fingerprints(version["plan"]).values() for version in versions[:-1])
 

@@ -6,10 +6,11 @@ Events from inside say which turn, plan and step they are about.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from framework.base.errors import LimitError, StoppedError
-from framework.base.ports import Attempt, StepRecord
-from framework.pipeline.job import Inner, Job, Result
+from framework.base.ports import Attempt
+from framework.pipeline.job import Inner, Job
 from framework.pipeline.settle import failed_record
 from framework.telemetry import about
 
@@ -22,7 +23,7 @@ def run_limit_reached(attempt: Attempt) -> LimitError:
     )
 
 
-async def observe(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Begin no step for which the turn has no time left, or of a turn that was stopped."""
     job.began = asyncio.get_running_loop().time()
     with about(**job.view.ids, step_id=attempt.key):
@@ -33,5 +34,4 @@ async def observe(job: Job, attempt: Attempt, inner: Inner) -> Result:
             await job.door.ledger.go_on()
         except StoppedError as exc:
             return failed_record(job, attempt, exc)
-        result: StepRecord | None = await inner(job, attempt)
-        return result
+        return await inner(job, attempt)

@@ -131,11 +131,12 @@ def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
 
 
 def shown_of(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
-    """Return what a person is shown of a step and agrees to."""
+    """Return what a person is shown of a step and agrees to; of a copy also its element."""
     return {
         "parameters": dict(attempt.values),
         "input_values": plain_inputs(attempt.inputs),
         "rests_on": rests_on(plan, attempt.step),
+        **({} if attempt.element is None else {"element": attempt.element.value}),
     }
 
 

@@ -171,6 +171,17 @@ class StepRunner:
                 outer.labels = {**labels, **outer.labels}
         return record
 
+    async def elements(self, attempt: Attempt, door: Door) -> list[Any] | StepRecord:
+        """Return for what a step with ``for_each`` runs; or its record, where it cannot run.
+
+        Args:
+            attempt: The step; for each element an attempt of its own goes through all stages.
+            door: What the asker brings.
+        """
+        job = Job(self.registry.capabilities[attempt.capability], self, door, CURRENT.get())
+        found: list[Any] | StepRecord = await observe.observe(job, attempt, screen.elements)
+        return found
+
     async def out_of_reach(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
         found: dict[str, str] = {}

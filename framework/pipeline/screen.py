@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 
-from framework.base.ports import Attempt
+from framework.base.errors import ErrorSeverity, ValidationError
+from framework.base.ports import Attempt, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.needed import needed
 from framework.pipeline.settle import Skipped, failed_record, passed_over
 from framework.planning.parameters import validated_parameters
-from framework.planning.references import references_of, resolve_references
+from framework.planning.references import references_of, resolve_references, value_at
 from framework.state import ContextTypes, TurnView
 
 
@@ -68,10 +70,35 @@ def resolved(
     inputs = resolve_inputs(spec, step, contexts, types)
     given = step.get("parameters") or {}
     if any(references_of(given)):
-        given = resolve_references(given, contexts, types)
+        one = attempt.element
+        element = None if one is None else {one.name: one.value}
+        given = resolve_references(given, contexts, types, element)
         step = {**step, "parameters": given}
     parameters, values = validated_parameters(spec, given)
     return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
+
+
+async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
+    """Return for what a step runs, each by itself; or its record, where it cannot run."""
+    types = job.runner.registry.context_types
+    of, bound = (attempt.step.get("for_each") or {})["of"], job.runner.limits.max_elements
+    try:
+        step = needed(job.spec, attempt.step, job.view, types)
+        if isinstance(step, Skipped):
+            return passed_over(job, attempt, step)
+        found = value_at(of, job.view.contexts, types)
+        if isinstance(found, list) and len(found) <= bound:
+            return found
+        cause = (
+            f"a list of {len(found):,}" if isinstance(found, list) else f"{found!r:.80}, no list"
+        )
+        raise ValidationError(
+            f"The step {attempt.key!r} runs for each of {of}, which is {cause}.",
+            fix=f"Name a list of at most {bound:,} elements (limits.max_elements), or do it in parts.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+    except ValidationError as exc:
+        return failed_record(job, attempt, exc)
 
 
 def _agreeing(job: Job, attempt: Attempt) -> Attempt:

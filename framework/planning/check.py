@@ -15,7 +15,7 @@ from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.references import Read, references_of
+from framework.planning.references import Read, fields_of, references_of
 from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
 
@@ -281,38 +281,51 @@ class _Checker:
         """Check who supplies what stands at a path; return its shape, where that is known."""
         view = self.view
         read = next((read for read in view.reads[index] if read.path == path), None)
-        if read is None:  # the element of a list, which is read where the list is
-            return self._within(
-                index, path, text, text.partition(".")[0], [Shape({})], code, remedy
-            )
-        place = view.resolve(index, read)
-        if place is not None and place >= index:
+        place = view.resolve(index, read) if read is not None else None
+        if read is not None and place is not None and place >= index:
             self.forward.append((index, read, place))
             return None
-        if place is not None:
-            kinds = view.kinds(place)
-        elif not (kinds := view.stored_as(read.key)):
+        if read is not None and place is None and not view.stored_as(read.key):
             cause = "no step and no stored context has this context_key"
             self.add(code, index, text, cause, remedy, path)
             return None
-        if kinds is None or any(view.type_of(kind) is None for kind in kinds):
+        # Without a reader it means the element of a list.
+        key = text.partition(".")[0] if read is None else read.key
+        results = [view.element(index)] if read is None else view.results(index, read)
+        if results is None:
             return None  # of unknown type: what stands there is read when the step runs
-        results = [view.shape_of(kind) for kind in kinds]
-        return self._within(index, path, text, read.key, results, code, remedy)
-
-    def _within(
-        self, index: int, path: Path, text: str, key: str, results: list[Shape], code: str, fix: str
-    ) -> Shape | None:
-        parts = text[len(key) :].split(".")[1:]
-        fields = tuple(int(part) if part.isdecimal() else part for part in parts)
+        fields = fields_of(text, key)
         found = [shape for result in results if (shape := result.at(fields)) is not None]
         if len(found) == 1:
             return found[0]
         known = sorted({name for result in results for name in result.fields})
-        cause = f"the result has no {'.'.join(parts)!r}; its fields are {listing(known)}"
+        what = ".".join(map(str, fields))
+        cause = f"the result has no {what!r}; its fields are {listing(known)}"
         cause = "several results of that step have it" if found else cause
-        self.add(code, index, text, cause, fix, path)
+        self.add(code, index, text, cause, remedy, path)
         return None
+
+    def _for_each(self, index: int, each: object, name: str) -> None:
+        if each is None:
+            return
+        given = each if isinstance(each, dict) else {}
+        of, alias = given.get("of"), given.get("as", "item")
+        mode = given.get("on_failure", "stop")
+        if not isinstance(of, str) or not of or given.keys() - {"of", "as", "on_failure"}:
+            self.add(codes.FOR_EACH, index, each, "does not say over which list", path=(name,))
+            return
+        if not is_key(alias) or "." in str(alias):
+            cause = "is no name of an element"
+            self.add(codes.FOR_EACH, index, alias, cause, path=(name, "as"))
+        elif alias in self.view.places or self.view.stored_as(str(alias)):
+            cause = "is the context_key of a result"
+            self.add(codes.FOR_EACH, index, alias, cause, "take another name", (name, "as"))
+        if mode not in ("stop", "collect"):
+            remedy = "write 'stop' or 'collect'"
+            self.add(codes.FOR_EACH, index, mode, "is unknown", remedy, (name, "on_failure"))
+        found = self._found(index, (name, "of"), of, codes.FOR_EACH)
+        if found is not None and not {form.kind for form in found.forms()} & {"array", None}:
+            self.add(codes.FOR_EACH, index, of, f"it is {found}, not a list", path=(name, "of"))
 
     def _when(self, index: int, condition: object, name: str) -> None:
         if condition is None:
@@ -384,12 +397,13 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "expected_output": _Checker._output,
     "parameters": _Checker._parameters,
     "when": _Checker._when,
+    "for_each": _Checker._for_each,
     "optional": _Checker._switch,
     "timeout": _Checker._seconds,
 }
 """What checks each field of a step; there are no other fields."""
 
-_OF_WORK = frozenset({"when", "optional", "timeout"})
+_OF_WORK = frozenset({"when", "for_each", "optional", "timeout"})
 """Fields that a closing step cannot have."""
 
 _KINDS = {

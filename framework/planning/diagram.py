@@ -87,6 +87,8 @@ def step_notes(step: Mapping[str, Any]) -> list[str]:
     found = []
     if step.get("when") is not None:
         found.append(f"if {told(step['when'])}")
+    if isinstance(each := step.get("for_each"), dict):
+        found.append(f"for each of {each.get('of')}")
     return [*found, *(["optional"] if step.get("optional") is True else [])]
 
 

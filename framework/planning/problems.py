@@ -137,6 +137,7 @@ PARAMETER = "CG-P19"
 UNDECLARED_OUTPUT = "CG-P20"
 NOT_PLAIN = "CG-P21"
 CONDITION = "CG-P22"
+FOR_EACH = "CG-P23"
 
 
 class Kind(NamedTuple):
@@ -199,6 +200,11 @@ PROBLEM_KINDS = {
         "Wrong condition",
         "when",
         "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such",
+    ),
+    FOR_EACH: Kind(
+        "Wrong for_each",
+        "for_each",
+        "write {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step",
     ),
 }
 """Code of each kind of problem to what its problems have in common."""

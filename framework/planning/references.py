@@ -70,6 +70,16 @@ def key_in(text: str, known: Container[str]) -> str:
     return key
 
 
+def fields_of(text: str, key: str) -> Path:
+    """Return what follows the context key in a reference.
+
+    >>> fields_of("week.days.1", "week")
+    ('days', 1)
+    """
+    parts = text[len(key) :].split(".")[1:]
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
 def reads_of(step: object, known: Container[str] = ()) -> Iterator[Read]:
     """Yield what a step reads, in its order.
 

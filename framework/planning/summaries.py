@@ -7,11 +7,13 @@ from typing import Any
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
+from framework.base.value_context import LISTED
 from framework.planning import CLOSING
 from framework.planning.references import FROM, reads_of
 from framework.planning.strategies import StepSummary
 from framework.state import ContextTypes, summarize
 
+_MAX_COPIES = 10
 ANSWER = "ANSWER"
 """``CONTEXT_CATEGORY`` of results that belong in the answer even when later steps use them."""
 
@@ -46,7 +48,9 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     objective=step.get("task_objective", ""),
                     kind=kind,
                     summary=said,
-                    terminal=used.isdisjoint({(kind, stored), (FROM, stored)})
+                    terminal=used.isdisjoint(
+                        {(kind, stored), (kind.removesuffix(LISTED), stored), (FROM, stored)}
+                    )
                     or _category(kind, types) == ANSWER,
                 )
             )
@@ -74,7 +78,12 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     missing = []
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
-        if step["capability"] in CLOSING or record.get("success"):
+        if step["capability"] in CLOSING:
+            continue
+        for copy in (record.get("missing") or ())[:_MAX_COPIES]:
+            why = results[copy].get("error")
+            missing.append(f"{copy} ({step['capability']}): {why}")
+        if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
         if "not_needed" in record:

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage
 
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import Caller
 
 _NOBODY = Caller()
@@ -136,6 +136,11 @@ class TurnView:
     def planned(self) -> Mapping[str, PlannedStep]:
         """The plan's steps by context key."""
         return {step["context_key"]: step for step in self.steps if "context_key" in step}
+
+    def step_of(self, key: str) -> PlannedStep:
+        """Return a step of the plan, or its copy for one element, by the context key."""
+        step = self.planned[plan_key(key)]
+        return step if step["context_key"] == key else {**step, "context_key": key}
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:

@@ -48,6 +48,8 @@ class _StepEvent(_Event):
     step: int = 0
     total_steps: int = 0
     attempt: int = 1
+    element: int | None = None
+    elements: int | None = None
 
 
 class Status(_Event):

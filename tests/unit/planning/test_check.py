@@ -174,6 +174,9 @@ MESSAGES = [
           RESPOND),
      "[CG-P22] step 2 'b', when.is '~': is no comparison; there are >, >=, <, <=, ==, !=. Fix:"
      " write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such."),
+    (plan({**LOCATE, "for_each": {"in": "x"}}, RESPOND),
+     "[CG-P23] step 1 'place', for_each \"{'in': 'x'}\": does not say over which list. Fix: write"
+     " {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step."),
 ]  # fmt: skip
 
 
