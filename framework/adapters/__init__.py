@@ -7,18 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from framework.adapters.mcp import McpCapabilities, mcp_capabilities
+    from framework.adapters.mcp_server import as_mcp_server
     from framework.adapters.tools import tool_capability
 
-__all__ = ["McpCapabilities", "mcp_capabilities", "tool_capability"]
+__all__ = ["McpCapabilities", "as_mcp_server", "mcp_capabilities", "tool_capability"]
 
 _IN = {
     "McpCapabilities": "mcp",
+    "as_mcp_server": "mcp_server",
     "mcp_capabilities": "mcp",
     "tool_capability": "tools",
 }
+
+_EXTRAS = {"mcp": ("mcp", "mcp"), "mcp_server": ("mcp", "mcp")}
+"""Part to the module that it needs, and the extra that brings it."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _IN[name] in _EXTRAS:
+        from framework.base.errors import require_extra
+
+        require_extra(*_EXTRAS[_IN[name]])
     return getattr(importlib.import_module(f"{__name__}.{_IN[name]}"), name)

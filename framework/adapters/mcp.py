@@ -15,17 +15,31 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import httpx2
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
-from pydantic import ConfigDict, Field
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.context import ClientRequestContext
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    CallToolResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    Tool,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ConfigDict, Field, ValidationError
 
 from framework.adapters.declare import declare
 from framework.adapters.foreign import own_name, plain_schema, plain_text
 from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity, require_extra
+from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.base.ports import Attempt, CallNext, PermissionMode
 from framework.base.spec import Effect
 from framework.base.step_context import StepContext
@@ -35,14 +49,8 @@ from framework.langgraph_compat import is_resumed
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.job import CURRENT
 
-if TYPE_CHECKING:
-    from mcp import Client, StdioServerParameters
-    from mcp.client.context import ClientRequestContext
-    from mcp_types import CallToolResult, ElicitRequestParams, ElicitResult, ErrorData, Tool
-
 KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
-_CLOSED = -32000
 _CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("capgraph_mcp", default=None)
 
 
@@ -128,9 +136,7 @@ async def mcp_capabilities(
     Raises:
         CapabilityError: The server cannot be reached.
         ConfigurationError: A name in ``allow`` or ``effects`` is none of its tools.
-        MissingExtraError: The package ``mcp`` is not installed.
     """
-    require_extra("mcp", "mcp")
     hub = _Server(server, timeout_seconds, headers or {}, mode)
     tools = await hub.tools()
     wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
@@ -366,13 +372,10 @@ class _Caller:
         }
 
     async def _result(self, call: _Call) -> CallToolResult:
-        from mcp import MCPError
-        from pydantic import ValidationError
-
         try:
             return call.task.result()
         except MCPError as exc:
-            if exc.code != _CLOSED:
+            if exc.code != CONNECTION_CLOSED:
                 raise CapabilityError(
                     f"{self.server} refused a call of {self.name!r}: {plain_text(exc.message)}"
                 ) from exc
@@ -391,8 +394,6 @@ class _Caller:
 
 def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
     """Read a person's answer: yes or no, values by name, the only value, or the protocol's form."""
-    from mcp_types import ElicitResult
-
     if given is None or given is False:
         return ElicitResult(action="decline")
     names = list((question.get("schema") or {}).get("properties") or {})
@@ -424,8 +425,6 @@ class _Line:
     @property
     def modern(self) -> bool:
         """Whether the server asks by ending a call, so that it can be made again."""
-        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-
         return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def _hold(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
@@ -446,8 +445,6 @@ class _Line:
     async def _asked(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
-        from mcp_types import INVALID_REQUEST, ErrorData
-
         waiting = [*self.calls, *self.parked.values()]
         call = _CALL.get() or (waiting[0] if len(waiting) == 1 else None)
         if call is None:
@@ -537,10 +534,6 @@ class _Server:
             await asyncio.wait({line.task})
 
     async def _client(self, stack: AsyncExitStack) -> Client:
-        import httpx2
-        from mcp import Client
-        from mcp.client.streamable_http import streamable_http_client
-
         target = self._target
         if isinstance(target, str):
             # Made in a thread, because certificates are read from files.

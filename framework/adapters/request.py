@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
 
 Contexts = dict[str, dict[str, Any]]
+Schema = dict[str, Any]
+_SCALARS = ["string", "number", "boolean", "null"]
 
 
 def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedStep, Contexts]:
@@ -43,6 +46,39 @@ def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedS
             contexts.setdefault(need.type, {})[key] = data
             inputs.append({need.label: key})
     return {"parameters": rest, "inputs": inputs}, contexts
+
+
+def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityContext]]) -> Schema:
+    """Return the JSON schema of what :func:`request_of` reads.
+
+    Args:
+        spec: The capability.
+        types: The registered context types.
+
+    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> class Place(CapabilityContext):
+    ...     name: str
+    >>> spec = CapabilitySpec("visit", "Visits.", requires=(Requirement("PLACE"),))
+    >>> request_schema(spec, {"PLACE": Place})["required"]
+    ['PLACE']
+    """
+    scalars = {"type": "object", "additionalProperties": {"type": _SCALARS}}
+    said = spec.parameters.model_json_schema() if spec.parameters is not None else scalars
+    whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}, **said}
+    properties, needed, named = (whole[name] for name in ("properties", "required", "$defs"))
+    for need in spec.requires:
+        kind = types.get(need.type)
+        one = kind.model_json_schema() if kind is not None else {"type": "object"}
+        # Two types may call different things by one name.
+        own = f"{need.label}."
+        one = json.loads(json.dumps(one).replace('"#/$defs/', f'"#/$defs/{own}'))
+        named = {**named, **{own + name: part for name, part in one.pop("$defs", {}).items()}}
+        several = need.cardinality == "many"
+        shape = {"type": "array", "items": one, "minItems": 1} if several else one
+        properties = {**properties, need.label: shape}
+        needed = needed if need.cardinality == "optional" else [*needed, need.label]
+    whole |= {"properties": properties, "required": needed}
+    return {**whole, "$defs": named} if named else {n: p for n, p in whole.items() if n != "$defs"}
 
 
 def output_of(record: StepRecord) -> Any:
