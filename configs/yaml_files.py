@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from configs.errors import ConfigurationError
 
@@ -103,6 +104,22 @@ def _expand(
         return found
 
     return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
+
+
+def explained(exc: ValidationError) -> list[str]:
+    """Return what is wrong with a file of a fixed form, a sentence for each place."""
+    lines = []
+    for error in exc.errors(include_url=False, include_input=False):
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
+        ).lstrip(".")
+        told = (
+            "unknown key. Fix: remove it, or check the spelling"
+            if error["type"] == "extra_forbidden"
+            else error["msg"].removeprefix("Value error, ")
+        )
+        lines.append(f"{path or 'the file'}: {told}.")
+    return lines
 
 
 def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

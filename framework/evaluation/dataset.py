@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from configs.errors import ConfigurationError
-from configs.yaml_files import read_yaml
+from configs.yaml_files import explained, read_yaml
 from framework.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -225,7 +225,7 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
             }
         found = Dataset.model_validate(values)
     except ValidationError as exc:
-        listed = "\n".join(f"  {text}" for text in _explained(exc))
+        listed = "\n".join(f"  {text}" for text in explained(exc))
         raise ConfigurationError(
             f"The evaluation set {os.fspath(path)!r} cannot be used:\n{listed}"
         ) from exc
@@ -233,18 +233,3 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
         if case.recording is not None:
             case.recording = str(Path(path).parent / case.recording)
     return found
-
-
-def _explained(exc: ValidationError) -> list[str]:
-    lines = []
-    for error in exc.errors(include_url=False, include_input=False):
-        path = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
-        ).lstrip(".")
-        told = (
-            "unknown key. Fix: remove it, or check the spelling"
-            if error["type"] == "extra_forbidden"
-            else error["msg"].removeprefix("Value error, ")
-        )
-        lines.append(f"{path or 'the file'}: {told}.")
-    return lines

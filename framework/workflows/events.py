@@ -17,7 +17,6 @@ from langgraph.graph import END, START, StateGraph
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
-from framework.base.spec import CapabilitySpec
 from framework.engine.ready_queue import one_signal
 from framework.engine.services import Services
 from framework.workflows.nodes import (
@@ -90,17 +89,19 @@ class EventDrivenWorkflow(BaseWorkflow):
             raise ConfigurationError(f"max_events is {max_events!r}.", fix="Give at least 1.")
         self._max = max_events
         self._terminal = terminal_event
-        self._handlers: dict[str, list[Any]] = {}
+        self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
 
-    def on(self, event_name: str, handler: Any) -> None:
+    def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
         """Have events of a name handled.
 
         Args:
             event_name: The name.
             handler: An async function of the event, which may give an event, or several, to be
-                handled next; or an agent, graph, tool or capability, whose task is the payload.
+                handled next; or an agent, graph, tool or capability, whose task is the payload's.
+            gives: Name of the event that follows when an agent has done its task; its payload has
+                ``output``, and as ``task`` the same as text. A function so named is an agent.
         """
-        self._handlers.setdefault(event_name, []).append(handler)
+        self._handlers.setdefault(event_name, []).append((handler, gives))
 
     async def run(
         self,
@@ -129,7 +130,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     ) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         handlers = {
-            name: [self._handler(name, place, one) for place, one in enumerate(found)]
+            name: [self._handler(name, place, *one) for place, one in enumerate(found)]
             for name, found in self._handlers.items()
         }
 
@@ -145,14 +146,24 @@ class EventDrivenWorkflow(BaseWorkflow):
         builder.add_edge("events", END)
         return builder.compile(checkpointer=checkpointer, name=self.name, **options)
 
-    def _handler(self, name: str, place: int, handler: Any) -> Callable[[WorkflowEvent], Any]:
-        is_function = callable(handler) and not isinstance(handler, type)
-        spec = getattr(handler, "capability_spec", None)
-        if is_function and not (isinstance(spec, CapabilitySpec) or hasattr(handler, "ainvoke")):
+    def _handler(
+        self, name: str, place: int, handler: Any, gives: str | None
+    ) -> Callable[[WorkflowEvent], Any]:
+        kinds = ("capability_spec", "compile", "execute", "ainvoke")
+        if gives is None and not any(hasattr(handler, kind) for kind in kinds):
             return lambda event: _handled(handler, event)
         node = WorkflowNode(f"{name}_{place}", handler)
         graph = self.nested(node.node_id, handler)
-        return lambda event: run_node(node, graph, event.payload)
+
+        async def work(event: WorkflowEvent) -> Plain:
+            found = await run_node(node, graph, event.payload)
+            if found["success"] and gives is not None:
+                output = found["output"]
+                payload = {"output": output, "task": task_of({"task": output})}
+                found["metadata"]["events"] = [asdict(WorkflowEvent(gives, payload))]
+            return found
+
+        return work
 
     async def _handle_all(
         self, first: list[WorkflowEvent], handlers: Mapping[str, list[Any]]

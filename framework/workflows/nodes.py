@@ -171,6 +171,10 @@ class BaseWorkflow(ABC):
             run_id = config["configurable"]["thread_id"]
         result = result_of(await self.compile().ainvoke(given, config, context=context))
         result.metadata["execution_id"] = run_id
+        if "interrupts" in result.metadata:
+            result.error = (
+                f"{result.error}, and nothing keeps the question. Fix: compile with a saver."
+            )
         return result
 
     def nested(self, name: str, thing: Any) -> TaskGraph:
@@ -187,7 +191,7 @@ def result_of(found: Mapping[str, Any]) -> WorkflowResult:
     metadata = dict(found.get("metadata") or {})
     outputs = {name: read(plain) for name, plain in (found.get("outputs") or {}).items()}
     if asked:
-        told = "A person is asked, and nothing keeps the question. Fix: compile with a saver."
+        told = f"A person is asked: {'; '.join(short_text(one, 200) for one in asked)}"
         metadata["interrupts"] = asked
         return WorkflowResult(outputs, "", success=False, error=told, metadata=metadata)
     return WorkflowResult(
