@@ -15,7 +15,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from framework.adapters.task_graph import TaskGraph
 from framework.base.errors import CapgraphError, ConfigurationError
-from framework.engine.ready_queue import one_signal
+from framework.engine.envelopes import one_signal
 from framework.engine.services import Services
 from framework.workflows.nodes import (
     BaseWorkflow,

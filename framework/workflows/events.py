@@ -17,7 +17,7 @@ from langgraph.graph import END, START, StateGraph
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
-from framework.engine.ready_queue import one_signal
+from framework.engine.envelopes import one_signal
 from framework.engine.services import Services
 from framework.workflows.nodes import (
     BaseWorkflow,
