@@ -14,7 +14,15 @@ ordinary async function to it, for those who keep their sets there.
 from framework.evaluation.dataset import AnswerCheck, Case, Dataset, Thresholds, load_dataset
 from framework.evaluation.from_threads import dataset_of_threads, write_dataset
 from framework.evaluation.metrics import Counts, count_edges, count_items, plan_edges, plan_nodes
-from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, load_recording, record
+from framework.evaluation.recording import (
+    Cost,
+    Recording,
+    Said,
+    TurnEnd,
+    Visit,
+    load_recording,
+    record,
+)
 from framework.evaluation.replay import Difference, NoRecordError, Replay, replay
 from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
 from framework.evaluation.run import check_names, evaluate
@@ -34,6 +42,7 @@ __all__ = [
     "Recording",
     "Replay",
     "Report",
+    "Said",
     "ShortFall",
     "Takeover",
     "Thresholds",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from framework.langgraph_compat import (
     open_interrupts,
     plain_values,
 )
+from framework.pipeline.state_update import applied, combined
 from framework.state import AgentState, StateSchema
 from framework.stores import rows_of
 from framework.stores.history import whole
@@ -83,6 +85,20 @@ class TurnEnd(_Part):
     cost: Cost = Field(default_factory=Cost)
 
 
+class Said(_Part):
+    """What a person answered.
+
+    Attributes:
+        given: The answer.
+        by: Who gave it: ``user_id``, ``role``, ``tenant``.
+        at: When, in seconds since the epoch.
+    """
+
+    given: Any
+    by: dict[str, str] = Field(default_factory=dict)
+    at: float = 0.0
+
+
 class Visit(_Part):
     """One node's turn at work.
 
@@ -92,15 +108,13 @@ class Visit(_Part):
         steps: What each step left, as LangGraph saved it with the step's task.
         question: What a person was asked.
         answers: What was answered, in order.
-        by: Who answered: ``user_id``, ``role``, ``tenant``.
     """
 
     node: str
     writes: dict[str, Any] = Field(default_factory=dict)
     steps: list[dict[str, Any]] = Field(default_factory=list)
     question: Any = None
-    answers: list[Any] = Field(default_factory=list)
-    by: dict[str, str] = Field(default_factory=dict)
+    answers: list[Said] = Field(default_factory=list)
 
 
 class Recording(_Part):
@@ -111,6 +125,7 @@ class Recording(_Part):
         thread: The thread.
         turn: Which turn of it, from 1.
         caller: Who asked: ``user_id``, ``role``, ``tenant``.
+        at: When, in seconds since the epoch.
         before: What the thread held before.
         given: What came in.
         visits: What the nodes did, in order.
@@ -121,6 +136,7 @@ class Recording(_Part):
     thread: str
     turn: int
     caller: dict[str, str] = Field(default_factory=dict)
+    at: float = 0.0
     before: dict[str, Any] = Field(default_factory=dict)
     given: dict[str, Any] = Field(default_factory=dict)
     visits: list[Visit] = Field(default_factory=list)
@@ -227,18 +243,15 @@ async def _recording(
     visits = [_visit(one, after) for one, after in zip(seen[1:], [*seen[2:], None], strict=True)]
     begun = values.get("control_turn") or {}
     open_ = open_interrupts(last.pending_writes) if last.pending_writes else []
-    end = end_of(
-        {**values, "execution_step_results": _with_saved(values, visits[-1:])},
-        [entry for visit in visits for entry in asked_of(visit.question)],
-        waiting=bool(open_),
-    )
+    end = _end(_with_saved(values, visits[-1:]), visits, waiting=bool(open_))
     end.cost = await _used(saver, thread_id, str(begun.get("id") or ""), values)
     dropped = _SCHEMA.names - _SCHEMA.survives
     kept = {k: v for k, v in before.items() if is_own_key(k)}
     return Recording(
         thread=thread_id,
         turn=int(begun.get("number") or 0),
-        caller=_who(seen[0]),
+        caller=_who(seen[0].metadata),
+        at=_moment(seen[0]),
         before=_state({k: v for k, v in kept.items() if k not in dropped}),
         given=_state(given_to_run(seen[0]) or {}),
         visits=visits,
@@ -246,16 +259,7 @@ async def _recording(
     )
 
 
-def end_of(
-    values: Mapping[str, Any], asked: list[dict[str, Any]], *, waiting: bool = False
-) -> TurnEnd:
-    """Return what came of a turn.
-
-    Args:
-        values: The state at its end.
-        asked: What people were asked.
-        waiting: Whether one of the questions is open.
-    """
+def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -> TurnEnd:
     outcome = values.get("execution_outcome") or {}
     stored = values.get("capability_context_data") or {}
     steps = (values.get("planning_execution_plan") or {}).get("steps") or []
@@ -274,7 +278,7 @@ def end_of(
         reason=outcome.get("reason") or "",
         plan=[dict(step) for step in steps],
         results=results,
-        asked=asked,
+        asked=[entry for visit in visits for entry in asked_of(visit.question)],
         answer=str(last.text) if isinstance(last, AIMessage) else "",
     )
 
@@ -288,31 +292,41 @@ def asked_of(question: Any) -> list[dict[str, Any]]:
 
 def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
     [node, *_] = [*next_nodes(at.checkpoint["channel_values"]), ""]
-    visit = Visit(node=node, by=_who(after or at))
+    visit, resumed = Visit(node=node), dict[str, list[Said]]()
+    by, moment = _who((after or at).metadata), _moment(after or at)
     for task, channel, value in at.pending_writes or ():
         if channel == RETURN and isinstance(value, Mapping) and "update" in value:
             visit.steps.append(_plain(value))
+        elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
+            # A task that only asks, in the node of a capability, keeps who answered.
+            resumed[task] = [Said(given=value[1], by=_who(value[2]), at=moment)]
         elif channel == INTERRUPT:
             visit.question = _plain(value[0].value)
         elif channel == RESUME and task.strip("0-"):
-            visit.answers = _plain(value)
+            told = [Said(given=answer, by=by, at=moment) for answer in _plain(value)]
+            resumed.setdefault(task, told)
         elif is_own_key(channel):
             visit.writes |= _state({channel: value})
+    visit.answers = [said for answers in resumed.values() for said in answers]
+    for decided in (visit.writes.get("approval_decisions") or {}).values():
+        for said in visit.answers if "fingerprints" in decided else ():
+            # Another one's run may have taken the answer up, or a server knew who it was.
+            said.by = {**said.by, "user_id": decided["by"]} if "by" in decided else {}
     return visit
 
 
-def _who(at: CheckpointTuple) -> dict[str, str]:
-    known: Mapping[str, Any] = at.metadata
+def _moment(at: CheckpointTuple) -> float:
+    return datetime.fromisoformat(at.checkpoint["ts"]).timestamp()
+
+
+def _who(known: Mapping[str, Any]) -> dict[str, str]:
     return {n: str(known[n]) for n in ("user_id", "role", "tenant") if known.get(n) is not None}
 
 
-def _with_saved(values: Mapping[str, Any], last: Sequence[Visit]) -> dict[str, Any]:
+def _with_saved(values: Mapping[str, Any], last: Sequence[Visit]) -> Mapping[str, Any]:
     """Add the steps of a pass that did not come to its end."""
-    found = dict(values.get("execution_step_results") or {})
-    for visit in last:
-        for envelope in visit.steps:
-            found |= envelope["update"].get("execution_step_results") or {}
-    return found
+    writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
+    return applied(values, combined(writes))
 
 
 async def _used(

@@ -18,10 +18,23 @@ from pydantic import BaseModel
 from configs.logger import mask_data
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.base.clock import SystemClock
-from framework.base.errors import ErrorSeverity, PolicyError, ValidationError
+from framework.base.errors import (
+    ErrorSeverity,
+    PersistenceError,
+    PolicyError,
+    ValidationError,
+)
 from framework.base.plan import ExecutionPlan
 from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
-from framework.evaluation.recording import Cost, Recording, TurnEnd, Visit, asked_of, end_of
+from framework.evaluation.recording import (
+    Cost,
+    Recording,
+    Said,
+    TurnEnd,
+    Visit,
+    asked_of,
+    record,
+)
 from framework.graph import build_graph
 from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
@@ -199,7 +212,8 @@ class _Script:
         self._by_work = works
         self._visits: dict[str, deque[Visit]] = defaultdict(deque)
         self._steps: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
-        self._asked: list[tuple[frozenset[str], Any, dict[str, str]]] = []
+        self._asked: list[tuple[frozenset[str], Said]] = []
+        self.now = recording.at
         self.ruled: set[str] = set()
         self._failures = 0
         self._put_off: Counter[str] = Counter()
@@ -208,8 +222,8 @@ class _Script:
             decided = visit.writes.get("approval_decisions") or {}
             self.ruled |= {key for key, entry in decided.items() if entry.get("rule")}
             keys = frozenset(entry["context_key"] for entry in asked_of(visit.question))
-            self._asked += [(keys, answer, visit.by) for answer in visit.answers if keys]
-            for envelope in visit.steps:
+            self._asked += [(keys, said) for said in visit.answers if keys]
+            for envelope in visit.steps or _jumped(visit, registry):
                 self._failures += "failure" in envelope
                 if (envelope.get("question") or {}).get("kind") not in _OUTSIDE_SETTLE:
                     self._steps[_capability_of(envelope), envelope["key"]].append(envelope)
@@ -238,16 +252,17 @@ class _Script:
             raise _RecordedFailureError(failure.message, severity=failure.severity)
         return visit
 
-    def answer(self, keys: frozenset[str]) -> tuple[Any, dict[str, str]] | None:
-        """Return what was answered to a question about steps, and by whom; ``None`` for nothing."""
+    def answer(self, keys: frozenset[str]) -> Said | None:
+        """Return what was answered to a question about steps; ``None`` for nothing."""
         ruled = {key: {"decision": "approve"} for key in keys & self.ruled}
         left = keys - self.ruled
         if ruled and not left:
-            return ruled, {}
-        for place, (asked, answer, by) in enumerate(self._asked):
+            return Said(given=ruled, at=self.now)
+        for place, (asked, said) in enumerate(self._asked):
             if asked == left:
                 del self._asked[place]
-                return ({**ruled, **answer} if ruled else answer), by
+                given = {**ruled, **said.given} if ruled else said.given
+                return said.model_copy(update={"given": given})
         return None
 
     def is_live(self, attempt: Attempt) -> bool:
@@ -280,6 +295,16 @@ class _Script:
             self._put_off[attempt.key] += 1
             return None
         raise self.missing(f"the step {attempt.key!r} ({attempt.capability}) on these values")
+
+
+def _jumped(visit: Visit, registry: Registry) -> list[dict[str, Any]]:
+    """Return what a step left that a node sent the turn to, beside the plan."""
+    if visit.node not in registry.capabilities:
+        return []
+    info = visit.writes.get("control_error_info")
+    failed = {"failure": info} if visit.writes.get("control_has_error") else {}
+    keys = visit.writes.get("execution_step_results") or {}
+    return [{"key": key, "update": visit.writes, **failed} for key in keys]
 
 
 def _capability_of(envelope: Mapping[str, Any]) -> str:
@@ -384,7 +409,13 @@ class _Strategies:
 
 
 class _Hasty(SystemClock):
-    """Waits for nothing: what had to be waited for is in the record."""
+    """It is as late as it was; and it waits for nothing: what was waited for is in the record."""
+
+    def __init__(self, script: _Script) -> None:
+        self._script = script
+
+    def now(self) -> float:
+        return self._script.now
 
     async def sleep(self, seconds: float) -> None:
         del seconds
@@ -447,16 +478,17 @@ async def _run(
         ours |= {"budgets": {}}
     behaviors = [*options.get("behaviors", ()), _Announced(script), _HandedBack(script)]
     build: Any = build_graph
+    saver = InMemorySaver()
     graph = await asyncio.to_thread(
         build,
         script.registry.with_(*_stand_ins(script)),
         model=model,
-        checkpointer=InMemorySaver(),
+        checkpointer=saver,
         store=InMemoryStore(),
         settings=settings.model_copy(update=ours),
-        **{"clock": _Hasty(), **options, "behaviors": behaviors, "audit": False},
+        **{"clock": _Hasty(script), **options, "behaviors": behaviors, "audit": False},
     )
-    meter, asked, taken = Meter(), list[dict[str, Any]](), script.recording
+    meter, taken = Meter(), script.recording
     callbacks: list[Any] = [meter] if model is not None else [_NoModel(script)]
     thread = {"thread_id": taken.thread}
 
@@ -465,25 +497,27 @@ async def _run(
 
     known = graph.services.runner.schema.names
     before = {name: value for name, value in _state(taken.before).items() if name in known}
-    values: dict[str, Any] = {}
     given: Any = _state(taken.given)
-    by = taken.caller
+    by, raised = taken.caller, ""
     try:
         if before:
             await graph.aupdate_state(config({}), before, as_node="error")
         while given is not None:
-            values = await graph.ainvoke(given, config(by))
-            given = None
+            values, given = await graph.ainvoke(given, config(by)), None
             for found in values.get(INTERRUPT, ())[:1]:
-                entries = asked_of(found.value)
-                asked += [entry for entry in entries if entry["context_key"] not in script.ruled]
-                answer = script.answer(frozenset(entry["context_key"] for entry in entries))
-                if answer is not None:
-                    given, by = Command(resume=answer[0]), answer[1]
+                keys = frozenset(entry["context_key"] for entry in asked_of(found.value))
+                if (said := script.answer(keys)) is not None:
+                    given, by, script.now = Command(resume=said.given), said.by, said.at
     except Exception as exc:
         # A turn that raises is a finding like any other.
-        return TurnEnd(status="raised", reason=f"{type(exc).__name__}: {exc}", cost=meter.cost())
-    end = end_of(values, asked, waiting=bool(values.get(INTERRUPT)))
+        raised = f"{type(exc).__name__}: {exc}"
+    try:
+        end = (await record(saver, taken.thread)).end
+    except PersistenceError:  # it was refused at the door
+        end = TurnEnd()
+    if raised:
+        end.status, end.reason = "raised", raised
+    end.asked = [entry for entry in end.asked if entry["context_key"] not in script.ruled]
     end.cost = meter.cost()
     return end
 
