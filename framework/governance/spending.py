@@ -33,11 +33,11 @@ from framework.governance.budget import (
     Reservation,
     amounts,
 )
-from framework.governance.counters import SharedCounters
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_caller, current_runtime
 from framework.state import TurnView
+from framework.stores.cells import cells_of
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
 from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
@@ -94,8 +94,8 @@ class Purse:
         """
         if rows is None and not self.budgets:
             return None
-        counters = SharedCounters(rows) if rows is not None else None
-        budgets = [item.counting_in(counters) if counters else item for item in self.budgets]
+        cells = cells_of(rows) if rows is not None else None
+        budgets = [item.counting_in(cells) if cells else item for item in self.budgets]
         return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
 
 

@@ -62,6 +62,7 @@ _DELETE = "DELETE FROM capgraph_cells WHERE name = ? AND stamp = ?"
 _SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
 _KEYS = "capgraph:"
 _LAST = "\U0010ffff"  # sorts after whatever a name goes on with
+_KEPT = "_capgraph_cells"
 _AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
@@ -127,6 +128,9 @@ class Cells(ABC):
 class MemoryCells(Cells):
     """Cells of this process.
 
+    Args:
+        most: How many there are at most; the one that was changed first goes.
+
     >>> cells = MemoryCells()
     >>> def count(value, now):
     ...     return (value or 0) + 1, FOREVER, value
@@ -134,7 +138,8 @@ class MemoryCells(Cells):
     [None, 1]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = FOREVER) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._values: dict[str, tuple[Any, float]] = {}
         self._sweep_at = _SWEEP_SIZE
@@ -144,10 +149,11 @@ class MemoryCells(Cells):
         now = clock.monotonic()
         with self._lock:
             value, kept, result = change(self._values.get(name, (None,))[0], now)
-            if value is None or kept <= 0:
-                self._values.pop(name, None)
-            else:
+            self._values.pop(name, None)
+            if value is not None and kept > 0:
                 self._values[name] = (value, now + kept)
+            if len(self._values) > self._most:
+                del self._values[next(iter(self._values))]
             if len(self._values) > self._sweep_at:
                 self._values = {n: v for n, v in self._values.items() if v[1] > now}
                 self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._values))
@@ -191,18 +197,12 @@ class RowCells(Cells):
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
         rows = self._rows or _of_run()
-        steps = _steps(name, change, clock)
-        found = rows.run_blocking(_TABLE)
-        statement = next(steps)
-        while found is not None:
-            found = rows.run_blocking(*statement)
-            try:
-                statement = steps.send(found or (0, []))
-            except StopIteration as end:
-                return cast("T", end.value[0])
-        raise PersistenceError(
-            "What lies in a database in memory cannot be reached from a thread.", fix="Name a file."
-        )
+        if rows.run_blocking(_TABLE) is None:
+            raise PersistenceError(
+                "What lies in a database in memory cannot be reached from a thread.",
+                fix="Name a file.",
+            )
+        return _in_thread(rows, name, change, clock)[0]
 
     async def achange(
         self,
@@ -350,18 +350,32 @@ async def _whole(
 
 async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
     await rows.table(_TABLE)
+    if isinstance(rows, OwnRows):  # both statements in one visit to another thread
+        result, moment = await asyncio.to_thread(_in_thread, rows, name, change, clock)
+    else:
+        steps = _steps(name, change, clock)
+        statement = next(steps)
+        while True:
+            found = await rows.run(*statement)
+            try:
+                statement = steps.send(found)
+            except StopIteration as end:
+                result, moment = end.value
+                break
+    if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
+        await rows.run(_SWEEP, (moment,))
+    return result
+
+
+def _in_thread(rows: Rows, name: str, change: Change[T], clock: Clock) -> tuple[T, float]:
     steps = _steps(name, change, clock)
     statement = next(steps)
     while True:
-        found = await rows.run(*statement)
+        found = rows.run_blocking(*statement)
         try:
-            statement = steps.send(found)
+            statement = steps.send(found or (0, []))
         except StopIteration as end:
-            result, moment = end.value
-            break
-    if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
-        await rows.run(_SWEEP, (moment,))
-    return cast("T", result)
+            return cast("tuple[T, float]", end.value)
 
 
 def _steps(
@@ -408,11 +422,17 @@ def open_cells(store: str | Rows | None) -> Cells:
     if store == SAVER:
         return RowCells(None)
     if not isinstance(store, str):
-        return RowCells(store)
+        return cells_of(store)
     if store.partition("://")[0] in {"redis", "rediss", "unix"}:
         return RedisCells(store)
     rows = open_rows(store)
-    return RowCells(rows) if rows is not None else MemoryCells()
+    return MemoryCells() if rows is None else cells_of(rows)
+
+
+def cells_of(rows: Rows) -> RowCells:
+    """Return the cells among rows; one object, whoever asks, so that nobody overtakes another."""
+    found: RowCells = vars(rows).setdefault(_KEPT, RowCells(rows))
+    return found
 
 
 @contextmanager

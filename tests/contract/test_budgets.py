@@ -282,8 +282,9 @@ async def test_a_question_in_a_step_counts_it_once(agent: Any, step: Any, tmp_pa
         assert status(out) == "completed"
         rows = rows_of(saver)
         assert rows is not None
-        _, found = await rows.run("SELECT steps, requests, marks FROM capgraph_budgets")
-        assert found == [(1, 1, "")]
+        _, found = await rows.run("SELECT value FROM capgraph_cells")
+        ((used, held),) = (json.loads(value) for (value,) in found)
+        assert (used["steps"], used["requests"], held) == (1, 1, {})
 
 
 async def test_failures_in_a_row_end_the_turn(agent: Any, step: Any) -> None:
