@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from framework.agents.base import BaseAgent
+    from framework.agents.blackboard import Blackboard, BlackboardEntry
     from framework.agents.chain_of_thought import ChainOfThoughtAgent
     from framework.agents.memory import Memory
     from framework.agents.plan_execute import PlanExecuteAgent
@@ -18,6 +19,8 @@ __all__ = [
     "AgentResult",
     "AgentStep",
     "BaseAgent",
+    "Blackboard",
+    "BlackboardEntry",
     "ChainOfThoughtAgent",
     "Memory",
     "PlanExecuteAgent",
@@ -29,6 +32,8 @@ _IN = {
     "AgentResult": "result",
     "AgentStep": "result",
     "BaseAgent": "base",
+    "Blackboard": "blackboard",
+    "BlackboardEntry": "blackboard",
     "ChainOfThoughtAgent": "chain_of_thought",
     "Memory": "memory",
     "PlanExecuteAgent": "plan_execute",

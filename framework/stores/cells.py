@@ -28,7 +28,7 @@ from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import lent_saver
-from framework.stores.rows import FileRows, Found, open_rows, rows_of
+from framework.stores.rows import Found, OwnRows, open_rows, rows_of
 
 T = TypeVar("T")
 
@@ -232,8 +232,8 @@ class RowCells(Cells):
         await rows.run(_CLEAR, (prefix, prefix + _LAST))
 
     def close(self) -> None:
-        """Close a file of its own; what a saver has open is the saver's."""
-        if isinstance(self._rows, FileRows):
+        """Close a connection of its own; what a saver has open is the saver's."""
+        if isinstance(self._rows, OwnRows):
             self._rows.close()
 
 

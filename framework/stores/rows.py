@@ -247,7 +247,44 @@ class PostgresRows(SaverRows):
         return statement.format(**self.words).replace("?", "%s")
 
 
-class FileRows(Rows):
+class OwnRows(Rows, ABC):
+    """Rows through one connection of the process, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: tuple[int, Any] | None = None
+        self._made: set[str] = set()
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own, in a thread."""
+        # Threads of the loop's own: those of a pool are not there after a fork.
+        return await asyncio.to_thread(self.run_blocking, statement, values)
+
+    @abstractmethod
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own."""
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        with self._lock:
+            # A process that was split off must not go on with the connection of the other.
+            if self._open is not None and self._open[0] == os.getpid():
+                self._open[1].close()
+            self._open = None
+
+    def _connection(self) -> Any:
+        if self._open is None or self._open[0] != os.getpid():
+            conn = self._dial()
+            weakref.finalize(self, conn.close)
+            self._open = os.getpid(), conn
+        return self._open[1]
+
+    @abstractmethod
+    def _dial(self) -> Any:
+        """Open a connection that commits each statement by itself."""
+
+
+class FileRows(OwnRows):
     """Rows in a SQLite file of their own, which processes may share.
 
     Args:
@@ -255,20 +292,14 @@ class FileRows(Rows):
     """
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         self._path = path
-        self._lock = threading.Lock()
-        self._open: tuple[int, sqlite3.Connection] | None = None
-        self._made: set[str] = set()
 
     async def table(self, definition: str) -> None:
         """Create a table unless it is there."""
         if definition not in self._made:
             await self.run(definition)
             self._made.add(definition)
-
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own, in a thread."""
-        return await asyncio.to_thread(self.run_blocking, statement, values)
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
@@ -282,28 +313,17 @@ class FileRows(Rows):
         except sqlite3.Error as exc:
             raise _refused(exc) from exc
 
-    def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
-        with self._lock:
-            if self._open is not None and self._open[0] == os.getpid():
-                self._open[1].close()
-            self._open = None
-
-    def _connection(self) -> sqlite3.Connection:
-        # A process that was split off must not go on with the connection of the other.
-        if self._open is None or self._open[0] != os.getpid():
-            conn = sqlite3.connect(
-                self._path, timeout=60.0, isolation_level=None, check_same_thread=False
-            )
-            weakref.finalize(self, conn.close)
-            with suppress(sqlite3.OperationalError):  # another process is just doing it
-                conn.execute("PRAGMA journal_mode = WAL")
-            conn.execute("PRAGMA synchronous = NORMAL")
-            self._open = os.getpid(), conn
-        return self._open[1]
+    def _dial(self) -> sqlite3.Connection:
+        conn = sqlite3.connect(
+            self._path, timeout=60.0, isolation_level=None, check_same_thread=False
+        )
+        with suppress(sqlite3.OperationalError):  # another process is just doing it
+            conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("PRAGMA synchronous = NORMAL")
+        return conn
 
 
-class ServerRows(PostgresRows):
+class ServerRows(OwnRows, PostgresRows):
     """Rows in a PostgreSQL database that no saver has open.
 
     Args:
@@ -311,13 +331,36 @@ class ServerRows(PostgresRows):
     """
 
     def __init__(self, address: str) -> None:
-        self._made: set[str] = set()
+        super().__init__()
         self._address = address
 
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own, in a thread."""
-        # Threads of the loop's own: those of a pool are not there after a fork.
-        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own."""
+        try:
+            with self._lock:
+                cursor = self._living().execute(self._text(statement), values or None)
+                return cursor.rowcount, cursor.fetchall() if cursor.description else []
+        except self._errors() as exc:
+            raise _refused(exc) from exc
+
+    def _living(self) -> Any:
+        """Return the connection; another one when the server ended it meanwhile."""
+        conn = self._connection()
+        try:
+            conn.execute("SELECT 1")
+        except self._errors():
+            conn.close()
+            self._open = None
+            conn = self._connection()
+        return conn
+
+    def _dial(self) -> Any:
+        import psycopg
+
+        # Behind a pooler, what was prepared may be unknown to the next server process.
+        return psycopg.connect(
+            self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
+        )
 
 
 def open_rows(url: str) -> Rows | None:
@@ -355,6 +398,6 @@ def _address(conn: Any) -> str:
 
 def _refused(exc: Exception) -> PersistenceError:
     return PersistenceError(
-        f"The database of the threads refused: {str(exc).strip()}.",
-        fix="Look at the database; then run the thread again.",
+        f"The database refused: {str(exc).strip()}.",
+        fix="Look at the database; then try again.",
     )

@@ -26,6 +26,7 @@ from framework.stores import (
     SqliteStateStore,
     StateStoreFactory,
 )
+from tests.faults.databases import postgres
 from tests.support.state_backends import *  # noqa: F403
 from tests.support.state_backends import Where
 
@@ -328,6 +329,19 @@ async def test_a_place_that_is_not_there_is_an_error(tmp_path: Any) -> None:
         await RedisStateStore(f"unix://{tmp_path}/no.sock").setup()
     with pytest.raises(ConfigurationError):
         StateStoreFactory.create("postgres", url="mysql://somewhere")
+
+
+@pytest.mark.service
+async def test_a_server_that_was_started_again_is_found_again() -> None:
+    with postgres() as server:
+        store = StateStoreFactory.create("postgres", url=server.database())
+        await store.set("k", 1)
+        server.stop()
+        with pytest.raises(PersistenceError):
+            await store.get("k")
+        server.start()
+        assert await store.increment("k") == 2
+        await store.close()
 
 
 # --- at once --------------------------------------------------------------------------------------
