@@ -250,6 +250,14 @@ def channels_of_graph() -> frozenset[str] | None:
     return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
 
 
+def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
+    """Return the keys that a compiled graph takes and leaves; ``None`` for one without a state."""
+    builder = getattr(graph, "builder", None)
+    if builder is None:
+        return None
+    return [*builder.schemas[builder.input_schema]], [*builder.schemas[builder.output_schema]]
+
+
 def is_resumed() -> bool:
     """Tell whether the running task has been given an answer already."""
     pad = _configurable().get("__pregel_scratchpad")

@@ -6,15 +6,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from framework.adapters.as_tools import as_tool
+    from framework.adapters.graphs import agent_capability, graph_capability
     from framework.adapters.mcp import McpCapabilities, mcp_capabilities
     from framework.adapters.mcp_server import as_mcp_server
     from framework.adapters.tools import tool_capability
 
-__all__ = ["McpCapabilities", "as_mcp_server", "mcp_capabilities", "tool_capability"]
+__all__ = [
+    "McpCapabilities",
+    "agent_capability",
+    "as_mcp_server",
+    "as_tool",
+    "graph_capability",
+    "mcp_capabilities",
+    "tool_capability",
+]
 
 _IN = {
     "McpCapabilities": "mcp",
+    "agent_capability": "graphs",
     "as_mcp_server": "mcp_server",
+    "as_tool": "as_tools",
+    "graph_capability": "graphs",
     "mcp_capabilities": "mcp",
     "tool_capability": "tools",
 }

@@ -81,6 +81,15 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
     return {**whole, "$defs": named} if named else {n: p for n, p in whole.items() if n != "$defs"}
 
 
+def refusal_of(record: StepRecord) -> str | None:
+    """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did."""
+    if record.error is not None:
+        return record.error.message
+    if record.plan is not None:
+        return f"{record.capability!r} proposed a plan, and here is nobody who would run it."
+    return record.skipped
+
+
 def output_of(record: StepRecord) -> Any:
     """Return what a step gave as plain data: of its one context type, else by type.
 
@@ -91,4 +100,4 @@ def output_of(record: StepRecord) -> Any:
         kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
         for kind, data in found.items()
     }
-    return next(iter(found.values())) if len(found) == 1 else found
+    return next(iter(found.values())) if len(found) == 1 else found or None

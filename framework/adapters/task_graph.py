@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 
-from framework.adapters.request import output_of, request_of
+from framework.adapters.request import output_of, refusal_of, request_of
 from framework.adapters.tools import tool_capability
 from framework.base.awaiting import awaited
 from framework.base.capability import BaseCapability
@@ -25,6 +25,7 @@ from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
+from framework.langgraph_compat import keys_of
 from framework.planning.parameters import read_parameters, required_parameters
 from framework.planning.schemas import Shape
 
@@ -106,11 +107,8 @@ def _capability(spec: CapabilitySpec, services: Services | None) -> Work:
         if not isinstance(task, Mapping):
             step["task_objective"] = str(task)
         record = await run_request(spec, step, contexts, bound)
-        if record.error is not None:
-            return {"output": None, "success": False, "error": record.error.message}
-        if record.skipped is not None:
-            return {"output": None, "success": False, "error": record.skipped}
-        return {"output": output_of(record)}
+        refused = refusal_of(record)
+        return {"output": output_of(record), "success": refused is None, "error": refused}
 
     return work
 
@@ -127,7 +125,7 @@ def _read(spec: CapabilitySpec, task: Any) -> Mapping[str, Any]:
 
 
 def _graph(graph: Pregel[Any, Any, Any, Any], name: str | None) -> TaskGraph:
-    takes = graph.get_input_jsonschema().get("properties") or {}
+    takes, _ = keys_of(graph) or ([], [])
     if "task" in takes and isinstance(graph, CompiledStateGraph):
         return graph
     if "messages" not in takes:

@@ -15,12 +15,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from langgraph.errors import GraphBubbleUp
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from framework.base.budget import TurnBudget
 from framework.base.plan import PlannedStep, copy_key, plan_key
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.engine.copies import Copies, collects
+from framework.engine.entry import ASKED
 from framework.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
 from framework.engine.services import Services
 from framework.pipeline.failures import clear_failure, raise_failure
@@ -134,6 +135,7 @@ class PlanRun:
         self._stopping = False
         self._control = getattr(current_runtime(), "control", None)
         self._signals: list[GraphBubbleUp] = []
+        self._asked: dict[str, str] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._began = services.clock.monotonic()
         self._used = view.seconds_used
@@ -172,6 +174,7 @@ class PlanRun:
         if self._error is not None:
             raise self._error
         if self._signals:
+            await self._services.journal().write(ASKED, self._asked)
             raise one_signal(self._signals)
         return [entry for entry in self._found if entry is not None]
 
@@ -192,6 +195,8 @@ class PlanRun:
         except GraphBubbleUp as signal:
             # Steps that do not need this one go on; the signal is raised when they are through.
             self._signals.append(signal)
+            if isinstance(signal, GraphInterrupt):
+                self._asked |= {question.id: key for question in signal.args[0]}
         except BaseException as exc:
             # The run is over: what runs is stopped and nothing else starts.
             self._stopping = True

@@ -240,3 +240,14 @@ async def test_what_a_checkpoint_says_of_nodes_answers_and_tasks() -> None:
     found = {channel: value for _, channel, value in at.pending_writes or ()}
     assert (found[compat.RETURN], found[compat.RESUME]) == (5, ["yes"])
     assert [name for name in found if compat.is_own_key(name)] == ["seen"]
+
+
+def test_the_keys_of_a_graph_are_told() -> None:
+    class Wide(Tiny, total=False):
+        more: int
+
+    builder = StateGraph(Wide, input_schema=Tiny)
+    builder.add_node("node", lambda state: {})
+    builder.add_edge(START, "node")
+    assert compat.keys_of(builder.compile()) == (["seen"], ["seen", "more"])
+    assert compat.keys_of(object()) is None
