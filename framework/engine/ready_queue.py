@@ -195,8 +195,6 @@ class PlanRun:
         except GraphBubbleUp as signal:
             # Steps that do not need this one go on; the signal is raised when they are through.
             self._signals.append(signal)
-            if isinstance(signal, GraphInterrupt):
-                self._asked |= {question.id: key for question in signal.args[0]}
         except BaseException as exc:
             # The run is over: what runs is stopped and nothing else starts.
             self._stopping = True
@@ -279,7 +277,11 @@ class PlanRun:
         )
 
     async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
-        result = await self._services.runner.run(attempt, door)
+        try:
+            result = await self._services.runner.run(attempt, door)
+        except GraphInterrupt as signal:
+            self._asked |= {question.id: attempt.key for question in signal.args[0]}
+            raise
         if result is None:
             return None
         if isinstance(result, Question):
