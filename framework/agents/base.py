@@ -301,7 +301,8 @@ class BaseAgent:
         nested = current_runtime() is not None
         config: Any = at if at is not None else {}
         if not nested and at is None:
-            config = {"configurable": {"thread_id": execution_id}}
+            owner = {"agent_id": self.agent_id}  # by which a saver's checkpoints are found
+            config = {"configurable": {"thread_id": execution_id}, "metadata": owner}
         depth = 1 if self._wrapped and not inside else 0
         keeps = self.checkpoint_manager if graph.checkpointer is None and not nested else None
         values: Mapping[str, Any] = {}

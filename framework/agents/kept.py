@@ -7,6 +7,8 @@ from typing import Any
 
 from langchain_core.messages import messages_from_dict, messages_to_dict
 
+from framework.base.values import to_plain
+
 _MESSAGES = ("messages", "conversation")
 
 
@@ -16,7 +18,9 @@ def snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
     for name in _MESSAGES:
         if name in plain:
             plain[name] = messages_to_dict(plain[name])
-    return plain
+    # What a tool hands over beside its text may be anything that has a plain form.
+    found: dict[str, Any] = to_plain(plain, "state")
+    return found
 
 
 async def restored(manager: Any, execution_id: str, from_step: int | None) -> dict[str, Any]:
