@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from configs.errors import ConfigurationError
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
+from framework.pipeline.failures import REFUSED_BY_GUARDS
 from framework.telemetry.audit import note
 
 GuardrailStage = Literal["pre", "post"]
@@ -141,7 +142,7 @@ class GuardrailViolationError(PolicyError):
     Guards do not let it pass (no_names: It names a person.). Fix: Ask for something else, or have the guard changed.
     """
 
-    code = "CG-GUARDRAIL"
+    code = REFUSED_BY_GUARDS
     severity = ErrorSeverity.CRITICAL
 
     def __init__(

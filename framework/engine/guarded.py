@@ -16,6 +16,7 @@ from framework.base.errors import PolicyError
 from framework.base.ports import TurnGuard
 from framework.engine.services import Services
 from framework.langgraph_compat import held_back
+from framework.pipeline.failures import REFUSED_BY_GUARDS
 from framework.state import TurnView, load_context
 from framework.telemetry import AnswerToken, TurnFinished, emit
 from framework.telemetry.events import keeping
@@ -153,7 +154,7 @@ class Closing:
 def refused_by_guards(failure: Mapping[str, Any]) -> bool:
     """Tell whether a failure is what guards said."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
-    return metadata.get("code") == "CG-GUARDRAIL"
+    return metadata.get("code") == REFUSED_BY_GUARDS
 
 
 def _typed(text: str, services: Services | None) -> Any:

@@ -22,7 +22,13 @@ from langgraph.errors import GraphBubbleUp
 from framework.approvals import UNKNOWN
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapgraphError, PersistenceError, ValidationError
+from framework.base.errors import (
+    CapgraphError,
+    ErrorSeverity,
+    PersistenceError,
+    PolicyError,
+    ValidationError,
+)
 from framework.base.ports import Attempt, Question
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.agreements import Agreements
@@ -232,12 +238,23 @@ class EffectLedger:
             await self._write(name, {**record, "status": status, "lost": True})
         await may("effect", effect=name, status=status)
 
+    async def amend(self, name: str, **more: Any) -> None:
+        """Put other words into the record of an effect; what it says of its end stays."""
+        await self._write(name, {**await self._read(name), **more})
+
     def result(self, record: Mapping[str, Any]) -> list[Any]:
-        """Return what an effect gave when it was done.
+        """Return what an effect gave when it was done, as it was let out then.
 
         Raises:
             ValidationError: Its result could not be kept.
+            PolicyError: Guards did not let it out.
         """
+        if record.get("withheld"):
+            raise PolicyError(
+                "Guards did not let its result pass when it was done, so it was not kept.",
+                fix="Look at the outside system.",
+                severity=ErrorSeverity.CRITICAL,
+            )
         if record.get("lost"):
             raise ValidationError(
                 "The effect was done earlier, and its result could not be kept.",

@@ -25,6 +25,8 @@ from framework.base.ports import Failure
 from framework.pipeline.retry_policy import declared_policy
 from framework.telemetry.audit import note_refusal
 
+REFUSED_BY_GUARDS = "CG-GUARDRAIL"
+"""Code of the failure of which guards are the reason."""
 _RANK = (
     ErrorSeverity.FATAL,
     ErrorSeverity.CRITICAL,

@@ -16,11 +16,11 @@ from framework.base.errors import ErrorSeverity, PersistenceError, ValidationErr
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.values import to_plain
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.failures import after_effect, fatal, killed, read_failure
+from framework.pipeline.failures import REFUSED_BY_GUARDS, after_effect, fatal, killed, read_failure
 from framework.pipeline.gate import examined
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
-from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
+from framework.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
 from framework.state import dump_context
 from framework.telemetry import (
     Status,
@@ -137,6 +137,8 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
                 found = _as_it_leaves(job, attempt, await inner(job, attempt))
             finally:
                 job.settling = False
+            if job.effect_done and isinstance(found, StepRecord):
+                await _kept_as_it_leaves(job, found)
         if not isinstance(found, StepRecord) or not found.success:
             if isinstance(found, StepRecord) and found.error is not None:
                 tell_failed(job, attempt, found.error)
@@ -147,6 +149,17 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             duration = found.execution_time
             emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
         return found
+
+
+async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
+    """Have the ledger hold what came out: what a guard took out of a result does not lie there."""
+    if found.success and found.contexts is not job.made:
+        gave: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
+        gave += [found.updates] if found.updates else []
+        gave += [] if found.plan is None else [{PLAN_KEY: found.plan}]
+        await job.door.ledger.amend(str(job.effect), result=gave)
+    elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
+        await job.door.ledger.amend(str(job.effect), result=[], withheld=True)
 
 
 def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,8 @@ from framework.behaviors import (
     PromptInjectionGuardrail,
 )
 from framework.engine.default_strategies import ChainPlanner
+from framework.stores import open_saver, rows_of
+from framework.stores.records import PREFIX, read_record
 from framework.testing import FakeClock, ScriptedModel
 from tests.support.one_door import bound, in_a_row, planned, said, status
 
@@ -366,6 +371,84 @@ async def test_a_result_kept_of_a_process_that_died_is_looked_at() -> None:
     assert ran == ["hello"], "the effect is not repeated"
     assert status(out) == "failed"
     assert INJECTION not in json.dumps(out, default=str)
+
+
+SECRET = "ann@example.org"
+
+
+@pytest.mark.parametrize("action", ["rewrite", "deny"])
+async def test_what_a_guard_took_out_lies_nowhere_in_the_database(
+    tmp_path: Path, action: Any
+) -> None:
+    ran: list[Any] = []
+    guard = PIIGuardrail(action=action, analyzer=None)
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        behaviors = [GuardrailBehavior(guardrails=[guard])]
+        write = writer(ran, f"Sent to {SECRET}", effect="once")
+        graph = build_graph([write], behaviors=behaviors, checkpointer=saver)
+        out = await graph.ainvoke(planned(step()), THREAD)
+        rows = rows_of(saver)
+        assert rows is not None
+        for table in ("checkpoints", "writes"):
+            _, found = await rows.run(f"SELECT * FROM {table}")
+            kept = "".join(_in_clear(str(cell), cell) for row in found for cell in row)
+            assert "write" in kept
+            assert SECRET not in kept, table
+        assert SECRET not in json.dumps(out, default=str)
+        records = await read_record(saver, "t", next(_effects(await _names(rows))))
+        assert records["status"] == "finished"
+    assert ran == ["hello"]
+
+
+def _in_clear(text: str, cell: Any) -> str:
+    """Return what a cell holds, with the records inside of it, which are kept in base64."""
+    raw = cell if isinstance(cell, bytes) else text.encode()
+    inside = [base64.b64decode(found) for found in re.findall(rb"msgpack[^:]{0,20}:([A-Za-z0-9+/=]+)", raw)]
+    return b"".join([raw, *inside]).decode("utf-8", "replace")
+
+
+async def _names(rows: Any) -> list[str]:
+    _, found = await rows.run("SELECT DISTINCT checkpoint_ns FROM checkpoints")
+    return [name for (name,) in found]
+
+
+def _effects(names: list[str]) -> Any:
+    return (name.removeprefix(PREFIX) for name in names if "/write/" in name)
+
+
+@pytest.mark.parametrize("action", ["rewrite", "deny"])
+async def test_what_settles_from_the_ledger_is_what_was_let_out(action: Any) -> None:
+    class Killed(BaseException):
+        pass
+
+    class Dies:
+        stage = "retry"
+        alive = False
+
+        async def around(self, attempt: Any, call_next: Any) -> Any:
+            record = await call_next(attempt)
+            if not self.alive:
+                self.alive = True
+                raise Killed
+            return record
+
+    ran: list[Any] = []
+    says = Says()
+    guards = GuardrailBehavior(guardrails=[says, PIIGuardrail(action=action, analyzer=None)])
+    write = writer(ran, f"Sent to {SECRET}", effect="once")
+    graph = build_graph([write], behaviors=[guards, Dies()], checkpointer=InMemorySaver())
+    with pytest.raises(Killed):
+        await graph.ainvoke(planned(step()), THREAD)
+    out = await graph.ainvoke(None, THREAD)
+    assert ran == ["hello"], "the effect is not repeated"
+    seen = [value["text"] for *_, value in says.seen if isinstance(value, dict) and "text" in value]
+    if action == "rewrite":
+        assert seen == [f"Sent to {SECRET}", "Sent to [e-mail address]"]
+        assert note(out) == "Sent to [e-mail address]"
+    else:
+        assert seen == [f"Sent to {SECRET}"], "nothing of it is kept"
+        assert status(out) == "failed"
+        assert "Guards did not let its result pass" in said(out)
 
 
 async def test_a_result_of_a_cache_is_looked_at() -> None:
