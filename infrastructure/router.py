@@ -20,7 +20,6 @@ from framework.base.ports import Failure, RetryRule
 from framework.engine import Services
 from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
-from framework.engine.consult_policies import consult_policies
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.undo import closed, offered
@@ -103,6 +102,8 @@ class _Work:
         engines, killed = self.services.engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
+        from framework.engine.consult_policies import consult_policies  # of no use without rules
+
         view = self.view
         failed = decision.target == "error" and view.failure is not None
         over = decision.target in CLOSING and bool(view.steps)

@@ -20,7 +20,8 @@ from framework.base.threads import in_thread
 from framework.langgraph_compat import lent_saver
 from framework.pipeline.run_config import caller_of
 from framework.stores.rows import rows_of
-from framework.telemetry.audit import Audit, AuditLog, AuditTable, NoTrail, Trail
+from framework.telemetry.audit import Audit, Trail
+from framework.telemetry.audit_log import AuditLog, AuditTable, NoTrail
 
 if TYPE_CHECKING:
     from configs.settings import AuditSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,12 @@ from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
-from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
 from framework.engine.named import named, of_capabilities
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
-from framework.governance.adjusting import AdjustedCalls
-from framework.governance.caller import CallerPermissions
-from framework.governance.declared import permissions_from
 from framework.governance.flow import InformationFlow, declares_labels
-from framework.governance.policies import PolicyEngine
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from framework.langgraph_compat import lent_saver, running_checkpoint
 from framework.pipeline.journal import Journal
@@ -32,14 +27,17 @@ from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher
-from framework.telemetry.audit import AuditLog
+from framework.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from pydantic import BaseModel
 
     from configs.settings import Settings
+    from framework.engine.auditing import Auditor
+    from framework.governance.caller import CallerPermissions
+    from framework.governance.policies import PolicyEngine
+    from framework.telemetry.audit_log import AuditLog
 
 
 def bind(
@@ -91,7 +89,7 @@ def bind(
     # What the settings name stands inside of what the program gives.
     engines, plan_policies, step_policies = policies_of(options.get("policies", ()), settings)
     behaviors = (
-        *(AdjustedCalls(engine.models) for engine in engines),
+        *_adjusting(engines),
         *options.get("behaviors", ()),
         *named(settings.behaviors, "behaviors"),
     )
@@ -152,13 +150,25 @@ def bind(
     )
 
 
+def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
+    if not engines:
+        return []
+    from framework.governance.adjusting import AdjustedCalls
+
+    return [AdjustedCalls(engine.models) for engine in engines]
+
+
 def _auditor(
     wanted: bool | AuditLog | None,
     settings: Settings,
     checkpointer: BaseCheckpointSaver[Any] | None,
 ) -> Auditor | None:
     wanted = settings.audit.keep if wanted is None else wanted
-    return None if wanted is False else Auditor(wanted, settings.audit, checkpointer)
+    if wanted is False:
+        return None
+    from framework.engine.auditing import Auditor
+
+    return Auditor(wanted, settings.audit, checkpointer)
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
@@ -193,7 +203,9 @@ def answer_gate_of(given: Any, settings: Settings) -> Any:
 
 
 def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
-    if given is None:
+    if given is None and settings.permissions is not None:
+        from framework.governance.declared import permissions_from
+
         given = permissions_from(settings.permissions, registry)
     if given is None:
         unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
@@ -209,6 +221,8 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
             f"{given!r} are no permissions.",
             fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
         )
+    from framework.governance.caller import CallerPermissions
+
     return CallerPermissions(registry, given)
 
 
@@ -237,6 +251,10 @@ def policies_of(
     """
     policies = [*given] if isinstance(given, (list, tuple)) else [given]
     policies += named(settings.policies, "policies", "policy")
+    if not policies:
+        return [], (), ()
+    from framework.governance.policies import PolicyEngine
+
     engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
     names = [rule.name for engine in engines for rule in engine.rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -27,11 +27,6 @@ from framework.base.ports import (
     StepPolicy,
     TurnGuard,
 )
-from framework.engine.auditing import Auditor
-from framework.governance import Budget, Permissions
-from framework.governance.caller import CallerPermissions
-from framework.governance.flow import InformationFlow
-from framework.governance.policies import PolicyEngine
 from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
@@ -41,11 +36,9 @@ from framework.pipeline.runner import StepRunner
 from framework.planning.strategies import Answerer, Planner, TaskExtractor, system_text
 from framework.prompts import PromptProvider
 from framework.registry import Registry
-from framework.selection import Selector
 from framework.state import TurnView
 from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher, PriceTable
-from framework.telemetry.audit import AuditLog
+from framework.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -101,8 +94,17 @@ class OperatorOptions(TypedDict, total=False):
     answerer: Answerer
 
 
-if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
+if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML and readers
     from configs.settings import Settings
+    from framework.engine.auditing import Auditor
+    from framework.governance.budget import Budget
+    from framework.governance.caller import CallerPermissions
+    from framework.governance.flow import InformationFlow
+    from framework.governance.permissions import Permissions
+    from framework.governance.policies import PolicyEngine
+    from framework.selection import Selector
+    from framework.telemetry.audit_log import AuditLog
+    from framework.telemetry.usage import PriceTable
 
 
 @dataclass(slots=True, weakref_slot=True)

@@ -11,26 +11,38 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 - :func:`plan_mermaid` draws it.
 """
 
-from framework.planning.catalog import CLARIFY, CLOSING, RESPOND, Available, Catalog, StaticCatalog
-from framework.planning.chain import chain_plan, requires_closure
-from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
-from framework.planning.diagram import StepStatus, plan_mermaid
-from framework.planning.draft import Repair, RepairedPlan
-from framework.planning.order import by_depth
-from framework.planning.parameters import validated_parameters
-from framework.planning.problems import PROBLEM_KINDS, Problem
-from framework.planning.recipes import Recipe, expand_recipes, recipe_of
-from framework.planning.repair import repair_plan
-from framework.planning.replan import (
-    CarryOver,
-    PlanVersion,
-    carry_over,
-    fingerprints,
-)
-from framework.planning.schedule import (
-    dependencies,
-    ready_steps,
-)
+from typing import TYPE_CHECKING
+
+from configs.lazy import found_in
+
+if TYPE_CHECKING:
+    from framework.planning.catalog import (
+        CLARIFY,
+        CLOSING,
+        RESPOND,
+        Available,
+        Catalog,
+        StaticCatalog,
+    )
+    from framework.planning.chain import chain_plan, requires_closure
+    from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
+    from framework.planning.diagram import StepStatus, plan_mermaid
+    from framework.planning.draft import Repair, RepairedPlan
+    from framework.planning.order import by_depth
+    from framework.planning.parameters import validated_parameters
+    from framework.planning.problems import PROBLEM_KINDS, Problem
+    from framework.planning.recipes import Recipe, expand_recipes, recipe_of
+    from framework.planning.repair import repair_plan
+    from framework.planning.replan import (
+        CarryOver,
+        PlanVersion,
+        carry_over,
+        fingerprints,
+    )
+    from framework.planning.schedule import (
+        dependencies,
+        ready_steps,
+    )
 
 __all__ = [
     "CLARIFY",
@@ -62,3 +74,19 @@ __all__ = [
     "requires_closure",
     "validated_parameters",
 ]
+
+_PARTS = (
+    "catalog",
+    "problems",
+    "schedule",
+    "order",
+    "replan",
+    "parameters",
+    "chain",
+    "draft",
+    "check",
+    "repair",
+    "recipes",
+    "diagram",
+)
+__getattr__, __dir__ = found_in(__name__, _PARTS, __all__)

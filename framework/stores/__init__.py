@@ -1,30 +1,18 @@
 """Where threads, journals, leases, standing rules and state of one's own are kept."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
-from framework.base.ports import Rows
-from framework.stores.leases import Holder, Lease, Leases, leases_of
-from framework.stores.location import Location, parse_url
-from framework.stores.open import open_saver, open_store
-from framework.stores.rows import open_rows, rows_of
-from framework.stores.stops import Stop, stops_of
-from framework.stores.threads import (
-    ThreadSummary,
-    fork_thread,
-    list_threads,
-    prune_threads,
-    thread_messages,
-    thread_summary,
-    waiting_questions,
-)
+from configs.lazy import found_in
 
 if TYPE_CHECKING:
+    from framework.approvals.rules import Rule, add_rule, list_rules, revoke_rule
+    from framework.base.ports import Rows
     from framework.stores.checkpoints import Checkpoint, CheckpointManager
     from framework.stores.conversation import ConversationMessage, ConversationState
+    from framework.stores.leases import Holder, Lease, Leases, leases_of
+    from framework.stores.location import Location, parse_url
+    from framework.stores.open import open_saver, open_store
+    from framework.stores.rows import open_rows, rows_of
     from framework.stores.state_store import (
         ABSENT,
         BaseStateStore,
@@ -33,6 +21,16 @@ if TYPE_CHECKING:
         RedisStateStore,
         SqliteStateStore,
         StateStoreFactory,
+    )
+    from framework.stores.stops import Stop, stops_of
+    from framework.stores.threads import (
+        ThreadSummary,
+        fork_thread,
+        list_threads,
+        prune_threads,
+        thread_messages,
+        thread_summary,
+        waiting_questions,
     )
 
 __all__ = [
@@ -73,19 +71,17 @@ __all__ = [
     "waiting_questions",
 ]
 
-_LATER = {
-    "checkpoints": ["Checkpoint", "CheckpointManager"],
-    "conversation": ["ConversationMessage", "ConversationState"],
-}
-
-
-def __getattr__(name: str) -> Any:
-    # A graph needs none of these, and should not take longer to import for them.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = next((file for file, names in _LATER.items() if name in names), "state_store")
-    return getattr(importlib.import_module(f"{__name__}.{where}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+_PARTS = (
+    "framework.base.ports",
+    "location",
+    "leases",
+    "rows",
+    "stops",
+    "open",
+    "threads",
+    "framework.approvals.rules",
+    "state_store",
+    "conversation",
+    "checkpoints",
+)
+__getattr__, __dir__ = found_in(__name__, _PARTS, __all__)

@@ -38,7 +38,7 @@ from framework.state import AgentState
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
 from framework.telemetry import AuditLog
-from framework.telemetry.audit import AuditTable
+from framework.telemetry.audit_log import AuditTable
 from framework.testing import ScriptedModel
 
 SECRET = "pay Ms Miller for her hip"

@@ -403,7 +403,10 @@ async def test_what_a_guard_took_out_lies_nowhere_in_the_database(
 def _in_clear(text: str, cell: Any) -> str:
     """Return what a cell holds, with the records inside of it, which are kept in base64."""
     raw = cell if isinstance(cell, bytes) else text.encode()
-    inside = [base64.b64decode(found) for found in re.findall(rb"msgpack[^:]{0,20}:([A-Za-z0-9+/=]+)", raw)]
+    inside = [
+        base64.b64decode(found)
+        for found in re.findall(rb"msgpack[^:]{0,20}:([A-Za-z0-9+/=]+)", raw)
+    ]
     return b"".join([raw, *inside]).decode("utf-8", "replace")
 
 

@@ -314,7 +314,7 @@ async def go_on(graph: Any) -> dict[str, Any]:
 async def accounts(saver: Any) -> dict[str, Any]:
     """Read what the audit and the budget say of the thread."""
     from framework.stores.rows import rows_of
-    from framework.telemetry.audit import AuditTable
+    from framework.telemetry.audit_log import AuditTable
 
     rows = rows_of(saver)
     assert rows is not None
