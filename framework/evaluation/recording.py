@@ -278,7 +278,8 @@ def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -
         reason=outcome.get("reason") or "",
         plan=[dict(step) for step in steps],
         results=results,
-        asked=[entry for visit in visits for entry in asked_of(visit.question)],
+        # What a body asked was asked in it, which a replay does not run.
+        asked=[e for visit in visits if visit.node != "router" for e in asked_of(visit.question)],
         answer=str(last.text) if isinstance(last, AIMessage) else "",
     )
 
@@ -303,7 +304,7 @@ def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
         elif channel == INTERRUPT:
             visit.question = _plain(value[0].value)
         elif channel == RESUME and task.strip("0-"):
-            told = [Said(given=answer, by=by, at=moment) for answer in _plain(value)]
+            told = [Said(given=answer, by={**by}, at=moment) for answer in _plain(value)]
             resumed.setdefault(task, told)
         elif is_own_key(channel):
             visit.writes |= _state({channel: value})
@@ -311,7 +312,8 @@ def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
     for decided in (visit.writes.get("approval_decisions") or {}).values():
         for said in visit.answers if "fingerprints" in decided else ():
             # Another one's run may have taken the answer up, or a server knew who it was.
-            said.by = {**said.by, "user_id": decided["by"]} if "by" in decided else {}
+            said.by.pop("user_id", None)
+            said.by |= {"user_id": decided["by"]} if "by" in decided else {}
     return visit
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, messages_from_dict
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
@@ -22,10 +23,12 @@ from framework.base.errors import (
     ErrorSeverity,
     PersistenceError,
     PolicyError,
+    StoppedError,
     ValidationError,
 )
 from framework.base.plan import ExecutionPlan
 from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
+from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.evaluation.recording import (
     Cost,
     Recording,
@@ -228,8 +231,9 @@ class _Script:
                 if (envelope.get("question") or {}).get("kind") not in _OUTSIDE_SETTLE:
                     self._steps[_capability_of(envelope), envelope["key"]].append(envelope)
         last = recording.visits[-1] if recording.visits else None
-        # A question of a capability's own, which nobody has answered.
-        self._open = last is not None and not asked_of(last.question) and last.question
+        # A question out of the body of a capability, which nobody has answered.
+        waits = last is not None and last.node != "approval" and recording.end.status == "waiting"
+        self._open = last.question if last is not None and waits else None
 
     def missing(self, what: str) -> NoRecordError:
         """Return the error that says that there is no record of something."""
@@ -249,7 +253,11 @@ class _Script:
         info = visit.writes.get("control_error_info") or {}
         if visit.writes.get("control_has_error") and info.get("node_name") == node:
             failure = Failure.from_state(info)
-            raise _RecordedFailureError(failure.message, severity=failure.severity)
+            stopped = visit.writes.get("control_is_killed")
+            kind = StoppedError if stopped else _RecordedFailureError
+            error = kind(failure.message, severity=failure.severity)
+            error.code = failure.metadata.get("code", error.code)  # it says how the turn ends
+            raise error
         return visit
 
     def answer(self, keys: frozenset[str]) -> Said | None:
@@ -408,6 +416,10 @@ class _Strategies:
         return str(messages_from_dict(writes["messages"])[-1].text)
 
 
+class _Offline(_Strategies, ChainPlanner, LastMessageExtractor):
+    """The same for a turn that had no model: whose words a plan holds is known by who made it."""
+
+
 class _Hasty(SystemClock):
     """It is as late as it was; and it waits for nothing: what was waited for is in the record."""
 
@@ -469,7 +481,8 @@ async def _run(
     Raises:
         ConfigurationError: The graph cannot be built.
     """
-    told = _Strategies(script)
+    modelled = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
+    told = _Strategies(script) if modelled or "planner" in options else _Offline(script)
     ours: dict[str, Any] = {"model": None, "models": {}}
     if model is None:
         same: dict[str, Any] = {"extractor": told, "selector": told, "planner": told}
@@ -488,6 +501,8 @@ async def _run(
         settings=settings.model_copy(update=ours),
         **{"clock": _Hasty(script), **options, "behaviors": behaviors, "audit": False},
     )
+    if model is None and modelled:  # it could have read and talked; asked, it would be refused
+        graph.services.runner.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
     meter, taken = Meter(), script.recording
     callbacks: list[Any] = [meter] if model is not None else [_NoModel(script)]
     thread = {"thread_id": taken.thread}

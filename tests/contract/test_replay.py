@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from framework.behaviors import BaseBehavior
 from framework.evaluation import Recording, record, replay
 from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
 from framework.stores import open_saver
-from framework.testing import ScriptedModel
+from framework.testing import FakeClock, ScriptedModel
 from tests.faults.databases import postgres
 from tests.support.toys import Reading, Total
 
@@ -356,3 +357,44 @@ async def test_what_is_not_kept_is_said(saver: Any) -> None:
         await record(saver, "t")
     with pytest.raises(PersistenceError, match="turn 4"):
         await record(saver, "t", 4)
+
+
+async def test_a_conversation_and_what_only_a_model_reads(saver: Any) -> None:
+    model = ScriptedModel(
+        responses=lambda call: {"steps": [], "answer": ""} if call.schema else "Hello, you."
+    )
+    graph = build_graph(registry(measure), model=model, checkpointer=saver)
+    out = await graph.ainvoke(
+        {"messages": [("system", "Be kind."), ("user", "Hello")]}, config(thread="t")
+    )
+    assert out["execution_outcome"]["status"] == "completed"
+    found = await same(saver, measure)
+    assert found.end.answer == "Hello, you."
+
+
+async def test_an_agreement_is_as_old_as_it_was(saver: Any) -> None:
+    soon = {"requires_approval": ApprovalPolicy(expires_seconds=60)}
+    lapsing = capability_node(type("Lapsing", (_Pay,), soon))
+    clock = FakeClock(start=time.time())
+    graph = build_graph(registry(measure, add, lapsing), checkpointer=saver, clock=clock)
+    await graph.ainvoke(said("Pay", READ, ADD, PAY), config())
+    await graph.ainvoke(Command(resume={"c": {"decision": "approve"}}), config("bob"))
+    recording = await same(saver, measure, add, lapsing)
+    answered = [one for visit in recording.visits for one in visit.answers]
+    assert [one.by for one in answered] == [{"user_id": "bob"}]
+    answered[0].at += 3600
+    late = await replay(recording, registry(measure, add, lapsing))
+    assert late.replayed.status == "waiting"
+    assert RAN == []
+
+
+async def test_a_turn_that_went_on_from_an_old_checkpoint(saver: Any) -> None:
+    graph = build_graph(registry(measure), checkpointer=saver)
+    await graph.ainvoke(said("measure the value"), config())
+    await graph.ainvoke(said("measure the value again"), config())
+    states = [one async for one in graph.aget_state_history(config())]
+    old = next(one for one in states if one.next == ("orchestrator",))
+    await graph.ainvoke(None, old.config)  # another end of the second turn
+    found = await same(saver, measure)
+    assert (found.turn, found.end.status) == (2, "completed")
+    assert (await same(saver, measure, turn=1)).turn == 1
