@@ -202,6 +202,9 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
     overwrite the reason for which it was asked.
     """
     info = view.failure
+    if info is None and decision.target == "orchestrator" and decision.steps:
+        emit(Replan(reason=decision.reason, plans_made=len(view.state["planning_history"])))
+        return {"control_last_error": None}
     if info is None or decision.failures:
         return {}
     severity = Failure.from_state(info).severity

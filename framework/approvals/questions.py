@@ -15,7 +15,7 @@ from typing import Any
 
 from configs.safe_text import clean_text
 from framework.base.errors import ValidationError
-from framework.base.plan import PlannedStep
+from framework.base.plan import PlannedStep, bounds_of
 from framework.base.value_context import LISTED, item_types
 from framework.planning import CLOSING
 from framework.planning.parameters import validated_parameters
@@ -195,7 +195,10 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "description": "; ".join(note for note in notes if note),
         "effect": None,
         "task_objective": view.task or None,
-        "parameters": {"steps": [_with_defaults(step, registry) for step in steps]},
+        "parameters": {
+            "steps": [_with_defaults(step, registry) for step in steps],
+            **bounds_of(view.plan),
+        },
         "inputs": [],
         "kind": PLAN,
         "reason": " ".join(problems) or None,

@@ -12,10 +12,11 @@ from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from framework.engine.routing import LOOKED
 from framework.engine.services import Services
 from framework.governance.flow import words_of
 from framework.governance.spending import running_spending
@@ -102,7 +103,7 @@ async def check(
         repairs += [*recipes, *map(str, repaired.repairs)]
     mended = by_depth(repaired.plan)
     if labels:
-        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
+        mended = ExecutionPlan(**{**mended, "stamp": {"labels": dict(labels)}})
     _refuse_rejected(mended, view)
     verdict = await _judged(mended, view, services)
     await _priced(mended, view, services)
@@ -200,7 +201,10 @@ async def accept(
     """
     results = view.results
     failure = view.failure or view.last_failure
-    plan = checked.plan
+    # Taking effects back is bounded by nothing that the plan said of itself.
+    bounds: Any = {} if author == "undo" else tightened(previous or {}, checked.plan)
+    own = {k: v for k, v in checked.plan.items() if k in ("steps", "stamp")}
+    plan: ExecutionPlan = {**own, **bounds}  # type: ignore[typeddict-item]
     carried = carry_over(previous, plan, results)
     written = view.state.get("planning_history") or []
     version = PlanVersion(
@@ -220,7 +224,7 @@ async def accept(
     stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
-    plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
+    plan = ExecutionPlan(steps=plan["steps"], **bounds, stamp=stamp)  # type: ignore[typeddict-item]
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     note(
         "plan",
@@ -234,7 +238,10 @@ async def accept(
     return {
         # A record under a key that another step now bears would pass for that step's result.
         "execution_step_results": Overwrite(
-            {**{k: r for k, r in results.items() if plan_key(k) not in again}, **_kept(carried)}
+            {
+                **{k: r for k, r in results.items() if plan_key(k) not in again},
+                **_kept(carried, plan),
+            }
         ),
         "capability_context_data": carried.context_updates(view.contexts),
         "control_attempts": {k: 0 for k, n in view.attempts.items() if n and plan_key(k) in again},
@@ -317,14 +324,18 @@ def review_possible(view: TurnView, services: Services) -> bool:
     )
 
 
-def _kept(carried: CarryOver) -> dict[str, Any]:
-    """Return the results that serve the new plan; an effect under another name was done before."""
-    return {
-        key: {**record, "source": "ledger"}
-        if record.get("effect") and carried.kept.get(key) != key
-        else record
-        for key, record in carried.results.items()
-    }
+def _kept(carried: CarryOver, plan: ExecutionPlan) -> dict[str, Any]:
+    """Return the results that serve the new plan, whose author has seen them.
+
+    An effect under another name was done before.
+    """
+    seen = {step["context_key"] for step in plan["steps"] if step.get("look_again")}
+    found = {}
+    for key, record in carried.results.items():
+        found[key] = {**record, LOOKED: True} if key in seen else record
+        if record.get("effect") and carried.kept.get(key) != key:
+            found[key] = {**found[key], "source": "ledger"}
+    return found
 
 
 def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str, str]:

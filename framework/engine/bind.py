@@ -120,7 +120,7 @@ def bind(
         clock=options.get("clock"),
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
-        behaviors=(*behaviors, BudgetStage()) if purse.budgets else behaviors,
+        behaviors=(*behaviors, BudgetStage()),
         own_behaviors=of_capabilities(registry, settings),
         step_policies=step_policies,
         flow=flow,

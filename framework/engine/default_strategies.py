@@ -39,6 +39,8 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
+        if request.look_again:
+            return ExecutionPlan(steps=[])  # the plan goes on as it is
         active = [n for n in _in_reach(request) if n != request.failed_capability]
         gone = {*request.out_of_reach, request.failed_capability or ""}
         catalog = _Without(request.catalog, gone) if gone != {""} else request.catalog

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from framework.base.errors import ValidationError
+from framework.base.plan import bounds_of
 from framework.base.ports import now_text
 from framework.engine.services import Services
 from framework.langgraph_compat import forged, is_task, open_interrupts
@@ -242,4 +243,5 @@ def _stamped(plan: Any) -> Any:
     """Mark a plan as brought by this call, so that it is not taken for one that was left over."""
     steps = plan.get("steps") if isinstance(plan, Mapping) else plan
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": now_text()}
-    return {"steps": steps, "stamp": stamp}
+    bounds = bounds_of(plan) if isinstance(plan, Mapping) else {}
+    return {"steps": steps, **bounds, "stamp": stamp}

@@ -274,7 +274,9 @@ def _count(
     made = 1
     told = update.get("control_budget") if isinstance(update, Mapping) else None
     if isinstance(told, Mapping):
-        made = max(1, int(told.get(name, 0)) - getattr(budget, name))
+        looks = int(told.get("looks", 0))
+        made = 0 if looks > budget.looks else max(1, int(told.get(name, 0)) - getattr(budget, name))
+        budget.looks = max(budget.looks, looks)
         budget.allowed_attempts = max(budget.allowed_attempts, int(told.get("allowed_attempts", 0)))
     setattr(budget, name, getattr(budget, name) + made)
 

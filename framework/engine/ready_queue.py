@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,9 @@ from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.engine.copies import Copies, collects
 from framework.engine.entry import ASKED
 from framework.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
+from framework.engine.routing import due_looks
 from framework.engine.services import Services
+from framework.langgraph_compat import called_back, is_resumed
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -31,6 +34,7 @@ from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
+from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import counting
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
@@ -62,7 +66,11 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         GraphBubbleUp: A step interrupted itself; all that did not need it has run.
     """
     run = PlanRun(view, services)
-    with counting(run.budget, services.limits.max_model_calls):
+    with ExitStack() as around:
+        around.enter_context(counting(run.budget, services.limits.max_model_calls))
+        if view.plan.get("budget"):
+            around.enter_context(paying(services.spending(view, planned=True)))
+            around.enter_context(called_back(CASHIER))
         left = await run.run()
     found = [one for envelope in left for one in (*envelope.get("copies", ()), envelope)]
     schema = services.runner.schema
@@ -132,7 +140,7 @@ class PlanRun:
         self._watchers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._error: BaseException | None = None
-        self._stopping = False
+        self._stopping = self._looking = False
         self._control = getattr(current_runtime(), "control", None)
         self._signals: list[GraphBubbleUp] = []
         self._asked: dict[str, str] = {}
@@ -222,6 +230,7 @@ class PlanRun:
         elif record.get("success") or record.get("skipped"):
             self._merge(update)
             self._ended.add(key)
+            self._looking |= bool(due_looks([self._view.planned[key]], {key: record}))
             self._call_ready(self._readers.get(key, ()))
         return envelope
 
@@ -243,7 +252,7 @@ class PlanRun:
         for needed in self._needs[key]:
             if needed in self._settled:
                 await self._settled[needed].wait()
-        if not self._needs[key] <= self._ended:
+        if not self._needs[key] <= self._ended or self._waits_for_look():
             return None
         task = asyncio.current_task()
         assert task is not None
@@ -265,16 +274,24 @@ class PlanRun:
             self._running.discard(task)
 
     def _door(self, key: str, stopping: Callable[[], bool] | None = None) -> Door:
-        return Door(
+        door = Door(
             view=self._view,
             ledger=self._ledger,
             plan_keys=self._keys,
             failures=self._failures.get(key, 0),
             seconds_left=self._seconds_left,
-            stopping=stopping or self._is_stopping,
             draining=self.drain_requested,
             budget=self.budget,
         )
+        door.stopping = stopping or (lambda: self._stopping or self._waits_for_look(door))
+        return door
+
+    def _waits_for_look(self, door: Door | None = None) -> bool:
+        """Tell whether a step may not begin, because the rest of the plan is looked at first.
+
+        Where a step asked a person and has the answer, it has begun.
+        """
+        return self._looking and not (door is not None and door.begun) and not is_resumed()
 
     async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
         try:
@@ -329,9 +346,6 @@ class PlanRun:
         stopping = lambda: self._stopping or copies.stopped  # noqa: E731
         return await self._run_step(attempt, self._door(attempt.key, stopping))
 
-    def _is_stopping(self) -> bool:
-        return self._stopping
-
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
         return bool(self._control is not None and self._control.drain_requested)
@@ -342,8 +356,9 @@ class PlanRun:
         return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
-        limit = self._services.limits.run_timeout_seconds
-        return None if limit is None else limit - self.seconds_used
+        limits = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
+        known = [limit for limit in limits if limit is not None]
+        return min(known) - self.seconds_used if known else None
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

@@ -5,7 +5,7 @@ It reads the state and writes nothing; the router node does what the route says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from framework.planning import CLOSING, Catalog, dependencies, ready_steps
 RUN = "capabilities"
 FATAL = "fatal"
 ACCEPT = "accept"
+LOOKED = "looked"
+"""In the record of a step with ``look_again``: the planner has seen what it gave."""
 _ANSWERED_BY = {
     ErrorSeverity.REPLANNING: "orchestrator",
     ErrorSeverity.RECLASSIFICATION: "classifier",
@@ -143,6 +145,9 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if all(step["context_key"] in settled for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
         return Route(last if last in CLOSING else "respond", "Every step is done.")
+    if looks := due_looks(todo, results):
+        ended = ", ".join(map(repr, looks))
+        return Route("orchestrator", f"{ended} ended: the rest is looked at again.", steps=looks)
     pending = state.get("execution_pending_approvals") or {}
     waiting = {plan_key(key) for key in pending}
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
@@ -156,6 +161,22 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
     return Route("error", "No step of the plan can run: an input has no supplier.")
+
+
+def due_looks(
+    steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Name the steps that have ended and after which the rest of a plan is looked at again."""
+    return tuple(
+        key
+        for step in steps
+        if step.get("look_again") and _is_due(results.get(key := step["context_key"]) or {})
+    )
+
+
+def _is_due(record: Mapping[str, Any]) -> bool:
+    ended = record.get("success") or (record.get("skipped") and "not_needed" not in record)
+    return bool(ended) and LOOKED not in record
 
 
 def _gone(todo: list[Mapping[str, Any]], registry: Catalog, settled: set[str]) -> tuple[str, ...]:

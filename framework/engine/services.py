@@ -241,10 +241,15 @@ class Services:
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
 
-    def spending(self, view: TurnView) -> Spending | None:
-        """Return what the running turn may spend; ``None`` when nothing is bounded or kept."""
-        journal = self.journal()
-        return self.purse.spending(view, journal.rows, kept=journal.durable)
+    def spending(self, view: TurnView, *, planned: bool = False) -> Spending | None:
+        """Return what the running turn may spend; ``None`` when nothing is bounded or kept.
+
+        Args:
+            view: The turn.
+            planned: Whether the budget of the plan in force counts besides.
+        """
+        journal, own = self.journal(), view.plan.get("budget") if planned else None
+        return self.purse.spending(view, journal.rows, kept=journal.durable, planned=own)
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""

@@ -84,18 +84,28 @@ class Purse:
         table = prices or PriceTable.of_process()
         return cls(budgets, table, UsageBook(table))
 
-    def spending(self, view: TurnView, rows: Rows | None, *, kept: bool = True) -> Spending | None:
+    def spending(
+        self,
+        view: TurnView,
+        rows: Rows | None,
+        *,
+        kept: bool = True,
+        planned: Mapping[str, float] | None = None,
+    ) -> Spending | None:
         """Return the budgets of a turn; ``None`` when there are none and nothing is kept.
 
         Args:
             view: The turn.
             rows: The database of the graph's saver.
             kept: Whether a saver keeps the thread; without one each run is a turn of its own.
+            planned: What the plan in force may use up besides.
         """
-        if rows is None and not self.budgets:
+        own = [Budget(**planned, name="plan")] if planned else []  # type: ignore[arg-type]
+        if rows is None and not self.budgets and not own:
             return None
         cells = cells_of(rows) if rows is not None else None
-        budgets = [item.counting_in(cells) if cells else item for item in self.budgets]
+        given = (*self.budgets, *own)
+        budgets = [item.counting_in(cells) if cells else item for item in given]
         return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
 
 
@@ -441,7 +451,7 @@ class BudgetStage:
             BudgetExceededError: A budget does not hold it; nothing has begun.
         """
         job, spending = current_job(), running_spending()
-        if job is None or spending is None:
+        if job is None or spending is None or not spending.bounded:
             return await call_next(attempt)
         clock = job.runner.clock
         own: dict[str, float] = {"steps": 1, "tool_calls": 1}

@@ -39,7 +39,7 @@ async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | N
             raise
         job.cut_off = True
         if by_turn:
-            raise run_limit_reached(attempt) from exc
+            raise run_limit_reached(job, attempt) from exc
         what = "timeout_seconds" if instead is None else repr(instead)
         what = "the step's timeout, or that" if planned is not None else what
         raise TimeoutError(

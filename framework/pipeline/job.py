@@ -59,6 +59,7 @@ class Door:
         notify: Takes a step's progress; ``None`` for the stream of the run.
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
+        begun: Whether a try has begun.
     """
 
     view: TurnView
@@ -74,6 +75,7 @@ class Door:
     notify: Callable[[str, float | None], None] | None = None
     types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
+    begun: bool = False
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
+from framework.base.plan import BUDGETS
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
 from framework.planning.conditions import comparisons, condition_faults, kind_of, told
@@ -76,6 +77,8 @@ def read_plan(
     steps, problems = _read_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
     checker = _Checker(PlanView(steps, catalog, available, chosen), problems)
+    if isinstance(plan, dict):
+        checker.bounds(plan)
     if steps:
         checker.run()
     problems.sort(key=lambda problem: -1 if problem.step is None else problem.step)
@@ -135,6 +138,19 @@ class _Checker:
                 self._stranger(index, step, name)
         self._order()
         self._closing()
+
+    def bounds(self, plan: dict[str, Any]) -> None:
+        """Check what the whole plan may use up."""
+        self._seconds(None, plan.get("deadline"), "deadline")
+        budget = plan.get("budget")
+        fix = f"write an object of numbers above 0 for: {', '.join(BUDGETS)}"
+        if budget is not None and not isinstance(budget, dict):
+            self.add(codes.SHAPE, None, budget, "is no budget", fix, ("budget",))
+        for name, value in budget.items() if isinstance(budget, dict) else ():
+            if name not in BUDGETS or not _is_positive(value):
+                self.add(
+                    codes.SHAPE, None, value, "is no limit of a budget", fix, ("budget", str(name))
+                )
 
     def _stranger(self, index: int, step: dict[str, Any], name: Any) -> None:
         shown = name if isinstance(name, str) else preview(name)
@@ -346,8 +362,7 @@ class _Checker:
             self.add(codes.SHAPE, index, value, "is not a boolean", "write true or false", (name,))
 
     def _seconds(self, index: int | None, value: object, name: str) -> None:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (number and 0 < value < math.inf):  # type: ignore[operator]
+        if value is not None and not _is_positive(value):
             remedy = "give seconds as a number above 0"
             self.add(codes.SHAPE, index, value, "is no number of seconds", remedy, (name,))
 
@@ -388,6 +403,11 @@ class _Checker:
                 self.add(codes.NO_CLOSING, None, name, cause)
 
 
+def _is_positive(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]
+
+
 _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "context_key": _Checker._key,
     "capability": _Checker._capability,
@@ -400,10 +420,11 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "for_each": _Checker._for_each,
     "optional": _Checker._switch,
     "timeout": _Checker._seconds,
+    "look_again": _Checker._switch,
 }
 """What checks each field of a step; there are no other fields."""
 
-_OF_WORK = frozenset({"when", "for_each", "optional", "timeout"})
+_OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again"})
 """Fields that a closing step cannot have."""
 
 _KINDS = {

@@ -89,7 +89,8 @@ def step_notes(step: Mapping[str, Any]) -> list[str]:
         found.append(f"if {told(step['when'])}")
     if isinstance(each := step.get("for_each"), dict):
         found.append(f"for each of {each.get('of')}")
-    return [*found, *(["optional"] if step.get("optional") is True else [])]
+    words = {"optional": "optional", "look_again": "looked at again"}
+    return [*found, *(text for name, text in words.items() if step.get(name) is True)]
 
 
 def escape_label(text: object, limit: int = _LONGEST) -> str:

@@ -80,7 +80,7 @@ class OrchestratorPrompt(PromptBuilder):
 
     Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``out_of_reach``, ``budget_left`` of the planning request.
+    ``excluded``, ``out_of_reach``, ``budget_left``, ``look_again`` of the planning request.
     """
 
     role = "You plan how an agent answers a request."
@@ -116,6 +116,7 @@ class OrchestratorPrompt(PromptBuilder):
         excluded: Mapping[str, str] | None = None,
         out_of_reach: Mapping[str, str] | None = None,
         budget_left: Mapping[str, float] | None = None,
+        look_again: Sequence[str] = (),
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
@@ -146,6 +147,12 @@ class OrchestratorPrompt(PromptBuilder):
         if failure and previous:
             steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
             parts.append(f"The plan that failed:\n{as_data('failed plan', steps)}")
+        elif look_again and previous:
+            steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
+            parts.append(
+                "The plan is half done. With what is known now, write all its steps as they should"
+                f" be; or no steps, and no answer, to keep it:\n{as_data('plan', steps)}"
+            )
         if finished:
             done = "\n".join(_done(key, record) for key, record in finished.items())
             parts.append(
