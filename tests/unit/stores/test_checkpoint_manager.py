@@ -23,22 +23,35 @@ from framework.stores import (
     CheckpointManager,
     InMemoryStateStore,
     SqliteStateStore,
+    list_threads,
     open_saver,
     open_store,
+    prune_threads,
 )
+from tests.support.state_backends import server  # noqa: F401 - a fixture
 
-pytestmark = [pytest.mark.may_block]
+pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
+
+
+_SERVED = [
+    pytest.param(kind, marks=pytest.mark.service) for kind in ("store server", "saver server")
+]
 
 
 @pytest.fixture(
-    params=["state", "state file", "store", "store file", "saver", "saver file", "encrypted"]
+    params=[
+        *("state", "state file", "store", "store file", "saver", "saver file", "encrypted"),
+        *_SERVED,
+    ]
 )
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     url = f"sqlite:///{tmp_path}/kept.db"
-    if request.param == "store file":
+    if request.param.endswith(" server"):
+        url = request.getfixturevalue("server").database()
+    if request.param.startswith("store "):
         async with open_store(url) as opened:
             yield opened
-    elif request.param in ("saver file", "encrypted"):
+    elif request.param.startswith("saver ") or request.param == "encrypted":
         key = "0123456789abcdef" if request.param == "encrypted" else None
         async with open_saver(url, encryption_key=key) as saver:
             yield saver
@@ -236,3 +249,18 @@ async def test_of_a_saver_the_snapshots_are_what_a_graph_saves_by_itself(
         assert same.state == kept[-1].state
         with pytest.raises(PersistenceError, match="history"):
             await manager.delete(latest.checkpoint_id, "pilot")
+
+
+async def test_what_is_saved_by_hand_goes_with_its_thread_and_is_none_by_itself(
+    tmp_path: Path,
+) -> None:
+    async with open_saver(f"sqlite:///{tmp_path}/kept.db") as saver:
+        manager = CheckpointManager(saver)
+        await manager.save("pilot", {"n": 1}, "run")
+        await manager.save("pilot", {"n": 2})
+        assert await list_threads(saver) == []
+        config: Any = {"configurable": {"thread_id": "run"}}
+        await _graph(saver).ainvoke({"task": "Fly"}, config)
+        assert len(await manager.list_by_execution("run")) > 2
+        await prune_threads(saver, ["run"], policy="delete")
+        assert [c.state for c in await manager.list("pilot")] == [{"n": 2}]

@@ -9,7 +9,10 @@ import inspect
 import json
 import math
 import multiprocessing
+import sqlite3
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -280,6 +283,21 @@ async def test_what_nobody_reads_goes_when_its_time_is_over() -> None:
     assert not any(name.startswith("state:old") for name in vars(cells)["_values"])
 
 
+async def test_what_nobody_reads_leaves_a_table_too(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.stores.cells._SWEEP_SHARE", 1)
+    store = SqliteStateStore(tmp_path / "state.db")
+    for number in range(20):
+        await store.set(f"old{number}", "x", ttl=0.001)
+    await asyncio.sleep(0.01)
+    await store.set("new", "x")
+    await store.set("gone", "x")
+    await store.delete("gone")
+    with closing(sqlite3.connect(tmp_path / "state.db")) as conn:
+        assert conn.execute("SELECT name FROM capgraph_cells").fetchall() == [("state:new",)]
+
+
 async def test_redis_lets_go_of_what_expires(redis_url: str) -> None:
     import redis
 
@@ -357,6 +375,25 @@ async def test_changes_at_once_lose_nothing(store: Any) -> None:
     assert sorted(await store.get("list")) == list(range(30))
     assert await store.get("n") == 30
     assert sum(await asyncio.gather(*(swap() for _ in range(10)))) == 1
+
+
+def test_threads_with_loops_of_their_own_lose_nothing(store: Any) -> None:
+    async def work() -> None:
+        for number in range(25):
+            await store.increment("n")
+            await store.append("list", number)
+
+    with ThreadPoolExecutor(4) as pool:
+        for ended in [pool.submit(asyncio.run, work()) for _ in range(4)]:
+            ended.result()
+    assert asyncio.run(store.get("n")) == len(asyncio.run(store.get("list"))) == 100
+
+
+async def test_a_file_in_memory_is_one_of_this_store() -> None:
+    store = SqliteStateStore(":memory:")
+    await asyncio.gather(*(store.increment("n") for _ in range(5)))
+    assert await store.get("n") == 5
+    assert not await SqliteStateStore(":memory:").exists("n")
 
 
 def _work(where: Where, number: int, results: Any) -> None:
