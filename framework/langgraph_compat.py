@@ -260,10 +260,15 @@ def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
 
 def is_resumed() -> bool:
     """Tell whether the running task has been given an answer already."""
+    return answers_given() > 0
+
+
+def answers_given() -> int:
+    """Return how many ``interrupt()`` of the running task have their answer already."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
-        return False
-    return bool(pad.resume) or pad.get_null_resume(False) is not None
+        return 0
+    return len(pad.resume) + (pad.get_null_resume(False) is not None)
 
 
 def outer_task() -> str:

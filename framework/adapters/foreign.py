@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from typing import Any
 
+from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.spec import ROLES
+from framework.base.step_context import StepContext
+from framework.pipeline.effect_ledger import plain_inputs
 
 MAX_TEXT = 1_024
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
@@ -57,3 +61,23 @@ def own_name(given: str, prefix: str = "", taken: Collection[str] = ()) -> str:
         number += 1
         free = f"{name}_{number}"
     return free
+
+
+def task_of(step: StepContext) -> str:
+    """Return what a step is to do, with the values of its inputs behind it."""
+    behind = json.dumps(plain_inputs(step.inputs), ensure_ascii=False) if step.inputs else ""
+    return f"{step.task}\n\n{behind}".strip()
+
+
+def failed(what: str, why: str) -> CapabilityError:
+    """Return the error of something that failed elsewhere, with what it says of it."""
+    return CapabilityError(f"{what}: {plain_text(why, 4_000) or 'it does not say why'}")
+
+
+def away(what: str, exc: Exception) -> CapabilityError:
+    """Return the error of something that cannot be reached; nothing was sent to it."""
+    return CapabilityError(
+        f"{what} cannot be reached ({plain_text(str(exc), 300) or type(exc).__name__}).",
+        fix="See whether it runs.",
+        severity=ErrorSeverity.RETRIABLE,
+    )
