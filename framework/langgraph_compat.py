@@ -68,18 +68,19 @@ def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
     return found.get("") if is_task(config) else None
 
 
-def running_checkpoint(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return namespace and id of the checkpoint on which the running superstep builds.
+def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return namespace and id of the checkpoints on which the running superstep builds.
 
-    ``None`` where nothing is saved before the end. A task inside a node has a namespace, but no
-    checkpoint of its own: it builds on that of the graph.
+    That of the outermost graph is the first, that of the running one the last. There are none where
+    nothing is saved before the end. A task inside a node has a namespace, but no checkpoint of its
+    own: it builds on that of the graph.
     """
     configurable = config.get("configurable") or {}
     if configurable.get("__pregel_durability") == "exit":
-        return None
+        return []
     known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
-    newest = list(known.values())[-1:]
-    return next(((space, name) for space, name in known.items() if [name] == newest), None)
+    first = {name: space for space, name in reversed([*known.items()])}
+    return [(space, name) for name, space in reversed(first.items())]
 
 
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:

@@ -20,7 +20,7 @@ from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
 from framework.governance.flow import InformationFlow, declares_labels
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
-from framework.langgraph_compat import lent_saver, running_checkpoint
+from framework.langgraph_compat import lent_saver, running_checkpoints
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
@@ -287,7 +287,7 @@ def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Jou
     thread = (config.get("configurable") or {}).get("thread_id")
     saver = lent_saver(config) or checkpointer
     return Journal(
-        saver, None if thread is None else str(thread), checkpoint=running_checkpoint(config)
+        saver, None if thread is None else str(thread), checkpoints=running_checkpoints(config)
     )
 
 

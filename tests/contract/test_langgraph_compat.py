@@ -88,7 +88,7 @@ async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None
         own = {"configurable": {"thread_id": "2"}}
         told.append(compat.is_task(compat.merged_config(bare, own)))
         assert compat.saver_of(bare, config) is saver
-        assert (compat.running_checkpoint(config) is not None) is (state["seen"] == ["go"])
+        assert bool(compat.running_checkpoints(config)) is (state["seen"] == ["go"])
         return {}
 
     bare = graph_of(lambda state: {})
