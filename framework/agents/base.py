@@ -19,7 +19,7 @@ from langgraph.types import Command, Interrupt
 
 from configs.scoped import scoped
 from framework.agents.around import around
-from framework.agents.kept import found_steps, restored, snapshot
+from framework.agents.kept import behind_step, restored, snapshot
 from framework.agents.result import FINAL, AgentResult, AgentStep
 from framework.base.errors import ConfigurationError
 from framework.base.task import TaskInput, TaskOutput
@@ -246,7 +246,7 @@ class BaseAgent:
         thread: Any = {"configurable": {"thread_id": execution_id}}
         graph = self._graph()
         if graph.checkpointer is None:
-            values = await restored(self.checkpoint_manager, execution_id, from_step)
+            values = await restored(self.checkpoint_manager, execution_id, from_step, self._steps)
             given: Any = {**values, "going_on": True}
             if self._wrapped:
                 given = {"task": values["task"], "given": given}
@@ -262,7 +262,7 @@ class BaseAgent:
         given = None if answer is None else Command(resume=answer)
         at = None
         if from_step is not None:
-            past = await found_steps(graph, thread, from_step, self._steps, nested=self._wrapped)
+            past = await behind_step(graph, thread, from_step, self._steps, nested=self._wrapped)
             at, given = past.config, None
             if self._wrapped:
                 given = {"task": found.values["task"], "given": {**past.values, "going_on": True}}

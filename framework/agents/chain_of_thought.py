@@ -85,7 +85,7 @@ def _ended(state: Mapping[str, Any], thought: str, answer: str, told: int) -> di
     }
 
 
-def _entry(state: Mapping[str, Any]) -> str:
+async def _entry(state: Mapping[str, Any]) -> str:
     return END if state.get("going_on") and state.get("success") is not None else "think"
 
 

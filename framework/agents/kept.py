@@ -9,6 +9,7 @@ from langchain_core.messages import messages_from_dict, messages_to_dict
 
 from framework.base.values import to_plain
 
+Steps = Callable[[Mapping[str, Any]], list[Any]]
 _MESSAGES = ("messages", "conversation")
 
 
@@ -23,64 +24,67 @@ def snapshot(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def restored(manager: Any, execution_id: str, from_step: int | None) -> dict[str, Any]:
+async def restored(
+    manager: Any, execution_id: str, from_step: int | None, steps: Steps
+) -> dict[str, Any]:
     """Return the state that a ``CheckpointManager`` keeps of a run.
+
+    Args:
+        manager: The manager.
+        execution_id: The run.
+        from_step: The step behind which it is; ``None`` for the last.
+        steps: Finds the steps of a state.
 
     Raises:
         ValueError: It keeps none.
     """
     if from_step is None:
         latest = await manager.load_latest_for_execution(execution_id)
-        found = [] if latest is None else [latest]
+        kept = [] if latest is None else [_messages(latest.state)]
     else:
-        kept = await manager.list_by_execution(execution_id)
-        found = [item for item in kept if len(item.state.get("steps") or ()) <= from_step + 1]
-        total = max((len(item.state.get("steps") or ()) for item in kept), default=0)
-        found = found if total > from_step else []
-    if not found:
+        found = [_messages(item.state) for item in await manager.list_by_execution(execution_id)]
+        kept = [values for values in found if len(steps(values)) > from_step]
+    if not kept:
+        behind = "" if from_step is None else f" behind step {from_step}"
         raise ValueError(
-            f"Nothing is kept of a run {execution_id!r}"
-            f"{'' if from_step is None else f' behind step {from_step}'}."
-            " Fix: give metadata['execution_id'] of a result, and a step that it has."
+            f"Nothing is kept of a run {execution_id!r}{behind}. Fix: give metadata['execution_id']"
+            " of a result, and a step that it has, counted from 0."
         )
-    values = dict(found[-1].state)
-    for name in _MESSAGES:
-        if name in values:
-            values[name] = messages_from_dict(values[name])
-    return values
+    return kept[0]
 
 
-async def found_steps(
-    graph: Any,
-    thread: Mapping[str, Any],
-    from_step: int,
-    steps: Callable[[Mapping[str, Any]], list[Any]],
-    *,
-    nested: bool,
+def _messages(state: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: messages_from_dict(state[name]) for name in _MESSAGES if name in state}
+    return {**state, **found}
+
+
+async def behind_step(
+    graph: Any, thread: Mapping[str, Any], from_step: int, steps: Steps, *, nested: bool
 ) -> Any:
-    """Return the newest state of a run that has no more than so many steps.
+    """Return the first state of a run that has a step.
+
+    Args:
+        graph: The agent's graph.
+        thread: The thread.
+        from_step: The step.
+        steps: Finds the steps of a state.
+        nested: Whether something stands around the agent's own graph, which then has a namespace
+            of its own.
 
     Raises:
         ValueError: The run has not come as far as that.
     """
     configs = [thread]
-    if nested:  # each run of the agent's own graph has a namespace of its own
-        spaces = dict.fromkeys(
-            [
-                item.config["configurable"]["checkpoint_ns"]
-                async for item in graph.checkpointer.alist(thread)
-            ]
-        )
+    if nested:
+        kept = [item.config["configurable"] async for item in graph.checkpointer.alist(thread)]
+        spaces = dict.fromkeys(found["checkpoint_ns"] for found in kept)
+        own = [space for space in spaces if space and "|" not in space]
         configs = [
-            {"configurable": {**thread["configurable"], "checkpoint_ns": space}}
-            for space in spaces
-            if space and "|" not in space
+            {"configurable": {**thread["configurable"], "checkpoint_ns": space}} for space in own
         ]
     for config in configs:
-        reached = False
-        async for past in graph.aget_state_history(config):
-            done = len(steps(past.values))
-            reached = reached or done > from_step
-            if reached and done <= from_step + 1:
+        history = [past async for past in graph.aget_state_history(config)]
+        for past in reversed(history):
+            if len(steps(past.values)) > from_step:
                 return past
     raise ValueError(f"The run has no step {from_step}. Fix: give one that it has, counted from 0.")

@@ -218,11 +218,11 @@ class _Worker(ReActAgent):
         )
 
 
-def _entry(state: Mapping[str, Any]) -> str:
-    return _next(state) if state.get("going_on") else "plan"
+async def _entry(state: Mapping[str, Any]) -> str:
+    return await _next(state) if state.get("going_on") else "plan"
 
 
-def _next(state: Mapping[str, Any]) -> str:
+async def _next(state: Mapping[str, Any]) -> str:
     if state.get("success") is not None:
         return END
     return "replan" if state.get("trouble") is not None else "step"

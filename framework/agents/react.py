@@ -18,7 +18,7 @@ from langchain_core.messages import (
 )
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import Overwrite, Send
+from langgraph.types import Command, Overwrite, Send
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
@@ -101,12 +101,10 @@ class ReActAgent(BaseAgent):
         system = described(self.system_prompt, known)
 
         builder = StateGraph(ReActState, output_schema=RunOutput)
-        to = ["model", END] if node is None else ["model", "tools", END]
-        builder.add_node("begin", partial(self._turn, asker, system, fresh=True))
-        builder.add_node("model", partial(self._turn, asker, system))
-        builder.add_conditional_edges(START, _entry, ["begin", *to])
-        builder.add_conditional_edges("begin", _next, to)
-        builder.add_conditional_edges("model", _next, to)
+        to = ("model", END) if node is None else ("model", "tools", END)
+        builder.add_node("begin", partial(self._turn, asker, system, fresh=True), destinations=to)
+        builder.add_node("model", partial(self._turn, asker, system), destinations=to)
+        builder.add_edge(START, "begin")
         if node is not None:
             builder.add_node("tools", node)
             builder.add_edge("tools", "model")
@@ -120,13 +118,15 @@ class ReActAgent(BaseAgent):
         runtime: Runtime[Any],
         *,
         fresh: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Command[Any]:
         """Ask the model once, and say what its message means."""
+        if fresh and state.get("going_on"):
+            return Command(update={"going_on": False}, goto=_next(state))
         if fresh:
             state = {**state, **_CLEAN}
         messages = state["messages"]
         if (ended := self._over(state)) is not None:
-            return self._ended(state, [], _last_seen(state), ended)
+            return Command(update=self._ended(state, [], _last_seen(state), ended))
         update: dict[str, Any] = dict(_CLEAN) if fresh else {}
         said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
@@ -137,9 +137,10 @@ class ReActAgent(BaseAgent):
         update["turns"] = state["turns"] + 1
         found = self._read(state, message)
         update |= found
+        goto = _next(update)
         if fresh:
             update["messages"] = Overwrite(found["messages"])
-        return update
+        return Command(update=update, goto=goto)
 
     def _over(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
         """Say which limit is reached, before the model is asked or when it has asked for calls."""
@@ -214,10 +215,6 @@ _CLEAN: dict[str, Any] = {
     "success": None,
     "error": None,
 }
-
-
-def _entry(state: Mapping[str, Any]) -> Any:
-    return _next(state) if state.get("going_on") else "begin"
 
 
 def _next(state: Mapping[str, Any]) -> Any:

@@ -138,11 +138,11 @@ def _tried(steps: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, A
     return {"answer": answer, "steps": [*steps, *done]}
 
 
-def _entry(state: Mapping[str, Any]) -> str:
-    return _next(state) if state.get("going_on") else "begin"
+async def _entry(state: Mapping[str, Any]) -> str:
+    return await _next(state) if state.get("going_on") else "begin"
 
 
-def _next(state: Mapping[str, Any]) -> str:
+async def _next(state: Mapping[str, Any]) -> str:
     if state.get("success") is not None:
         return END
     return "again" if state["answer"].get("judged") else "judge"

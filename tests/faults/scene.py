@@ -370,7 +370,12 @@ def child(order: dict[str, Any]) -> None:
         real_ns = time.time_ns
         time.time_ns = lambda: real_ns() + int(order["clock"] * 1e9)
     try:
-        asyncio.run(run(order["url"]))
+        if "solver" in order:
+            from tests.faults import solvers
+
+            asyncio.run(solvers.run(order["url"], order["solver"]))
+        else:
+            asyncio.run(run(order["url"]))
     except BaseException as exc:
         (FOLDER / "failure").write_text(f"{type(exc).__name__}: {exc}")
         print(f"{type(exc).__name__}: {exc}", flush=True)
@@ -380,6 +385,8 @@ def child(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Fork a child for each line."""
+    from tests.faults import solvers  # noqa: F401 - children import nothing
+
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
