@@ -253,7 +253,7 @@ async def _recording(
         caller=_who(seen[0].metadata),
         at=_moment(seen[0]),
         before=_state({k: v for k, v in kept.items() if k not in dropped}),
-        given=_state(given_to_run(seen[0]) or {}),
+        given=_named(_state(given_to_run(seen[0]) or {}), begun),
         visits=visits,
         end=end,
     )
@@ -357,6 +357,14 @@ def _state(values: Mapping[str, Any]) -> dict[str, Any]:
         else _plain(value)
         for name, value in values.items()
     }
+
+
+def _named(given: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the message that opened the turn the id by which the turn goes."""
+    opened = [m for m in given.get("messages") or [] if m["type"] == "human"]
+    if opened and "plan" not in begun:
+        opened[-1]["data"]["id"] = opened[-1]["data"].get("id") or begun.get("id")
+    return given
 
 
 def _several(given: Any) -> list[Any]:

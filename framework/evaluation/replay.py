@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, messages_from_dict
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
@@ -48,6 +47,7 @@ from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequ
 from framework.registry import Registry
 from framework.registry.registry import DEFAULT_INFRASTRUCTURE
 from framework.selection import Selection
+from framework.stores import open_saver
 from framework.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 _LIVE_NODES = frozenset({"begin_turn", "router", "approval"})
 """Nodes that decide from the state alone, also where they are one's own."""
+_STOPPED = ("control_is_killed", "control_kill_reason")
 _OUTSIDE_SETTLE = frozenset({"step", "missing_capability"})
 """Questions that are put before a step is handed back, so that they arise anew."""
 
@@ -358,7 +359,8 @@ class _HandedBack:
         if "failure" in saved:
             about = (attempt.key, attempt.capability, attempt.index, attempt.objective)
             failure = replace(Failure.from_state(saved["failure"]), key=attempt.key)
-            return StepRecord(*about, error=failure, attempts=failure.attempts)
+            stopped = {k: v for k, v in saved["update"].items() if k in _STOPPED}
+            return StepRecord(*about, error=failure, attempts=failure.attempts, updates=stopped)
         entry = saved["update"]["execution_step_results"][saved["key"]]
         given = Given(_returned(saved, entry), "record")
         found = await call_next(replace(attempt, number=entry.get("attempts", 1), given=given))
@@ -473,27 +475,21 @@ class _NoModel(BaseCallbackHandler):
     on_llm_start = on_chat_model_start
 
 
-async def _run(
-    script: _Script, settings: Settings, model: Any, options: Mapping[str, Any]
-) -> TurnEnd:
-    """Run the turn once.
-
-    Raises:
-        ConfigurationError: The graph cannot be built.
-    """
+def _build(
+    script: _Script, settings: Settings, model: Any, options: Mapping[str, Any], saver: Any
+) -> Any:
     modelled = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
     told = _Strategies(script) if modelled or "planner" in options else _Offline(script)
+    kept = dict.fromkeys(("keep_turns", "keep_checkpoints", "keep_days"))
     ours: dict[str, Any] = {"model": None, "models": {}}
+    ours |= {"persistence": settings.persistence.model_copy(update=kept)}
     if model is None:
         same: dict[str, Any] = {"extractor": told, "selector": told, "planner": told}
         options = {**options, **same, "answerer": told}
         ours |= {"selection": settings.selection.model_copy(update={"strategy": "auto"})}
         ours |= {"budgets": {}}
     behaviors = [*options.get("behaviors", ()), _Announced(script), _HandedBack(script)]
-    build: Any = build_graph
-    saver = InMemorySaver()
-    graph = await asyncio.to_thread(
-        build,
+    graph: Any = build_graph(
         script.registry.with_(*_stand_ins(script)),
         model=model,
         checkpointer=saver,
@@ -503,8 +499,25 @@ async def _run(
     )
     if model is None and modelled:  # it could have read and talked; asked, it would be refused
         graph.services.runner.chat_model = lambda _role: GenericFakeChatModel(messages=iter(()))
+    return graph
+
+
+async def _run(
+    script: _Script, settings: Settings, model: Any, options: Mapping[str, Any]
+) -> TurnEnd:
+    """Run the turn once, in a database of its own, which is also that of limits and breakers.
+
+    Raises:
+        ConfigurationError: The graph cannot be built.
+    """
+    async with open_saver("sqlite://:memory:") as saver:
+        graph = await asyncio.to_thread(_build, script, settings, model, options, saver)
+        return await _turn(graph, script, saver, asks_models=model is not None)
+
+
+async def _turn(graph: Any, script: _Script, saver: Any, *, asks_models: bool) -> TurnEnd:
     meter, taken = Meter(), script.recording
-    callbacks: list[Any] = [meter] if model is not None else [_NoModel(script)]
+    callbacks: list[Any] = [meter] if asks_models else [_NoModel(script)]
     thread = {"thread_id": taken.thread}
 
     def config(by: Mapping[str, str]) -> Any:

@@ -20,7 +20,7 @@ from framework.base import (
     PersistenceError,
     ValidationError,
 )
-from framework.behaviors import BaseBehavior
+from framework.behaviors import BaseBehavior, CircuitBreakerBehavior, RateLimitBehavior
 from framework.evaluation import Recording, record, replay
 from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
 from framework.stores import open_saver
@@ -398,3 +398,12 @@ async def test_a_turn_that_went_on_from_an_old_checkpoint(saver: Any) -> None:
     found = await same(saver, measure)
     assert (found.turn, found.end.status) == (2, "completed")
     assert (await same(saver, measure, turn=1)).turn == 1
+
+
+async def test_limits_in_the_database_of_the_saver_are_those_of_the_replay(saver: Any) -> None:
+    def limits() -> Any:
+        return [RateLimitBehavior(store="saver"), CircuitBreakerBehavior(store="saver")]
+
+    graph = build_graph(registry(measure), checkpointer=saver, behaviors=limits())
+    await graph.ainvoke(said("measure the value"), config())
+    await same(saver, measure, behaviors=limits())
