@@ -27,6 +27,8 @@ from framework.selection import Selection, Selector
 from framework.selection.protocols import NOTHING_EXCLUDED
 
 _TEXT = {"type": "string"}
+_OBJECT = {"type": "object"}
+_FLAG = {"type": "boolean"}
 PLAN_SCHEMA: dict[str, Any] = {
     "title": "ExecutionPlan",
     "description": "The plan.",
@@ -43,6 +45,10 @@ PLAN_SCHEMA: dict[str, Any] = {
                     "task_objective": _TEXT,
                     "expected_output": _TEXT,
                     "context_key": _TEXT,
+                    "when": _OBJECT,
+                    "for_each": _OBJECT,
+                    "optional": _FLAG,
+                    "look_again": _FLAG,
                 },
                 "required": ["capability"],
             },
@@ -58,7 +64,9 @@ right answer (keys, inputs, outputs, the closing step) the model leaves out, and
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
     'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
-    " of the earlier step whose context_key is key."
+    " of the earlier step whose context_key is key. Only if the request calls for it, a step has when"
+    ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters take'
+    ' {"$from":"item"}), optional, or look_again (plan the rest when it is done).'
 )
 
 

@@ -7,6 +7,7 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 - :func:`chain_plan` plans without a model; :func:`requires_closure` names what it would use.
 - :func:`dependencies`, :func:`ready_steps` say when steps can run.
 - :func:`carry_over`, :func:`fingerprints` keep what is done when a plan is replaced.
+- :class:`Plan` writes one in Python.
 - :class:`Recipe` is a plan as a capability; :func:`expand_recipes` writes it out.
 - :func:`plan_mermaid` draws it.
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from framework.planning.draft import Repair, RepairedPlan
     from framework.planning.order import by_depth
     from framework.planning.parameters import validated_parameters
+    from framework.planning.plan import Plan
     from framework.planning.problems import PROBLEM_KINDS, Problem
     from framework.planning.recipes import Recipe, expand_recipes, recipe_of
     from framework.planning.repair import repair_plan
@@ -53,6 +55,7 @@ __all__ = [
     "Available",
     "CarryOver",
     "Catalog",
+    "Plan",
     "PlanVersion",
     "Problem",
     "Recipe",
@@ -88,5 +91,6 @@ _PARTS = (
     "repair",
     "recipes",
     "diagram",
+    "plan",
 )
 __getattr__, __dir__ = found_in(__name__, _PARTS, __all__)
