@@ -194,6 +194,10 @@ class Spending:
         self._late: list[tuple[Reservation, dict[str, float]]] = []
         self.loop = asyncio.get_running_loop()
 
+    def draws_on(self, purse: Purse) -> bool:
+        """Tell whether it is an account of some purse."""
+        return self._book is purse.book
+
     @property
     def bounded(self) -> bool:
         """Whether anything is limited."""
