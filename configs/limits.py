@@ -36,6 +36,7 @@ class Limits(Section):
         max_retry_delay_seconds: Upper bound of one wait between tries.
         step_timeout_seconds: Time limit of one attempt; ``None`` for none.
         run_timeout_seconds: Time limit of the steps of one turn; ``None`` for none.
+        max_wait_seconds: How long a step may wait for a moment or for an event.
         max_message_chars: Longest message that is accepted.
         max_model_calls: Calls of chat models in one turn.
         max_turn_attempts: Tries of all steps of one turn together; ``None`` for what the checked
@@ -52,6 +53,7 @@ class Limits(Section):
     max_retry_delay_seconds: float = Field(60.0, ge=0)
     step_timeout_seconds: float | None = Field(300.0, gt=0)
     run_timeout_seconds: float | None = Field(3600.0, gt=0)
+    max_wait_seconds: float = Field(30 * 86_400.0, gt=0)
     max_message_chars: int = Field(200_000, ge=1)
     max_model_calls: int = Field(100, ge=1)
     max_turn_attempts: int | None = Field(None, ge=1)

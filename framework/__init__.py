@@ -25,7 +25,7 @@ from framework.base.ports import Verdict  # noqa: E402
 
 if TYPE_CHECKING:
     from framework.engine import bind
-    from framework.graph import build_graph, open_graph
+    from framework.graph import build_graph, open_graph, signal
     from framework.planning import Recipe
     from framework.registry import Registry
 
@@ -46,6 +46,7 @@ __all__ = [
     "capability_node",
     "infrastructure_node",
     "open_graph",
+    "signal",
 ]
 
 _ENGINE = {
@@ -54,6 +55,7 @@ _ENGINE = {
     "bind": "framework.engine",
     "build_graph": "framework.graph",
     "open_graph": "framework.graph",
+    "signal": "framework.graph",
 }
 
 

@@ -18,6 +18,7 @@ from framework.base import (
 from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
 from framework.engine.guarded import screened
+from framework.engine.waiting import waits_in, waits_no_more
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
 from framework.planning.strategies import attached, last_request, system_text
@@ -62,6 +63,8 @@ class BeginTurnNode(BaseInfrastructureNode):
         if services.asks_another_than_requester:
             opened = services.view({**state, **update})
             await services.ledger(opened).agreements.opened_by(opened.caller)
+        if waits_in(view):
+            await waits_no_more()  # a new message gives up a turn that waits
         problem: CapgraphError | None = _problem(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]

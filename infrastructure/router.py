@@ -18,13 +18,14 @@ from framework.base import (
 )
 from framework.base.ports import Failure, RetryRule
 from framework.engine import Services
-from framework.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
+from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from framework.engine.turn_outcome import waiting_outcome
 from framework.engine.undo import closed, offered
-from framework.governance.budget import BudgetExceededError
-from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
+from framework.engine.waiting import waits_in, waits_no_more, waits_over
+from framework.pipeline.failures import clear_failure, raise_failure, read_failure
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 from framework.pipeline.runner import innermost
 from framework.pipeline.state_update import Writes, applied, combined
@@ -51,6 +52,7 @@ class RouterNode(BaseInfrastructureNode):
         routed = int(state.get("control_routing_count") or 0)
         while True:
             routed += 1
+            await work.wake()
             decision = route(work.state, services.registry, services.limits)
             if decision.target == FATAL:
                 raise FatalExecutionError(
@@ -77,6 +79,7 @@ class RouterNode(BaseInfrastructureNode):
                 break
         if decision.failures:
             await _wait(work.view, decision, services)
+        await work.tell_waits(decision)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
         return Command(update=combined(work.writes, services.runner.schema), goto=decision.target)
@@ -112,14 +115,30 @@ class _Work:
         self.write(update)
         return again
 
+    @property
+    def waits(self) -> dict[str, Any]:
+        """What steps wait for, by context key."""
+        return waits_in(self.view)
+
+    async def wake(self) -> None:
+        """Let steps go on whose moment or event has come, or that waited for too long."""
+        over = await waits_over(self.view, self.services) if self.waits else ()
+        if over:
+            left = {key: asked for key, asked in self.view.pending.items() if key not in over}
+            info = {**(self.state.get("runtime_info") or {}), "waited": True}
+            woken = {"execution_pending_approvals": left, "execution_outcome": None}
+            self.write({**woken, "runtime_info": info})
+
+    async def tell_waits(self, decision: Route) -> None:
+        """Say what the turn waits for, or that it waits no more."""
+        if decision.target == "approval" and not decision.steps and self.waits:
+            self.write({"execution_outcome": waiting_outcome(self.state, self.waits)})
+        if decision.target in (*CLOSING, "error") and self.view.waited:
+            await waits_no_more()
+
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the superstep is over."""
-        try:
-            async with held_for(self.view, self.services):
-                done = await run_ready_steps(self.view, self.services)
-        except BudgetExceededError as exc:
-            self.write(raise_failure([refusal("router", exc)]))
-            return False
+        done = await run_ready_steps(self.view, self.services)
         self.writes += done.writes
         self.state = done.state
         if done.proposed:

@@ -39,6 +39,10 @@ class PlannedStep(TypedDict, total=False):
         timeout: Seconds that one try may take, in place of what the capability says.
         look_again: Whether, when the step has ended, the planner sees the results and may change
             what has not begun.
+        wait_until: Moment with its offset, or time from when it could run (``"2h"``), before which it
+            does not run.
+        wait_for: Key of an event from outside without which it does not run, or
+            ``{"key": "paid", "within": "2d"}``.
     """
 
     context_key: str
@@ -53,6 +57,8 @@ class PlannedStep(TypedDict, total=False):
     optional: bool
     timeout: float | None
     look_again: bool
+    wait_until: Any
+    wait_for: Any
 
 
 class ExecutionPlan(TypedDict, total=False):

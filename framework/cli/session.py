@@ -150,7 +150,7 @@ class Session:
             end = self.runner.run(self._run(given, question))
             self.view.close()
             answer = None
-            if end.status == "waiting" and answers is not None:
+            if end.status == "waiting" and end.questions and answers is not None:
                 try:
                     answer = answers(end.questions)
                 except EOFError:
@@ -235,12 +235,15 @@ class Session:
 
     def _read(self, snapshot: StateSnapshot, stopped: str, end: TurnEnd) -> None:
         """Take what the thread says of its turn into the end of it."""
+        from framework.stores.waits import is_wait
+
         values: Mapping[str, Any] = snapshot.values
-        end.questions = {item.id: item.value for item in snapshot.interrupts}
+        asked = [item for item in snapshot.interrupts if not is_wait(item.value)]
+        end.questions = {item.id: item.value for item in asked}
         end.outcome = dict(values.get("execution_outcome") or {})
         end.files = files_made(self.agent.registry.context_types, values)
         if end.error is None:
-            left = (stopped if snapshot.tasks else "") or ("waiting" if end.questions else "")
+            left = (stopped if snapshot.tasks else "") or ("waiting" if snapshot.interrupts else "")
             end.status = left or end.outcome.get("status", "failed")
             end.answer = "" if snapshot.tasks else last_answer(values)
         end.outcome["status"] = end.status

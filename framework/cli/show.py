@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -19,6 +19,7 @@ from framework.cli.questions import question_lines
 from framework.cli.terminal import make_console, one_line, safe
 from framework.planning import CLOSING
 from framework.planning.diagram import step_notes
+from framework.planning.waits import told_wait
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -197,10 +198,8 @@ class LiveView(PlainLines):
             case told.Retry() if event.context_key in self._rows:
                 row = self._rows[event.context_key]
                 row.state, row.note = "pending", _retry_text(event)
-            case told.ApprovalAsked():
-                for asked in event.steps:
-                    if asked.get("context_key") in self._rows:
-                        self._rows[asked["context_key"]].state = "waiting"
+            case told.ApprovalAsked() | told.Waiting():
+                self._waits(event.steps if isinstance(event, told.ApprovalAsked) else event.waits)
             case told.PlanMade():
                 self._title, self._answering = f"plan {event.version}", False
                 self._plan(event.plan, {})
@@ -264,6 +263,12 @@ class LiveView(PlainLines):
             case told.StepSkipped():
                 row.state = "not needed" if event.not_needed else "skipped"
                 row.note = event.reason
+
+    def _waits(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        for entry in entries:
+            row = self._rows.get(str(entry.get("context_key")))
+            if row is not None:
+                row.state, row.note = "waiting", told_wait(entry) or row.note
 
     def _write(self, text: str) -> None:
         """Write a piece of the answer below the plan, which is not redrawn any more."""
@@ -351,6 +356,15 @@ def _approval_line(event: told.ApprovalAsked | told.ApprovalGiven) -> str:
     return f"{event.by or 'somebody'}: {event.decision} {event.context_key}{lost}"
 
 
+def _wait_lines(event: told.Event) -> Iterator[str]:
+    if isinstance(event, told.Waiting):
+        for wait in event.waits:
+            yield one_line(f"step {wait.get('context_key')} waits {told_wait(wait)}", 1000)
+    elif isinstance(event, told.WaitOver):
+        came = f"{event.key!r} came" if event.by == "signal" else "its moment has come"
+        yield one_line(f"step {event.context_key} goes on: {came}", 1000)
+
+
 def event_lines(event: told.Event) -> list[str]:
     """Say in lines what an event tells a person; most events have one, some none."""
     match event:
@@ -376,7 +390,7 @@ def event_lines(event: told.Event) -> list[str]:
         case told.ApprovalAsked() | told.ApprovalGiven():
             line = _approval_line(event)
         case _:
-            return []
+            return list(_wait_lines(event))
     return [one_line(line, 1000)]
 
 
@@ -385,6 +399,8 @@ def ending_lines(end: TurnEnd) -> list[str]:
     lines = [f"file: {one_line(path, 4000)}" for path in end.files]
     if end.status in {"waiting", "cancelled"}:
         lines += [line for asked in end.questions.values() for line in question_lines(asked)]
+        waits = (end.outcome.get("waiting") or {}).items()
+        lines += [one_line(f"{key} waits {told_wait(wait)}", 1000) for key, wait in waits]
     missing = end.outcome.get("missing") or []
     if missing and end.status != "completed":
         lines.append(one_line(f"not done: {', '.join(missing)}", 1000))
@@ -393,7 +409,10 @@ def ending_lines(end: TurnEnd) -> list[str]:
         lines.append(f"models: {end.model_calls} call(s), {tokens}")
     if end.error is not None:
         lines.append(f"error: {safe(end.error)}")
-    lines.append(f"outcome: {_ENDINGS.get(end.status, end.status)} in {end.seconds:.1f} s")
+    told_end = _ENDINGS.get(end.status, end.status)
+    if end.status == "waiting" and not end.questions:
+        told_end = "waiting for an event or a moment"
+    lines.append(f"outcome: {told_end} in {end.seconds:.1f} s")
     if end.resume_command:
         lines.append(f"resume with: {one_line(end.resume_command, 4000)}")
     return lines

@@ -282,6 +282,7 @@ class PlanRun:
             seconds_left=self._seconds_left,
             draining=self.drain_requested,
             budget=self.budget,
+            may_wait=True,
         )
         door.stopping = stopping or (lambda: self._stopping or self._waits_for_look(door))
         return door

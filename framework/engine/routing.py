@@ -16,6 +16,7 @@ from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, dependencies, ready_steps
+from framework.planning.waits import WAIT
 
 RUN = "capabilities"
 FATAL = "fatal"
@@ -156,10 +157,13 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
     order = {key: place for place, key in enumerate(ready)}
-    open_ones = (key for key in pending if plan_key(key) in order)
+    open_ones = (key for key in pending if plan_key(key) in order and pending[key]["kind"] != WAIT)
     asked = tuple(sorted(open_ones, key=lambda key: order[plan_key(key)]))
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
+    if waiting:
+        told = "; ".join(f"{key} waits {pending[key]['reason']}" for key in ready)
+        return Route("approval", f"{told}.")
     return Route("error", "No step of the plan can run: an input has no supplier.")
 
 

@@ -96,7 +96,8 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
     if found is None or not open_questions(found):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
-            fix="It was answered before, or it is meant for another thread.",
+            fix="It was answered before, or it is meant for another thread. What waits for an event"
+            " goes on by a signal.",
         )
 
 

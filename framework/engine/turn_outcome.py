@@ -69,3 +69,12 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
+
+
+def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a turn that waits, with what for and until when by context key.
+
+    >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
+    {'mail': {'for': 'paid'}}
+    """
+    return {**outcome_of(state, "waiting"), "waiting": dict(waits)}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
+from framework.approvals import STEP
 from framework.approvals.questions import QUESTION_VERSION
 from framework.approvals.rules import list_rules
 from framework.base.approval_policy import ApprovalPolicy
@@ -27,6 +28,7 @@ from framework.langgraph_compat import (
 )
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
+from framework.pipeline.needed import needed
 from framework.pipeline.permit import agreement_digest, shown_of
 from framework.pipeline.screen import resolved
 from framework.pipeline.settle import Skipped
@@ -214,17 +216,17 @@ class _Thread:
             key, asked = step["context_key"], self.view.pending.get(step["context_key"])
             spec = self.registry.capabilities.get(step["capability"])
             agreed = (self.view.decisions.get(key) or {}).get("decision") in {"approve", "edit"}
-            # A middleware's question names what it likes.
-            waits = asked is not None and "rests_on" in (asked.get("shown") or {})
+            waits = asked is not None and asked.get("kind") == STEP
             if spec is None or key in self._over or not (waits or agreed):
                 continue
             types = self.registry.context_types
             try:
-                ready = resolved(Attempt(spec.name, step, key), spec, self.view, types)
+                found = needed(spec, step, self.view, types)
+                if isinstance(found, Skipped):
+                    continue
+                ready = resolved(Attempt(spec.name, found, key), spec, self.view, types)
             except CapgraphError:
                 continue  # said of the plan, or of the data
-            if isinstance(ready, Skipped):
-                continue
             digest = agreement_digest(spec.name, shown_of(ready, self.view.plan))
             if waits and asked is not None and asked.get("digest") != digest:
                 told = f"What is asked about the step {key!r} ({spec.name}) is not what would run."

@@ -148,6 +148,19 @@ class EffectLedger:
         """Whether records outlive the process."""
         return self._journal.durable
 
+    @property
+    def journal(self) -> Journal:
+        """The records of the thread."""
+        return self._journal
+
+    async def wait_begun(self, key: str) -> dict[str, Any]:
+        """Return since when a step waits, and for what; empty when it does not."""
+        return await self._read(f"{self._waiting}/{digest_of(key)}")
+
+    async def begin_wait(self, key: str, record: dict[str, Any]) -> None:
+        """Keep since when a step waits, and for what."""
+        await self._write(f"{self._waiting}/{digest_of(key)}", record)
+
     # --- keys -----------------------------------------------------------------------------
 
     def key(self, name: str) -> str:
@@ -177,8 +190,7 @@ class EffectLedger:
         Raises:
             StoppedError: Somebody did.
         """
-        if self.durable:
-            await self._journal.go_on(self._view.users, confirm=confirm)
+        await self._journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]

@@ -53,6 +53,7 @@ class Door:
         seconds_left: How long the turn may still run its steps; ``None`` for no bound.
         stopping: Whether no further try may begin, because something else failed for good.
         draining: Whether the process is to stop.
+        may_wait: Whether a step may wait for a moment or an event, and the asker goes on meanwhile.
         state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
         unsorted: Whether a returned dictionary stays as it is: outside of any graph.
         raw_errors: Whether what the capability raises comes out as it is.
@@ -69,6 +70,7 @@ class Door:
     seconds_left: Callable[[], float | None] = _unbounded
     stopping: Callable[[], bool] = _never
     draining: Callable[[], bool] = _never
+    may_wait: bool = False
     state_keys: frozenset[str] | None = None
     unsorted: bool = False
     raw_errors: bool = False

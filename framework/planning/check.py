@@ -19,6 +19,7 @@ from framework.planning.reading import MAX_KEY_LENGTH, is_key
 from framework.planning.references import Read, fields_of, references_of
 from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
+from framework.planning.waits import WAITS, references_in, wait_faults
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
@@ -366,6 +367,17 @@ class _Checker:
             remedy = "give seconds as a number above 0"
             self.add(codes.SHAPE, index, value, "is no number of seconds", remedy, (name,))
 
+    def _wait(self, index: int, given: object, name: str) -> None:
+        if given is None:
+            return
+        for where, value, cause in wait_faults(name, given):
+            self.add(codes.SHAPE, index, value, cause, "correct it", (name, *where))
+        if self.view.steps[index].get("for_each") is not None:
+            remedy = "let a step before it wait"
+            self.add(codes.SHAPE, index, given, "cannot stand beside 'for_each'", remedy, (name,))
+        for path, text in references_in({name: given}):
+            self._found(index, path, text, codes.SHAPE, _REFERENCE)
+
     def _order(self) -> None:
         if not self.forward:
             return
@@ -421,10 +433,12 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "optional": _Checker._switch,
     "timeout": _Checker._seconds,
     "look_again": _Checker._switch,
+    "wait_until": _Checker._wait,
+    "wait_for": _Checker._wait,
 }
 """What checks each field of a step; there are no other fields."""
 
-_OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again"})
+_OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again", *WAITS})
 """Fields that a closing step cannot have."""
 
 _KINDS = {

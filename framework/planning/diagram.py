@@ -9,8 +9,10 @@ from typing import Any, Literal
 from framework.base import ExecutionPlan
 from framework.planning.catalog import CLOSING
 from framework.planning.conditions import told
+from framework.planning.problems import preview
 from framework.planning.reading import capability_of, step_key, steps_of
 from framework.planning.references import Read, reads_of
+from framework.planning.waits import WAITS
 
 StepStatus = Literal["pending", "running", "done", "failed", "skipped", "not needed"]
 
@@ -89,6 +91,7 @@ def step_notes(step: Mapping[str, Any]) -> list[str]:
         found.append(f"if {told(step['when'])}")
     if isinstance(each := step.get("for_each"), dict):
         found.append(f"for each of {each.get('of')}")
+    found += [f"{name.replace('_', ' ')} {preview(step[name])}" for name in WAITS if step.get(name)]
     words = {"optional": "optional", "look_again": "looked at again"}
     return [*found, *(text for name, text in words.items() if step.get(name) is True)]
 

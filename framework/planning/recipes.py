@@ -31,6 +31,7 @@ from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.planning.catalog import CLOSING, Catalog
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
 from framework.planning.references import FROM, is_reference, key_in, reads_of, references_of
+from framework.planning.waits import WAITS
 from framework.state import TurnView
 
 PARAMETERS = "parameters"
@@ -378,6 +379,8 @@ class Recipe(_Part):
             when = {"and": conditions} if len(conditions) > 1 else next(iter(conditions), None)
             more = {part: step[part] for part in ("optional", "timeout") if step.get(part)}
             more |= {"when": when} if when else {}
+            if not any(read.key in own for read in reads_of(one, own)):
+                more |= {name: step[name] for name in WAITS if step.get(name)}
             found.append({**more, **renamed, "context_key": key, "task_objective": said})
         if step.get("for_each"):
             if len(found) > 1:
@@ -443,7 +446,7 @@ def expand_recipes(
                 fix="Plan less, or raise limits.max_steps.",
             )
         told.append(f"recipe {recipe.name!r} (version {recipe.version}): {len(inner)} step(s)")
-    return (ExecutionPlan(steps=steps), told) if told else (plan, told)
+    return (ExecutionPlan(**{**plan, "steps": steps}), told) if told else (plan, told)
 
 
 def work_of(name: str, catalog: Catalog) -> list[str]:

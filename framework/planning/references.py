@@ -15,6 +15,7 @@ from framework.base.value_context import LISTED, ValueContext
 from framework.planning.conditions import comparisons
 from framework.planning.problems import Path
 from framework.planning.reading import is_too_deep
+from framework.planning.waits import SIGNAL, references_in
 
 FROM = "$from"
 
@@ -101,10 +102,11 @@ def reads_of(step: object, known: Container[str] = ()) -> Iterator[Read]:
 def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield what a step reads by a path, as the path says it, each with where it stands."""
     if step.get("parameters"):
-        alias = element_name(step)
+        own = {element_name(step), SIGNAL if step.get("wait_for") else None} - {None}
         for path, text in references_of(step["parameters"]):
-            if alias is None or not is_of_element(text, alias):
+            if not any(is_of_element(text, alias) for alias in own if alias):
                 yield ("parameters", *path), text
+    yield from references_in(step)
     if step.get("when") is not None:
         for path, comparison in comparisons(step["when"]):
             yield ("when", *path, "of"), comparison["of"]

@@ -215,6 +215,11 @@ class TurnView:
         return _mapping(self.state.get("agent_control"))
 
     @property
+    def waited(self) -> bool:
+        """Whether a step of the turn has waited for a moment or an event."""
+        return bool(_mapping(self.state.get("runtime_info")).get("waited"))
+
+    @property
     def seconds_used(self) -> float:
         """Seconds that steps have run in this turn."""
         return float(_mapping(self.state.get("runtime_info")).get("seconds_used") or 0.0)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         thread_summary,
         waiting_questions,
     )
+    from framework.stores.waits import Due, due
 
 __all__ = [
     "ABSENT",
@@ -40,6 +41,7 @@ __all__ = [
     "CheckpointManager",
     "ConversationMessage",
     "ConversationState",
+    "Due",
     "Holder",
     "InMemoryStateStore",
     "Lease",
@@ -54,6 +56,7 @@ __all__ = [
     "Stop",
     "ThreadSummary",
     "add_rule",
+    "due",
     "fork_thread",
     "leases_of",
     "list_rules",
@@ -79,6 +82,7 @@ _PARTS = (
     "stops",
     "open",
     "threads",
+    "waits",
     "framework.approvals.rules",
     "state_store",
     "conversation",

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         ToolCalled,
         TurnFinished,
         Usage,
+        Waiting,
+        WaitOver,
         emit,
         parse_event,
     )
@@ -116,6 +118,8 @@ __all__ = [
     "UsageSnapshot",
     "UsageTracker",
     "Verification",
+    "WaitOver",
+    "Waiting",
     "about",
     "agent_event",
     "emit",

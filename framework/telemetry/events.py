@@ -147,6 +147,21 @@ class Reclassify(_Event):
     reason: str
 
 
+class Waiting(_Event):
+    """A turn ends its run, because all that is left waits for a moment or for an event."""
+
+    event_type: Literal["waiting"] = "waiting"
+    waits: list[dict[str, Any]]
+
+
+class WaitOver(_StepEvent):
+    """A step that waited goes on: its moment has come (``time``) or its event (``signal``)."""
+
+    event_type: Literal["wait_over"] = "wait_over"
+    by: str
+    key: str | None = None
+
+
 class ApprovalAsked(_Event):
     """A person is asked before steps run."""
 
@@ -263,6 +278,8 @@ Event = Annotated[
     | StepFinished
     | StepFailed
     | StepSkipped
+    | Waiting
+    | WaitOver
     | Retry
     | Replan
     | Reclassify

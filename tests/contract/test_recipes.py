@@ -312,10 +312,11 @@ async def test_a_condition_and_optional_hold_for_all_steps(log: list[str]) -> No
     }
     given = {
         "messages": [("user", "Go")],
-        "planning_execution_plan": {"steps": [first, whole]},
+        "planning_execution_plan": {"steps": [first, whole], "deadline": 60},
     }
     out = await graph.ainvoke(given)
     assert out["execution_outcome"]["status"] == "completed"
+    assert out["planning_execution_plan"]["deadline"] == 60
     assert log == ["look Oslo 1"]
     assert [step.get("optional") for step in out["planning_execution_plan"]["steps"]] == [
         None,
@@ -330,6 +331,24 @@ async def test_a_condition_and_optional_hold_for_all_steps(log: list[str]) -> No
     }
     out = await graph.ainvoke(given)
     assert out["execution_outcome"]["status"] == "failed"
+
+
+async def test_where_a_recipe_waits_its_first_steps_wait() -> None:
+    graph = build_graph(registry(await report()), checkpointer=InMemorySaver())
+    whole = {
+        "context_key": "it",
+        "capability": "weather_report",
+        "parameters": {"place": {"$from": "signal.place"}},
+        "wait_for": "asked",
+    }
+    plain = {**whole, "parameters": {"place": "Rome"}}
+    given = {"messages": [("user", "Go")], "planning_execution_plan": {"steps": [plain]}}
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke(given, config)
+    assert list(out["execution_outcome"]["waiting"]) == ["it.w"]
+    given["planning_execution_plan"] = {"steps": [whole]}
+    out = await graph.ainvoke({**given, "messages": [("user", "Go on")]}, config)
+    assert "'place' stands inside a text" in out["execution_outcome"]["reason"]
 
 
 async def test_what_was_stored_before_is_an_input_of_the_recipe() -> None:
