@@ -18,14 +18,15 @@ from framework.base import (
 )
 from framework.base.ports import Failure, RetryRule
 from framework.engine import Services
-from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
+from framework.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.turn_outcome import waiting_outcome
 from framework.engine.undo import closed, offered
 from framework.engine.waiting import waits_in, waits_no_more, waits_over
-from framework.pipeline.failures import clear_failure, raise_failure, read_failure
+from framework.governance.budget import BudgetExceededError
+from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 from framework.pipeline.runner import innermost
 from framework.pipeline.state_update import Writes, applied, combined
@@ -138,7 +139,12 @@ class _Work:
 
     async def run_steps(self) -> bool:
         """Run what is ready; tell whether the superstep is over."""
-        done = await run_ready_steps(self.view, self.services)
+        try:
+            async with held_for(self.view, self.services):
+                done = await run_ready_steps(self.view, self.services)
+        except BudgetExceededError as exc:
+            self.write(raise_failure([refusal("router", exc)]))
+            return False
         self.writes += done.writes
         self.state = done.state
         if done.proposed:

@@ -22,6 +22,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.context import ClientRequestContext
+from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
@@ -48,6 +49,7 @@ from framework.base.value_context import ValueContext
 from framework.langgraph_compat import is_resumed
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.job import CURRENT
+from framework.planning.json_parameters import json_parameters
 
 KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
@@ -359,9 +361,15 @@ class _Caller:
                     return await self._result(call)
                 call.open = question.result()
             shown, answer = call.open
-            given = _answer_of(interrupt(self._shown(shown)), shown)
-            call.open, call.answered = None, call.answered + 1
-            answer.set_result(given)
+            try:
+                given = _answer_of(interrupt(self._shown(shown)), shown)
+            except ValidationError as exc:  # it is asked again
+                problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
+                call.open = ({**shown, "problems": problems}, answer)
+            else:
+                call.open = None
+                answer.set_result(given)
+            call.answered += 1
 
     def _shown(self, question: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -393,15 +401,22 @@ class _Caller:
 
 
 def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
-    """Read a person's answer: yes or no, values by name, the only value, or the protocol's form."""
+    """Read a person's answer: yes or no, values by name, the only value, or the protocol's form.
+
+    Raises:
+        ValidationError: It does not fit what is asked for.
+    """
     if given is None or given is False:
         return ElicitResult(action="decline")
-    names = list((question.get("schema") or {}).get("properties") or {})
-    if isinstance(given, Mapping):
-        if given.get("action") in ("accept", "decline", "cancel"):
-            return ElicitResult(action=given["action"], content=given.get("content"))
-        return ElicitResult(action="accept", content=dict(given))
-    content = {names[0]: given} if len(names) == 1 else {}
+    schema = question.get("schema") or {}
+    names = list(schema.get("properties") or {})
+    if isinstance(given, Mapping) and given.get("action") in ("decline", "cancel"):
+        return ElicitResult(action=given["action"])
+    if isinstance(given, Mapping) and given.get("action") == "accept":
+        given = given.get("content") or {}
+    elif not isinstance(given, Mapping):
+        given = {names[0]: given} if len(names) == 1 else {}
+    content = json_parameters("answer", schema).model_validate(given).model_dump(by_alias=True)
     return ElicitResult(action="accept", content=content)
 
 
@@ -435,6 +450,8 @@ class _Line:
                 await stack.enter_async_context(self.client)
                 self.ready.set()
                 await self.closing.wait()
+                while self.calls:  # what runs may still end
+                    await asyncio.wait({call.task for call in self.calls})
                 for call in self.parked.values():
                     call.task.cancel()
         except Exception as exc:
@@ -541,6 +558,8 @@ class _Server:
             make = partial(httpx2.AsyncClient, headers=dict(self._headers), timeout=limits)
             http = await stack.enter_async_context(await in_thread(make))
             target = streamable_http_client(target, http_client=http)
+        elif isinstance(target, StdioServerParameters):
+            target = stdio_client(target)
         return Client(target() if inspect.isroutine(target) else target, mode=self._mode)
 
     def _away(self, how: str) -> CapabilityError:

@@ -72,7 +72,11 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
                 return AgentResult.of(given)
             inputs = {"conversation": said, **given, "task": state["task"]}
             inputs["streamed"] = state.get("streamed", False)
-            return AgentResult.of(await inner.ainvoke(inputs))
+            found: dict[str, Any] = {"output": None}
+            # The whole state is streamed, for whoever looks at the steps from outside.
+            async for values in inner.astream(inputs, stream_mode="values"):
+                found |= values
+            return AgentResult.of(found)
 
         current = _Run(work, execution_id(runtime))
         with scoped(_RUN, current):

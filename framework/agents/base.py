@@ -28,7 +28,7 @@ from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
 
 AgentGraph = CompiledStateGraph[Any, Any, Any, Any]
-_STEP = "agent_step"
+STEP = "agent_step"
 
 
 class RunOutput(TaskOutput):
@@ -179,7 +179,7 @@ class BaseAgent:
         steps: list[AgentStep] = []
         async for item in self.stream_execute(task, context):
             steps.append(item)
-            write({_STEP: item.to_plain()})
+            write({STEP: item.to_plain()})
         last = steps[-1] if steps else AgentStep("", FINAL)
         return AgentResult(last.observation or last.thought, steps)
 
@@ -316,9 +316,9 @@ class BaseAgent:
             found: Any = item if depth else ((), *item)
             namespace, mode, chunk = found
             if mode == "custom":
-                if streamed and isinstance(chunk, Mapping) and _STEP in chunk:
+                if streamed and isinstance(chunk, Mapping) and STEP in chunk:
                     told += 1
-                    yield AgentStep(**chunk[_STEP])
+                    yield AgentStep(**chunk[STEP])
                 continue
             if not namespace:  # several tasks may ask, one after the other
                 asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}

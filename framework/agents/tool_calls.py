@@ -10,9 +10,11 @@ from langchain_core.messages import ToolMessage
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
+from framework.adapters.as_tools import as_tool
 from framework.adapters.request import output_of, request_of
 from framework.adapters.tools import tool_capability
 from framework.base.errors import FatalExecutionError, PersistenceError, StoppedError
+from framework.base.spec import CapabilitySpec
 from framework.behaviors.guarding import GuardrailBehavior
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
@@ -26,7 +28,7 @@ def tool_node(
     """Return the node that calls tools: what goes wrong is an observation.
 
     Args:
-        tools: LangChain tools, or functions.
+        tools: LangChain tools, functions or capabilities.
         services: With these each call is an attempt at a capability: the one that is registered
             under the tool's name, with the effect and the permission that it declares, else one
             that is made of the tool.
@@ -44,26 +46,33 @@ def tool_node(
         if bound is None or request.tool is None:
             found = await execute(request)
         else:
-            found = await _attempted(request.tool_call, bound)
+            found = await _attempted(request.tool_call, own[name].capability_spec, bound)
         for guard in guards:
             if isinstance(found, ToolMessage):
                 passed = await guard.after(found.content, tool=name)
                 found = found.model_copy(update={"content": passed.value})
         return found
 
+    own: dict[str, Any] = {}
+    given: list[Any] = []
+    for item in tools:
+        if hasattr(item, "capability_spec"):
+            given.append(as_tool(item, services))
+            own[given[-1].name] = item
+        else:
+            given.append(item)
     wrap = guarded if guards or services is not None else None
-    node = ToolNode(tools, handle_tool_errors=_told, awrap_tool_call=wrap)
+    node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
     if services is not None:
-        known = services.registry.capabilities
-        made = [tool_capability(t) for name, t in node.tools_by_name.items() if name not in known]
-        bound = services.beside(*made)
+        known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
+        for name, item in node.tools_by_name.items():
+            own[name] = own.get(name) or known.get(name) or tool_capability(item)
+        bound = services.beside(*(cls for cls in own.values() if cls not in known.values()))
     return node
 
 
-async def _attempted(call: Any, services: Services) -> ToolMessage:
+async def _attempted(call: Any, spec: CapabilitySpec, services: Services) -> ToolMessage:
     """Run a call as a step of its own."""
-    name = call["name"]
-    spec = services.registry.capabilities[name]
     step, contexts = request_of(spec, call["args"])
     record = await run_request(spec, step, contexts, services)
     if record.updates.get("control_is_killed") and record.error is not None:

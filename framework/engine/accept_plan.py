@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,10 +155,26 @@ async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> No
     journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
     if await journal.read(name):
         return  # a process that began it may have died before the thread knew
-    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
-    new = [step["capability"] for step in works if step["context_key"] not in view.done]
+    new = _to_run(plan, view)
     await spending.admit(new, services.registry.capabilities)
     await journal.write(name, {"steps": len(new)})
+
+
+def _to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
+    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
+    return [step["capability"] for step in works if step["context_key"] not in view.done]
+
+
+def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[None]:
+    """Hold what the plan in force will need while its steps run, so that no other turn takes it.
+
+    Raises:
+        BudgetExceededError: Others took it since the plan was accepted.
+    """
+    spending = running_spending()
+    if spending is None or not spending.bounded:
+        return nullcontext()
+    return spending.planned(_to_run(view.plan, view), services.registry.capabilities)
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:

@@ -33,6 +33,7 @@ from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
+from framework.governance.spending import running_spending
 from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
@@ -140,7 +141,10 @@ async def _visit(
     elif services.auditor is not None:
         inside = auditing(services.auditor.of({}))
     try:
-        account = services.spending(view)
+        # What an agent or a team does inside its own visit is paid by that one's account.
+        outer = running_spending()
+        nested = outer is not None and outer.draws_on(services.purse)
+        account = None if nested else services.spending(view)
         told = (METER, CASHIER) if services.purse.budgets else (METER,)
         with (
             inside,

@@ -20,6 +20,7 @@ from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.base.clock import SystemClock
 from framework.base.errors import (
     ErrorSeverity,
+    FatalExecutionError,
     PersistenceError,
     PolicyError,
     StoppedError,
@@ -64,6 +65,10 @@ class NoRecordError(PolicyError):
     """A replay would need what was never recorded, and does not do it anew."""
 
     severity = ErrorSeverity.CRITICAL
+
+
+class _BrokeOffError(FatalExecutionError):
+    """The record ends here, in the middle of the turn."""
 
 
 class _RecordedFailureError(PolicyError):
@@ -226,7 +231,8 @@ class _Script:
             decided = visit.writes.get("approval_decisions") or {}
             self.ruled |= {key for key, entry in decided.items() if entry.get("rule")}
             keys = frozenset(entry["context_key"] for entry in asked_of(visit.question))
-            self._asked += [(keys, said) for said in visit.answers if keys]
+            if visit.node != "router":  # what a body asked was answered in it
+                self._asked += [(keys, said) for said in visit.answers if keys]
             for envelope in visit.steps or _jumped(visit, registry):
                 self._failures += "failure" in envelope
                 if (envelope.get("question") or {}).get("kind") not in _OUTSIDE_SETTLE:
@@ -303,6 +309,9 @@ class _Script:
             # The failure of a step beside it is under way, before which it did not begin.
             self._put_off[attempt.key] += 1
             return None
+        if self.recording.end.status == "unfinished" and self._by_work is None:
+            self.unrecorded.append(f"what came of {attempt.key!r}, in which the turn broke off")
+            raise _BrokeOffError
         raise self.missing(f"the step {attempt.key!r} ({attempt.capability}) on these values")
 
 
@@ -536,6 +545,8 @@ async def _turn(graph: Any, script: _Script, saver: Any, *, asks_models: bool) -
                 keys = frozenset(entry["context_key"] for entry in asked_of(found.value))
                 if (said := script.answer(keys)) is not None:
                     given, by, script.now = Command(resume=said.given), said.by, said.at
+    except _BrokeOffError:
+        pass  # as it did then
     except Exception as exc:
         # A turn that raises is a finding like any other.
         raised = f"{type(exc).__name__}: {exc}"

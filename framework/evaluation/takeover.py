@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from framework.approvals import STEP
 from framework.approvals.questions import QUESTION_VERSION
 from framework.approvals.rules import list_rules
 from framework.base.approval_policy import ApprovalPolicy
@@ -216,7 +215,8 @@ class _Thread:
             key, asked = step["context_key"], self.view.pending.get(step["context_key"])
             spec = self.registry.capabilities.get(step["capability"])
             agreed = (self.view.decisions.get(key) or {}).get("decision") in {"approve", "edit"}
-            waits = asked is not None and asked.get("kind") == STEP
+            # A middleware's question names what it likes.
+            waits = asked is not None and "rests_on" in (asked.get("shown") or {})
             if spec is None or key in self._over or not (waits or agreed):
                 continue
             types = self.registry.context_types

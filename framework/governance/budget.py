@@ -430,14 +430,18 @@ class Part:
         await self._end(self.asked)
 
     async def settle(self, **used: float) -> None:
-        """Say what it used."""
-        await self._end({**dict.fromkeys(METRICS, 0), **amounts(used)})
+        """Say what it used; ``consecutive_failures`` of a step, whether it failed."""
+        counted = amounts(used)
+        ended = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
+        failed = None if ended is None else bool(ended)
+        counted.pop(FAILURES, None)
+        await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
     async def release(self) -> None:
         """Give it back: nothing was used."""
         await self._end(dict.fromkeys(METRICS, 0))
 
-    async def _end(self, used: Mapping[str, int]) -> None:
+    async def _end(self, used: Mapping[str, int], *, failed: bool | None = None) -> None:
         whole = self._whole
         if self._over:
             return
@@ -447,7 +451,7 @@ class Part:
             async with whole._lock:
                 opened = {name: max(0, whole._open[name] - self.asked[name]) for name in METRICS}
                 base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
-                await whole._move(base, opened, used=used)
+                await whole._move(base, opened, used=used, failed=failed)
 
         await whole.whole(move())
         whole._passing.pop(self, None)

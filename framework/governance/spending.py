@@ -33,6 +33,7 @@ from framework.governance.budget import (
     Reservation,
     amounts,
 )
+from framework.governance.counters import METRICS
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_caller, current_runtime
@@ -192,7 +193,12 @@ class Spending:
         self._calls: dict[UUID, tuple[str, Taken]] = {}
         self._paid: set[UUID] = set()  # calls that are settled
         self._late: list[tuple[Reservation, dict[str, float]]] = []
+        self._plan: dict[int, Reservation] = {}  # of the plan under way, by its budget
         self.loop = asyncio.get_running_loop()
+
+    def draws_on(self, purse: Purse) -> bool:
+        """Tell whether it is an account of some purse."""
+        return self._book is purse.book
 
     @property
     def bounded(self) -> bool:
@@ -217,27 +223,63 @@ class Spending:
         Raises:
             BudgetExceededError: A budget does not hold it; nothing was taken.
         """
+        taken: list[Reservation | Part] = []
         held: list[Reservation] = []
         used: dict[str, float] = {}
         try:
             for budget in self._budgets:
-                held.append(await self._take(budget, name, asked))  # noqa: PERF401 - given back
+                plan = self._plan.get(id(budget)) if asked else None
+                if plan is not None:
+                    taken.append(await plan.draw(**asked))
+                    held.append(plan)
+                else:
+                    taken.append(made := await self._take(budget, name, asked))
+                    held.append(made)
             with scoped(_HELD, {**_HELD.get(), id(self): tuple(held)}):
                 yield used
         finally:
-            failed = used.pop("consecutive_failures", None)
             for reservation in held:
-                for whose, late in self._late:
-                    if whose is reservation:
-                        await reservation.count(**late)
-                if not used:
-                    await reservation.release()
-                    continue
-                told = {} if failed is None else {"consecutive_failures": failed}
-                nothing = dict.fromkeys(
-                    ("requests", "tokens", "tool_calls", "steps", "seconds"), 0.0
-                )
-                await reservation.settle(**{**nothing, "cost_usd": 0.0, **used, **told})
+                late = [entry for entry in self._late if entry[0] is reservation]
+                self._late = [entry for entry in self._late if entry[0] is not reservation]
+                for _, amount in late:
+                    await reservation.count(**amount)
+            for part in taken:
+                if used:
+                    await part.settle(**{**dict.fromkeys(METRICS, 0.0), **used})
+                else:
+                    await part.release()
+
+    @asynccontextmanager
+    async def planned(
+        self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]
+    ) -> AsyncIterator[None]:
+        """Hold what the steps of a plan will need while they run; each draws on it.
+
+        Args:
+            names: The capability of each step that has to run.
+            specs: What they declare.
+
+        Raises:
+            BudgetExceededError: It does not fit at once; the message has the figure.
+        """
+        rows, plan = self._rows, dict[int, Reservation]()
+        history = await usage_of_capabilities(rows, sorted(set(names))) if rows and names else {}
+        needs = estimate_plan(names, specs, history).needs()
+        try:
+            for budget in self._budgets:
+                if budget.per != "step":
+                    asked = {name: value for name, value in needs.items() if name in budget.limits}
+                    plan[id(budget)] = await self._take(budget, "plan", asked)
+            self._plan = plan
+            yield
+        except BudgetExceededError as error:
+            if self._plan is plan:
+                raise
+            raise error.saying(f"The plan is too dear. {error.message}") from None
+        finally:
+            self._plan = {}
+            for made in plan.values():
+                await made.release()
 
     async def _take(self, budget: Budget, name: str, asked: Mapping[str, float]) -> Reservation:
         subject = self._subjects[budget.per]
@@ -249,31 +291,13 @@ class Spending:
         return made
 
     async def admit(self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]) -> None:
-        """Make sure that all of a plan fits at once, before anything of it runs.
-
-        Args:
-            names: The capability of each step that has to run.
-            specs: What they declare.
+        """Make sure that all of a plan fits at once, before anything of it runs; see :meth:`planned`.
 
         Raises:
-            BudgetExceededError: It does not fit; the message has the figure.
+            BudgetExceededError: It does not fit.
         """
-        if not names:
-            return
-        kept = self._rows
-        history = await usage_of_capabilities(kept, sorted(set(names))) if kept is not None else {}
-        needs = estimate_plan(names, specs, history).needs()
-        for budget in self._budgets:
-            if budget.per == "step":
-                continue
-            asked = {name: value for name, value in needs.items() if name in budget.limits}
-            made = budget.open(self._subjects[budget.per])
-            try:
-                await made.hold(amounts(asked))
-            except BudgetExceededError as error:
-                told = f"The plan is too dear. {error.message}"
-                raise error.saying(told) from None
-            await made.release()
+        async with self.planned(names, specs):
+            pass
 
     async def left(self) -> dict[str, float]:
         """Return the least that is left of each limit."""

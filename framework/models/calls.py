@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.utils.json import parse_partial_json
 from langgraph.constants import TAG_NOSTREAM
@@ -220,6 +221,11 @@ async def structured(
         wished = {"method": method, "strict": isinstance(schema, type) and part is None}
         options: Any = {name: value for name, value in wished.items() if value and name in known}
         asked = attempt.inputs["messages"]
+        if isinstance(model, BaseChatModel) and not can_keep_form(model):
+            told = (
+                f"Answer with one JSON object of this schema and nothing else:\n{json.dumps(form)}"
+            )
+            return {"raw": await model.ainvoke([*asked, HumanMessage(told)], config)}
         if part is not None:
             runnable = model.with_structured_output(form, **options)
             if isinstance(runnable, RunnableSequence):
@@ -229,6 +235,13 @@ async def structured(
         return await runnable.ainvoke(asked, config)
 
     return await call_model(role, messages, send, partial(_form_of, role, schema))
+
+
+def can_keep_form(model: BaseChatModel) -> bool:
+    """Tell whether a model can be given a form for its answer."""
+    own, base = type(model), BaseChatModel
+    given = (own.with_structured_output, own.bind_tools)
+    return given != (base.with_structured_output, base.bind_tools)
 
 
 def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any) -> Any:

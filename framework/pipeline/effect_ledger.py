@@ -190,7 +190,8 @@ class EffectLedger:
         Raises:
             StoppedError: Somebody did.
         """
-        await self._journal.go_on(self._view.users, confirm=confirm)
+        if self.durable:
+            await self._journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]

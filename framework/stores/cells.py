@@ -13,8 +13,10 @@ import math
 import random
 import re
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -36,6 +38,8 @@ FOREVER = float("inf")
 Change = Callable[[Any, float], tuple[Any, float, T]]
 """Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
 many seconds it says more than an empty cell, and what the caller gets."""
+
+_Steps = Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]
 
 SAVER = "saver"
 """Names the database of the run's own saver."""
@@ -64,6 +68,8 @@ _KEYS = "capgraph:"
 _LAST = "\U0010ffff"  # sorts after whatever a name goes on with
 _KEPT = "_capgraph_cells"
 _AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
+_TRUSTED = 10.0  # seconds for which the database's clock is taken to go as the machine's
+_SHORT, _MANY = 16_384, 256
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
 
@@ -193,6 +199,9 @@ class RowCells(Cells):
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
+        # What was written last, and how far the database's clock is from the machine's since when.
+        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._ahead = self._asked = 0.0
 
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
@@ -202,7 +211,7 @@ class RowCells(Cells):
                 "What lies in a database in memory cannot be reached from a thread.",
                 fix="Name a file.",
             )
-        return _in_thread(rows, name, change, clock)[0]
+        return _in_thread(rows, self._steps(name, change, clock))[0]
 
     async def achange(
         self,
@@ -215,7 +224,9 @@ class RowCells(Cells):
         rows = self._rows or _of_run()
         # Those of one loop go one after the other instead of overtaking each other in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            return await _whole(lambda change: _write(rows, name, change, clock), change, undo)
+            return await _whole(
+                lambda change: _write(rows, self._steps(name, change, clock)), change, undo
+            )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
         """Return the values whose names begin with a prefix, and the moment."""
@@ -235,6 +246,44 @@ class RowCells(Cells):
         """Close a connection of its own; what a saver has open is the saver's."""
         if isinstance(self._rows, OwnRows):
             self._rows.close()
+
+    def _steps(self, name: str, change: Change[T], clock: Clock) -> _Steps[T]:
+        """Read a cell and write it, again when another one was first; yields the statements.
+
+        What this process wrote last need not be read: it is only written over if it still stands.
+        """
+        missed = False
+        while True:
+            age = time.time() - self._asked
+            known = None if missed or not 0 <= age < _TRUSTED else self._known.pop(name, None)
+            if known is not None:
+                text: str | None
+                (text, stamp), told = known, time.time() + self._ahead
+            else:
+                ((told, text, stamp),) = (yield _READ, (name,))[1]
+                self._asked = time.time()
+                self._ahead = float(told) - self._asked
+            now = _moment(told, clock)
+            new, kept, result = change(None if text is None else json.loads(text), now)
+            gone = new is None or kept <= 0
+            written = None if gone else json.dumps(new)
+            if written == text:
+                if known is None:
+                    return result, now
+                missed = True  # nothing is written that would show whether it still stands
+                continue
+            expires = None if kept == FOREVER else now + kept
+            mark = uuid.uuid4().hex
+            values = (written, mark, expires, name)
+            statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
+            touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
+            if touched:
+                if written is not None and not missed and len(written) < _SHORT:
+                    self._known[name] = written, mark
+                    if len(self._known) > _MANY:
+                        self._known.popitem(last=False)
+                return result, now
+            missed = True
 
 
 class RedisCells(Cells):
@@ -348,12 +397,11 @@ async def _whole(
     return cast("T", await to_its_end(write(change), take_back))
 
 
-async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
+async def _write(rows: Rows, steps: _Steps[T]) -> T:
     await rows.table(_TABLE)
     if isinstance(rows, OwnRows):  # both statements in one visit to another thread
-        result, moment = await asyncio.to_thread(_in_thread, rows, name, change, clock)
+        result, moment = await asyncio.to_thread(_in_thread, rows, steps)
     else:
-        steps = _steps(name, change, clock)
         statement = next(steps)
         while True:
             found = await rows.run(*statement)
@@ -367,8 +415,7 @@ async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
     return result
 
 
-def _in_thread(rows: Rows, name: str, change: Change[T], clock: Clock) -> tuple[T, float]:
-    steps = _steps(name, change, clock)
+def _in_thread(rows: Rows, steps: _Steps[T]) -> tuple[T, float]:
     statement = next(steps)
     while True:
         found = rows.run_blocking(*statement)
@@ -376,27 +423,6 @@ def _in_thread(rows: Rows, name: str, change: Change[T], clock: Clock) -> tuple[
             statement = steps.send(found or (0, []))
         except StopIteration as end:
             return cast("tuple[T, float]", end.value)
-
-
-def _steps(
-    name: str, change: Change[T], clock: Clock
-) -> Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]:
-    """Read a cell and write it, again when another one was first; yields the statements."""
-    while True:
-        ((moment, text, stamp),) = (yield _READ, (name,))[1]
-        now = _moment(moment, clock)
-        value = None if text is None else json.loads(text)
-        new, kept, result = change(value, now)
-        gone = new is None or kept <= 0
-        written = None if gone else json.dumps(new)
-        if written == text:
-            return result, now
-        expires = None if kept == FOREVER else now + kept
-        values = (written, uuid.uuid4().hex, expires, name)
-        statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
-        touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
-        if touched:
-            return result, now
 
 
 def _moment(told: Any, clock: Clock) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -19,6 +20,7 @@ from framework.governance import PermissionMode, PermissionPolicy, RolePermissio
 from framework.telemetry import RingBufferSink
 from framework.testing import ScriptedModel
 from tests.support.agents import add, call, calls
+from tests.support.doors import let_others_run
 
 PAID: Counter[str] = Counter()
 
@@ -144,3 +146,21 @@ async def test_a_registered_capability_may_take_inputs_and_give_data() -> None:
     result = await agent.execute("How much?")
     assert result.steps[0].observation == '{"litres": 7}'
     assert isinstance(result, AgentResult)
+
+
+async def test_an_effect_waits_until_the_outer_graph_is_saved() -> None:
+    saved = asyncio.Event()
+
+    class Slow(InMemorySaver):
+        async def aput(self, config: Any, *rest: Any) -> Any:
+            if not config["configurable"].get("checkpoint_ns"):
+                await saved.wait()
+            return await super().aput(config, *rest)
+
+    agent = agent_with(bind([once()]), ASKED, "Done.", checkpoint_manager=Slow())
+    running = asyncio.create_task(agent.execute("Pay Ann."))
+    await let_others_run()
+    assert PAID == {}, "after a kill the run would start anew, and pay again"
+    saved.set()
+    assert (await running).success
+    assert PAID == {"Ann": 1}

@@ -15,6 +15,7 @@ import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from mcp_types import ElicitResult
 
 from framework import Registry, bind, build_graph, capability_node
@@ -165,7 +166,8 @@ async def test_a_cancelled_call_is_cancelled() -> None:
 async def test_over_stdio_and_with_our_own_client(log: Path) -> None:
     server = StdioServerParameters(command=sys.executable, args=[own.__file__, str(log)])
     server.env = {"PYTHONPATH": str(Path(own.__file__).parents[2])}
-    async with Client(server, elicitation_callback=Person(decision="approve")) as client:
+    person = Person(decision="approve")
+    async with Client(stdio_client(server), elicitation_callback=person) as client:
         assert text(await client.call_tool("pay", {"amount": 1})) == "paid 1"
     async with await mcp_capabilities(server, allow=["weather", "pay"]) as tools:
         graph = build_graph(tools, checkpointer=InMemorySaver())

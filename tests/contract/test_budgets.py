@@ -425,6 +425,64 @@ async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     assert "1.2 more would be needed" in last_words(out)
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_what_a_plan_will_need_is_held_while_it_runs(
+    agent: Any, step: Any, tmp_path: Path, durable: bool
+) -> None:
+    """Each plan fits by itself, and the two of them do not fit together."""
+    ran: list[str] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @capability_node
+    class Dear(BaseCapability):
+        name = "dear"
+        description = "Costs"
+        provides = ["GAUGE"]
+        cost_usd = 0.4
+
+        async def execute(self) -> Gauge:
+            ran.append(self.idempotency_key.partition("/")[0])
+            begun.set()
+            await go_on.wait()
+            return Gauge(value=1)
+
+    @capability_node
+    class Later(BaseCapability):
+        name = "later"
+        description = "Costs as much, after it"
+        requires = ["GAUGE"]
+        cost_usd = 0.4
+
+        async def execute(self) -> dict[str, Any]:
+            return {}
+
+    plan = [step("a", "dear"), step("b", "later", GAUGE="a")]
+    async with open_saver(
+        f"sqlite:///{tmp_path}/t.db" if durable else "sqlite://:memory:"
+    ) as saver:
+        it = agent(
+            Gauge,
+            Dear,
+            Later,
+            plans=[plan, plan, plan],
+            checkpointer=saver,
+            budget=Budget(cost_usd=1.3, per="user"),
+        )
+        say = {"messages": [("user", "Go")]}
+        first = asyncio.create_task(it.graph.ainvoke(say, it.config("1", user_id="ann")))
+        await soon(begun.wait())
+        out = await soon(it.graph.ainvoke(say, it.config("2", user_id="ann")))
+        assert status(out) == "stopped"
+        assert "plan is too dear" in last_words(out)
+        assert "0.8 is used or reserved, and 0.8 more would be needed" in last_words(out)
+        go_on.set()
+        assert status(await soon(first)) == "completed"
+        assert ran == ["1"], "nothing of the other one began"
+        out = await soon(it.graph.ainvoke(say, it.config("3", user_id="bob")))
+        assert status(out) == "completed"
+        assert out["execution_outcome"]["budget_left"]["cost_usd"] == pytest.approx(0.5)
+
+
 async def test_a_plan_is_priced_by_what_its_capabilities_used_before(
     agent: Any, step: Any, tmp_path: Path
 ) -> None:

@@ -15,8 +15,8 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from mcp import StdioServerParameters
-from mcp.server import MCPServer
-from mcp_types import ToolAnnotations
+from mcp.server import MCPServer, Server
+from mcp_types import CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 from framework import CapabilityContext, Registry, build_graph, capability_node
 from framework.adapters import mcp_capabilities
@@ -236,7 +236,8 @@ async def test_what_a_server_asks_is_the_steps_question(log: Path, mode: str) ->
         assert asked["schema"]["required"] == ["sure"]
         out = await graph.ainvoke(Command(resume={"sure": True, "why": "sun"}), on("1"))
         assert "window" in out["__interrupt__"][0].value["message"]
-        out = await graph.ainvoke(Command(resume={"window": True, "sure": True}), on("1"))
+        second = {"window": True} if mode == "auto" else {"sure": True}
+        out = await graph.ainvoke(Command(resume=second), on("1"))
         assert given(out, f"{capability.upper()}_RESULT")["text"].endswith("4, window: sun")
         out = await run(graph, "2", step(capability, table=5))
         out = await graph.ainvoke(Command(resume=False), on("2"))
@@ -244,6 +245,48 @@ async def test_what_a_server_asks_is_the_steps_question(log: Path, mode: str) ->
     said = log.read_text().splitlines()
     assert said.count("reserved 4" if mode == "auto" else "booked 4") == 1
     assert not [line for line in said if line in ("reserved 5", "booked 5")]
+
+
+async def test_questions_of_steps_side_by_side_and_answers_that_do_not_fit(log: Path) -> None:
+    async with await mcp_capabilities(stdio("asks", log)) as tools:
+        graph = build_graph(tools, checkpointer=InMemorySaver())
+        steps = [step("reserve", key, table=n) for n, key in enumerate("ab")]
+        out = await run(graph, "1", *steps)
+        assert len(out["__interrupt__"]) == 2
+        sure = {"sure": True}
+        out = await graph.ainvoke(Command(resume={"b": {"sure": "perhaps"}, "a": sure}), on("1"))
+        again = next(i.value for i in out["__interrupt__"] if "problems" in i.value)
+        assert again["message"] == "Reserve table 1?"
+        assert "sure: 'perhaps' is not of type 'boolean'" in again["problems"]
+        out = await graph.ainvoke(Command(resume={"b": sure, "a": {"window": True}}), on("1"))
+        out = await graph.ainvoke(Command(resume={"b": {"window": False}}), on("1"))
+        assert given(out, "RESERVE_RESULT", "a")["text"].startswith("reserved 0, window")
+        assert given(out, "RESERVE_RESULT", "b")["text"].startswith("reserved 1, no window")
+    assert sorted(log.read_text().splitlines()) == ["reserved 0", "reserved 1"]
+
+
+async def test_a_result_that_the_tool_does_not_declare(log: Path) -> None:
+    async def list_tools(_: Any, __: Any) -> ListToolsResult:
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        names = {"read": ToolAnnotations(read_only_hint=True), "write": None}
+        made = [
+            Tool(name=name, input_schema={"type": "object"}, output_schema=schema, annotations=one)
+            for name, one in names.items()
+        ]
+        return ListToolsResult(tools=made)
+
+    async def call_tool(_: Any, params: Any) -> CallToolResult:
+        log.write_text(log.read_text() + params.name)
+        return CallToolResult(content=[], structured_content={"n": "many"})
+
+    server = Server("lies", on_list_tools=list_tools, on_call_tool=call_tool)
+    async with await mcp_capabilities(server) as tools:
+        graph = build_graph(tools, checkpointer=InMemorySaver())
+        out = await run(graph, "1", step("read"))
+        assert "gave a result that it does not declare" in told(out)["error"]
+        out = await run(graph, "2", step("write"))  # its effect may have happened
+        assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
+    assert log.read_text() == "readwrite"
 
 
 async def test_a_question_outlives_the_process_that_asked(log: Path) -> None:

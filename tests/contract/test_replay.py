@@ -17,6 +17,7 @@ from framework.base import (
     CapabilityError,
     ErrorSeverity,
     ExecutionPlan,
+    FatalExecutionError,
     PersistenceError,
     ValidationError,
 )
@@ -407,3 +408,17 @@ async def test_limits_in_the_database_of_the_saver_are_those_of_the_replay(saver
     graph = build_graph(registry(measure), checkpointer=saver, behaviors=limits())
     await graph.ainvoke(said("measure the value"), config())
     await same(saver, measure, behaviors=limits())
+
+
+async def test_a_turn_that_broke_off(saver: Any) -> None:
+    burns = failing("burns", ErrorSeverity.FATAL)
+    steps = [READ, {"context_key": "x", "capability": "burns", "inputs": [{"READING": "a"}]}]
+    graph = build_graph(registry(measure, burns), checkpointer=saver)
+    with pytest.raises(FatalExecutionError):
+        await graph.ainvoke(said("Go", *steps), config())
+    RAN.clear()
+    found = await replay(await record(saver, "t"), registry(measure, burns))
+    assert found.same
+    assert (found.replayed.status, list(found.replayed.results)) == ("unfinished", ["a"])
+    assert found.unrecorded == ("what came of 'x', in which the turn broke off",)
+    assert RAN == []

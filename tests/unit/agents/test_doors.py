@@ -406,6 +406,28 @@ async def test_an_agent_of_ones_own_streams_its_own_steps() -> None:
     assert [step.action for step in found] == ["think", "say"]
 
 
+@pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
+async def test_steps_are_streamed_when_they_are_done(around: list[Any]) -> None:
+    gone_on: list[str] = []
+
+    @tool
+    def count(n: int) -> str:
+        """Count."""
+        gone_on.append(str(n))
+        return str(n)
+
+    script = [calls(call("count", "1", n=1)), calls(call("count", "2", n=2)), "done"]
+    agent = agent_of("react", script, tools=[count], behaviors=around)
+    seen = [(s.observation, len(gone_on)) async for s in agent.stream_execute("Count.")]
+    assert [text for text, _ in seen] == ["1", "2", "done"]
+    assert around or [count for _, count in seen] == [1, 2, 2], "the graph waits for who reads"
+    script = ['["a", "b"]', "one", "two"]
+    plan = agent_of("plan", script, behaviors=around)
+    made = [(s.observation, len(_model(plan).calls)) async for s in plan.stream_execute("Go.")]
+    assert [text for text, _ in made] == ["one", "two"]
+    assert around or [count for _, count in made] == [2, 3]
+
+
 async def test_an_agent_derived_from_another_may_call_it() -> None:
     class Polite(ReActAgent):
         async def execute(self, task: str, context: Any = None) -> AgentResult:
