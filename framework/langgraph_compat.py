@@ -210,6 +210,13 @@ def called_back(*handlers: Any) -> Iterator[None]:
         var_child_runnable_config.reset(token)
 
 
+def is_watched(*known: Any) -> bool:
+    """Tell whether anybody besides some handlers is told of what LangChain runs here."""
+    manager = (var_child_runnable_config.get() or {}).get("callbacks")
+    handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
+    return any(handler not in known for handler in handlers)
+
+
 @contextmanager
 def held_back() -> Iterator[None]:
     """Keep the words of models that are called inside the block out of the ``messages`` stream."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, get_origin, get_type_hints
 
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tools import (
     BaseTool,
@@ -28,6 +29,9 @@ from framework.base.classify import ErrorClassification
 from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.base.step_context import StepContext
 from framework.base.threads import in_thread
+from framework.langgraph_compat import is_watched
+from framework.telemetry.accounts import CASHIER
+from framework.telemetry.metered import METER
 
 
 def tool_capability(
@@ -86,17 +90,22 @@ def tool_capability(
     own = tool.model_copy(update={"handle_tool_error": False, "handle_validation_error": False})
     coroutine = getattr(own, "coroutine", None)
     sync = coroutine is None if hasattr(own, "coroutine") else type(own)._arun is BaseTool._arun
-    work = partial(in_thread, own.invoke) if sync else own.ainvoke
+    whole = partial(in_thread, own.invoke) if sync else own.ainvoke
     as_call = (
         InjectedToolCallId in injected.values() or own.response_format == "content_and_artifact"
     )
+    bare = None if injected or as_call else _bare(own)
 
     async def call(values: dict[str, Any], step: StepContext) -> Any:
+        # What LangChain does around a function of a tool costs more than the step, and is for
+        # those who watch; what it checks has been checked.
+        if bare is not None and not is_watched(METER, CASHIER):
+            return _data(await (in_thread(bare, **values) if sync else bare(**values)), own.name)
         given: Any = {**values, **_filled(injected, step)} if injected else values
         if as_call:
             call_id = step.idempotency_key
             given = {"type": "tool_call", "id": call_id, "name": own.name, "args": given}
-        return _data(await work(given), own.name)
+        return _data(await whole(given), own.name)
 
     options.setdefault("classify_error", partial(_classify, tool))
     return declare(
@@ -130,6 +139,16 @@ def _as_tool(function: Any) -> BaseTool:
             f"The function {function.__name__!r} cannot be made a tool: {exc}",
             fix="Give it annotations and a docstring.",
         ) from exc
+
+
+def _bare(tool: BaseTool) -> Callable[..., Any] | None:
+    """Return a tool's own function, where it needs nothing of LangChain's to be called."""
+    if type(tool) is not StructuredTool or tool.callbacks or tool.verbose:
+        return None
+    function: Any = tool.coroutine or tool.func
+    hints = get_type_hints(function)
+    wants = {"callbacks", "run_manager"} & inspect.signature(function).parameters.keys()
+    return None if wants or RunnableConfig in [*hints.values()] else function
 
 
 _Injected = Mapping[str, Any]

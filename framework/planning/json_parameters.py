@@ -29,6 +29,11 @@ _JSON_TYPES = {
 _TYPES = {name: kind for kind, names in _JSON_TYPES.items() for name in names.split()}
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SAID = 300
+_PLAIN = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+_SAYS_LITTLE = {
+    *("$defs", "$schema", "additionalProperties", "default", "description", "properties"),
+    *("required", "title", "type"),
+}
 _VALUES = ("default", "enum", "const", "examples")
 
 
@@ -39,6 +44,8 @@ class JsonParameters(BaseModel):
         json_schema: The schema, in the words of JSON schema.
         defaults: What stands for what is left out.
         checker: Knows the schema.
+        plainly: Name of each parameter of which only a type is said, to what may stand there;
+            most calls have no other, and need no more than a look.
     """
 
     model_config = ConfigDict(extra="allow", validate_by_name=True, validate_by_alias=True)
@@ -46,6 +53,7 @@ class JsonParameters(BaseModel):
     json_schema: ClassVar[dict[str, Any]] = {}
     defaults: ClassVar[dict[str, Any]] = {}
     checker: ClassVar[Any] = None
+    plainly: ClassVar[dict[str, tuple[type, ...]]] = {}
 
     @classmethod
     def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
@@ -57,7 +65,10 @@ class JsonParameters(BaseModel):
     def _checked(cls, given: Any, handler: Any) -> Any:
         if not isinstance(given, dict):
             return handler(given)
-        if faults := list(_faults(cls, given)):
+        known = cls.plainly
+        plain = all(name in given for name in cls.json_schema.get("required", ()))
+        plain = plain and all(type(value) in known.get(name, ()) for name, value in given.items())
+        if not plain and (faults := list(_faults(cls, given))):
             raise PydanticError.from_exception_data(cls.__name__, faults)
         return handler({**deepcopy(cls.defaults), **given})
 
@@ -128,6 +139,12 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
         name, __base__=JsonParameters, __doc__=schema.get("description"), **fields
     )
     made.json_schema = plain
+    if plain.keys() <= _SAYS_LITTLE:
+        made.plainly = {
+            own: _PLAIN[said["type"]]
+            for own, said in properties.items()
+            if isinstance(said, dict) and said.keys() <= _SAYS_LITTLE and _is_plain(said)
+        }
     # Nothing is fetched: a reference to another document is none that can be followed.
     made.checker = kind(plain, registry=Registry())
     made.defaults = {
@@ -138,6 +155,10 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
         and made.checker.evolve(schema=said).is_valid(said["default"])
     }
     return cast("type[JsonParameters]", made)
+
+
+def _is_plain(said: Mapping[str, Any]) -> bool:
+    return isinstance(said.get("type"), str) and said["type"] in _PLAIN
 
 
 def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[InitErrorDetails]:

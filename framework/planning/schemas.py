@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -39,11 +40,7 @@ class Shape:
         >>> Shape.of(type("Point", (BaseModel,), {"__annotations__": {"x": int}}), "validation").fields
         ['x']
         """
-        try:
-            schema = model.model_json_schema(mode=mode)
-        except Exception:  # a type of the author's that has no schema allows everything
-            return cls({})
-        return cls(schema, schema.get("$defs", {}))
+        return _shape_of(model, mode)
 
     @property
     def kind(self) -> Any:
@@ -143,6 +140,16 @@ def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 def _closed(schema: Mapping[str, Any]) -> bool:
     """Tell whether an object holds only what is named."""
     return "properties" in schema and not _OPEN & schema.keys()
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
+    # Each step of a plan is checked against it, and pydantic makes it anew at every call.
+    try:
+        schema = model.model_json_schema(mode=mode)
+    except Exception:  # a type of the author's that has no schema allows everything
+        return Shape({})
+    return Shape(schema, schema.get("$defs", {}))
 
 
 def result_shape(kind: type[CapabilityContext]) -> Shape:

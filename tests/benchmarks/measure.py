@@ -152,6 +152,25 @@ async def _with_options(
     return times
 
 
+async def per_adapter(steps: int = 200, rounds: int = 7) -> dict[str, Any]:
+    """Seconds per step of adapted tools, each against a capability written to do the same."""
+    known = programs.adapted()
+    graph = programs.build_graph([*known.values()], settings=programs.load_settings())
+    times: dict[str, list[float]] = {name: [] for name in known}
+    for number in range(rounds + 1):
+        for name in known:
+            plan = programs.independent_plan(steps, name)
+            for one in plan["steps"]:
+                one["parameters"] = {"a": 1}
+            given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+            seconds = await _timed(graph.ainvoke(given))
+            if number:  # the first round warms up
+                times[name].append(seconds / steps)
+    plain = _against({n: t for n, t in times.items() if "thread" not in n}, "plain")
+    threads = _against({n: t for n, t in times.items() if "thread" in n}, "plain_thread")
+    return {**plain, **threads}
+
+
 async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
     """The same with the SQLite saver, every step durable before the run ends."""
     times: dict[str, list[float]] = {"by hand": [], "capgraph": []}

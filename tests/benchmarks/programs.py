@@ -7,11 +7,14 @@ import random
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from configs.settings import load_settings
 from framework import Registry, build_graph, capability_node
+from framework.adapters import tool_capability
 from framework.base import BaseCapability
 
 
@@ -83,6 +86,50 @@ async def run_capgraph(registry: Registry, plan: Any, saver: Any = None, thread:
         {"configurable": {"thread_id": thread}},
         durability="sync" if saver else None,
     )
+
+
+class Sums(BaseModel):
+    """What is added."""
+
+    a: int
+    b: int = 1
+
+
+def adapted() -> dict[str, Any]:
+    """Name to a capability that adds: written as one, or made of a tool that does the same."""
+
+    async def add(a: int, b: int = 1) -> dict[str, int]:
+        """Add."""
+        return {"sum": a + b}
+
+    def add_in_thread(a: int, b: int = 1) -> dict[str, int]:
+        """Add."""
+        return {"sum": a + b}
+
+    class Add(BaseCapability):
+        name = "plain"
+        description = "Add."
+        provides = ("SUM",)
+        Parameters = Sums
+
+        async def execute(self) -> dict[str, Any]:
+            return {"SUM": await add(self.parameters.a, self.parameters.b)}
+
+    class AddInThread(Add):
+        name = "plain_thread"
+
+        def execute(self) -> dict[str, Any]:
+            return {"SUM": add_in_thread(self.parameters.a, self.parameters.b)}
+
+    schema = Sums.model_json_schema()
+    made = StructuredTool(name="add", description="Add.", args_schema=schema, coroutine=add)
+    return {
+        "plain": capability_node(Add),
+        "tool": tool_capability(add, provides="SUM", name="tool"),
+        "schema": tool_capability(made, provides="SUM", name="schema"),
+        "plain_thread": capability_node(AddInThread),
+        "tool_thread": tool_capability(add_in_thread, provides="SUM", name="tool_thread"),
+    }
 
 
 def _merge(left: dict[str, Any] | None, right: dict[str, Any]) -> dict[str, Any]:

@@ -174,6 +174,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "per_step": await measure.per_step(rounds=rounds),
             "per_step_saved": await measure.per_step_saved(rounds=rounds),
             "per_stage": await measure.per_stage(rounds=2 if quick else 5),
+            "per_adapter": await measure.per_adapter(rounds=rounds),
             "per_behavior": await measure.per_behavior(rounds=2 if quick else 5),
             "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
@@ -213,6 +214,11 @@ def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str],
         parts = found["per_behavior"].items()
         around = [(n, f"{p['ratio']:.2f}", f"{p['bare_steps_more']:.2f}") for n, p in parts]
         made.append(("A step with each shipped behaviour", heading, around))
+        adapted = [
+            (name, f"{found['per_adapter'][name]['ratio']:.2f}", "at most 1.2")
+            for name in ("tool", "schema", "tool_thread")
+        ]
+        made.append(("A step of an adapted tool", ("tool", "to a capability", "target"), adapted))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
         title = f"One request of {steps} dependent tool steps"

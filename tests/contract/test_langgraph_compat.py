@@ -251,3 +251,18 @@ def test_the_keys_of_a_graph_are_told() -> None:
     builder.add_edge(START, "node")
     assert compat.keys_of(builder.compile()) == (["seen"], ["seen", "more"])
     assert compat.keys_of(object()) is None
+
+
+async def test_who_watches_is_told() -> None:
+    class Watch(BaseCallbackHandler):
+        pass
+
+    def node(state: Any) -> None:
+        seen.append((compat.is_watched(), compat.is_watched(one)))
+
+    seen: list[Any] = []
+    one = Watch()
+    graph = graph_of(node)
+    await graph.ainvoke({"seen": []})
+    await graph.ainvoke({"seen": []}, {"callbacks": [one]})
+    assert seen == [(False, False), (True, False)]

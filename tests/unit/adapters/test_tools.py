@@ -6,6 +6,7 @@ import threading
 from typing import Annotated, Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import (
     BaseTool,
@@ -239,3 +240,23 @@ async def test_other_errors_are_read_as_of_any_capability() -> None:
     found = made.classify_error(ConnectionError("away"), {})
     assert found is not None
     assert found.severity is ErrorSeverity.RETRIABLE
+
+
+async def test_who_watches_langchain_sees_the_tool() -> None:
+    class Watch(BaseCallbackHandler):
+        def on_tool_start(self, serialized: Any, input_str: str, **_: Any) -> None:
+            seen.append((serialized["name"], input_str))
+
+    def twice(number: int) -> int:
+        """Double."""
+        return number * 2
+
+    seen: list[Any] = []
+    plan = {"steps": [{"context_key": "k", "capability": "twice", "parameters": {"number": 2}}]}
+    graph = build_graph([tool_capability(twice, provides="OUT")])
+    said: Any = {"messages": [("user", "go")], "planning_execution_plan": plan}
+    out = await graph.ainvoke(said, {"callbacks": [Watch()]})
+    assert out["capability_context_data"]["OUT"]["k"] == {"value": 4}
+    assert seen == [("twice", "{'number': 2}")]
+    await graph.ainvoke(said)
+    assert len(seen) == 1
