@@ -202,7 +202,13 @@ async def record(
     async for seen in _turns(saver, thread_id):
         begun = seen[-1].checkpoint["channel_values"].get("control_turn") or {}
         if turn in (None, begun.get("number")):
-            return await _recording(saver, thread_id, seen)
+            found = await _recording(saver, thread_id, seen)
+            if found.visits and not any(visit.node == "begin_turn" for visit in found.visits):
+                raise PersistenceError(
+                    f"The thread {thread_id!r} is that of another graph than build_graph's.",
+                    fix="Record threads of an agent; LangGraph's own history shows the others.",
+                )
+            return found
     which = "its last turn" if turn is None else f"its turn {turn}"
     raise PersistenceError(
         f"The thread {thread_id!r} does not hold the beginning of {which}.",

@@ -490,13 +490,15 @@ def _build(
     modelled = bool(script.recording.end.cost.model_calls or settings.model or settings.models)
     told = _Strategies(script) if modelled or "planner" in options else _Offline(script)
     kept = dict.fromkeys(("keep_turns", "keep_checkpoints", "keep_days"))
-    ours: dict[str, Any] = {"model": None, "models": {}}
+    ours: dict[str, Any] = {"model": None, "models": {}, "sinks": []}
     ours |= {"persistence": settings.persistence.model_copy(update=kept)}
     if model is None:
         same: dict[str, Any] = {"extractor": told, "selector": told, "planner": told}
-        options = {**options, **same, "answerer": told}
+        options = {**options, **same, "answerer": told, "answer_gate": None}
         ours |= {"selection": settings.selection.model_copy(update={"strategy": "auto"})}
-        ours |= {"budgets": {}}
+        # What is used up in a replay is nobody's.
+        free = [{k: v for k, v in one.items() if k != "store"} for one in settings.budgets]
+        ours |= {"budgets": free, "answer_gate": None}
     behaviors = [*options.get("behaviors", ()), _Announced(script), _HandedBack(script)]
     graph: Any = build_graph(
         script.registry.with_(*_stand_ins(script)),

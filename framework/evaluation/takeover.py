@@ -153,10 +153,9 @@ class _Thread:
         if at is None:
             return None
         asked = tuple(item.value for item in open_interrupts(at.pending_writes))
-        values = plain_values(await whole(saver, at))
-        if not asked and not is_between_nodes(values):
+        if not asked and not is_between_nodes(plain_values(at)):
             return None
-        view = TurnView(values, thread_id=thread)
+        view = TurnView(plain_values(await whole(saver, at)), thread_id=thread)
         return cls(view, registry, settings, saver, at.checkpoint["v"], asked)
 
     def state(self, schema: StateSchema) -> Iterator[Obstacle]:

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from framework import BaseCapability, Registry, build_graph, capability_node, infrastructure_node
+from configs.settings import load_settings
+from framework import (
+    BaseCapability,
+    Registry,
+    bind,
+    build_graph,
+    capability_node,
+    infrastructure_node,
+)
 from framework.base import (
     BaseInfrastructureNode,
     CapabilityError,
@@ -24,6 +33,7 @@ from framework.base import (
 from framework.behaviors import BaseBehavior, CircuitBreakerBehavior, RateLimitBehavior
 from framework.evaluation import Recording, record, replay
 from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
+from framework.state import AgentState
 from framework.stores import open_saver
 from framework.testing import FakeClock, ScriptedModel
 from tests.faults.databases import postgres
@@ -422,3 +432,26 @@ async def test_a_turn_that_broke_off(saver: Any) -> None:
     assert (found.replayed.status, list(found.replayed.results)) == ("unfinished", ["a"])
     assert found.unrecorded == ("what came of 'x', in which the turn broke off",)
     assert RAN == []
+
+
+async def test_a_thread_of_another_graph_is_none_of_ours(saver: Any) -> None:
+    builder = StateGraph(AgentState)
+    builder.add_node("measure", bind([measure]).node(measure))
+    builder.add_edge(START, "measure")
+    await builder.compile(checkpointer=saver).ainvoke(said("Go"), config())
+    with pytest.raises(PersistenceError, match="another graph"):
+        await record(saver, "t")
+
+
+async def test_what_settings_put_around_a_turn_hears_nothing_of_its_replay(
+    saver: Any, tmp_path: Any
+) -> None:
+    file = tmp_path / "events.jsonl"
+    more: Any = {"sinks": [{"use": "json_lines", "path": str(file)}]}
+    settings = load_settings(**more)
+    graph = build_graph(registry(measure), checkpointer=saver, settings=settings)
+    await graph.ainvoke(said("measure the value"), config())
+    before = file.read_text()
+    assert before
+    await same(saver, measure, settings=settings)
+    assert file.read_text() == before

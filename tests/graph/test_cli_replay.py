@@ -180,3 +180,21 @@ def test_a_set_of_turns_is_replayed(asked: Command) -> None:
     assert "1 turn(s) written" in one.output
     with pytest.raises(Exception, match="No turn that is over"):
         asked("eval", "none.yml", "--from-threads", "--db", "t.db", "--thread", "three")
+
+
+def test_the_thread_that_was_saved_last(asked: Command) -> None:
+    assert json.loads(asked("record", "--db", "t.db").output)["thread"] == "one"
+    with pytest.raises(Exception, match="There are no threads"):
+        asked("record", "--db", "empty.db")
+
+
+def test_secrets_of_the_settings_stay_out_of_files(capgraph: Command) -> None:
+    with Path("capgraph.yml").open("a") as settings:
+        settings.write("audit: {signing_key: correct-horse-battery}\n")
+    asked = ("ask", "look at the sky, correct-horse-battery", "--db", "t.db", "-q")
+    assert capgraph(*asked).exit_code == 0
+    assert "correct-horse" not in capgraph("record", "--db", "t.db").output
+    capgraph("eval", "turns.yml", "--from-threads", "--db", "t.db")
+    files = [Path("turns.yml"), *Path("turns").iterdir()]
+    assert len(files) == 2
+    assert not any("correct-horse" in file.read_text() for file in files)

@@ -86,17 +86,19 @@ def evaluate(
 def _write(
     file: Path, config: Path | None, db: str | None, threads: list[str] | None, limit: int | None
 ) -> None:
-    from framework.cli.agent import with_database
+    from configs.logger import SecretMasker, use_masker
+    from framework.cli.agent import read_settings, with_database
     from framework.evaluation import dataset_of_threads, write_dataset
 
-    made, recordings = with_database(
-        config,
-        db,
-        lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit),
-    )
-    if config is not None:
-        made = made.model_copy(update={"config": os.path.relpath(config, file.parent)})
-    write_dataset(file, made, recordings)
+    with use_masker(SecretMasker.of(read_settings(config))):
+        made, recordings = with_database(
+            config,
+            db,
+            lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit),
+        )
+        if config is not None:
+            made = made.model_copy(update={"config": os.path.relpath(config, file.parent)})
+        write_dataset(file, made, recordings)
     typer.echo(f"{len(recordings)} turn(s) written to {file}")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configs.errors import ConfigurationError
 from framework.cli.exit_codes import ExitCode
 from framework.cli.options import Config, Database, Json
 
@@ -23,7 +24,9 @@ _Turn = Annotated[
 
 @app.command("record")
 def record(
-    thread: Annotated[str, typer.Argument(help="Thread id.")],
+    thread: Annotated[
+        str | None, typer.Argument(help="Thread id (default: the one that was saved last).")
+    ] = None,
     turn: _Turn = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write (default: standard output).")
@@ -32,9 +35,13 @@ def record(
     db: Database = None,
 ) -> None:
     """Write a turn of a thread as JSON, which 'replay' takes elsewhere; secrets are masked."""
+    from configs.logger import SecretMasker, use_masker
+    from framework.cli.agent import read_settings
     from framework.cli.terminal import write_file
 
-    text = json.dumps(_recorded(thread, turn, config, db).as_data(), indent=1, ensure_ascii=False)
+    with use_masker(SecretMasker.of(read_settings(config))):
+        found = _recorded(thread, turn, config, db).as_data()
+    text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is None:
         typer.echo(text)
     else:
@@ -61,6 +68,7 @@ def replay(
 
     The exit code is 0 when all is as it was, and 1 when not.
     """
+    from configs.logger import SecretMasker, use_masker
     from framework.cli.agent import read_settings
     from framework.evaluation import load_recording
     from framework.evaluation import replay as run
@@ -71,19 +79,29 @@ def replay(
     settings = read_settings(config)
     registry = Registry.from_settings(settings)
     more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
-    result = asyncio.run(run(found, registry, **more))
-    if as_json:
-        typer.echo(json.dumps(result.as_data(), indent=2))
-    else:
-        _print(result)
+    with use_masker(SecretMasker.of(settings)):
+        result = asyncio.run(run(found, registry, **more))
+        if as_json:
+            typer.echo(json.dumps(result.as_data(), indent=2))
+        else:
+            _print(result)
     raise typer.Exit(ExitCode.ANSWERED if result.same else ExitCode.FAILED)
 
 
-def _recorded(thread: str, turn: int | None, config: Path | None, db: str | None) -> Recording:
+def _recorded(
+    thread: str | None, turn: int | None, config: Path | None, db: str | None
+) -> Recording:
     from framework.cli.agent import with_database
     from framework.evaluation import record as read
+    from framework.stores.threads import each_thread_id
 
-    return with_database(config, db, lambda saver, _: read(saver, thread, turn))
+    async def work(saver: Any, _: object) -> Recording:
+        last = thread or await anext(each_thread_id(saver, limit=1), None)
+        if last is None:
+            raise ConfigurationError("There are no threads.", fix="Check --db.")
+        return await read(saver, last, turn)
+
+    return with_database(config, db, work)
 
 
 def _print(result: Replay) -> None:
