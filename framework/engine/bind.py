@@ -26,7 +26,6 @@ from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
-from framework.stores.retention import Retention
 from framework.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from framework.engine.auditing import Auditor
     from framework.governance.caller import CallerPermissions
     from framework.governance.policies import PolicyEngine
+    from framework.stores.retention import Retention
     from framework.telemetry.audit_log import AuditLog
 
 
@@ -142,7 +142,7 @@ def bind(
         auditor=_auditor(options.get("audit"), settings, checkpointer),
         masker=SecretMasker.of(settings),
         prompts=prompts,
-        retention=Retention(settings.persistence),
+        retention=_retention(settings),
         system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
         rebind=again,
@@ -156,6 +156,15 @@ def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
     from framework.governance.adjusting import AdjustedCalls
 
     return [AdjustedCalls(engine.models) for engine in engines]
+
+
+def _retention(settings: Settings) -> Retention | None:
+    kept = settings.persistence
+    if kept.keep_turns is kept.keep_checkpoints is kept.keep_days is None:
+        return None
+    from framework.stores.retention import Retention
+
+    return Retention(kept)
 
 
 def _auditor(

@@ -9,7 +9,6 @@ from langchain_core.messages import AnyMessage
 
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
-from framework.planning import chain_plan
 from framework.planning.reach import missing
 from framework.planning.strategies import (
     AnswerRequest,
@@ -39,6 +38,8 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
+        from framework.planning import chain_plan  # not where a model plans
+
         if request.look_again:
             return ExecutionPlan(steps=[])  # the plan goes on as it is
         active = [n for n in _in_reach(request) if n != request.failed_capability]

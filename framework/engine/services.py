@@ -37,7 +37,6 @@ from framework.planning.strategies import Answerer, Planner, TaskExtractor, syst
 from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.state import TurnView
-from framework.stores.retention import Retention
 from framework.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
@@ -103,6 +102,7 @@ if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML a
     from framework.governance.permissions import Permissions
     from framework.governance.policies import PolicyEngine
     from framework.selection import Selector
+    from framework.stores.retention import Retention
     from framework.telemetry.audit_log import AuditLog
     from framework.telemetry.usage import PriceTable
 

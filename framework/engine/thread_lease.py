@@ -11,17 +11,18 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from framework.base.errors import CapgraphError, ValidationError
-from framework.langgraph_compat import is_task, outer_checkpoint
+from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import END, write_record
-from framework.stores.retention import Retention
-from framework.stores.threads import open_questions
+
+if TYPE_CHECKING:
+    from framework.stores.retention import Retention
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
 
@@ -93,7 +94,7 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
     # A question of an earlier checkpoint can be answered again: that is a fork.
     where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
     found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
-    if found is None or not open_questions(found):
+    if found is None or not open_interrupts(found.pending_writes):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
             fix="It was answered before, or it is meant for another thread. What waits for an event"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from framework.base.errors import RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.neighbours import PACKAGES, check_neighbour
-from framework.planning.recipes import Recipe, in_order, recipe_of
 from framework.registry.candidate import Candidate, parameter_texts
 from framework.registry.discovery import (
     ENTRY_POINT_GROUP,
@@ -28,7 +28,6 @@ from framework.registry.membership import (
     refusal_of,
     registered_name,
 )
-from framework.registry.recipe_files import load_recipe, recipe_files
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -178,7 +177,8 @@ class Registry:
         """Close it for registrations and return it; what a graph is built of never changes."""
         for spec in self._capabilities.values():
             # What it uses may have been taken out or replaced since it was registered.
-            if not self._frozen and (recipe := recipe_of(spec)) is not None:
+            recipe: Any = getattr(spec.cls, "recipe", None)
+            if not self._frozen and _is_recipe(recipe):
                 recipe.check(self)
         self._frozen = True
         return self
@@ -243,7 +243,7 @@ class Registry:
                 a graph was built of this registry.
         """
         self._open()
-        if isinstance(item, Recipe):
+        if _is_recipe(item):
             self.register(item.as_capability(self), override=override)
             return item
         if isinstance(item, type) and issubclass(item, CapabilityContext):
@@ -297,10 +297,10 @@ class Registry:
         """
         problems: list[str] = []
         found: list[str] = []
-        recipes: list[Recipe] = []
+        recipes: list[Any] = []
         for module in walk(package, problems):
             for value in vars(module).values():
-                if isinstance(value, Recipe):
+                if _is_recipe(value):
                     recipes.append(value)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
@@ -309,9 +309,12 @@ class Registry:
                     found.append(name)
                 elif lacks_decorator(value):
                     problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
-        for recipe in in_order(recipes) if not problems else ():
-            self.register(recipe, override=override)
-            found.append(recipe.name)
+        if recipes and not problems:
+            from framework.planning.recipes import in_order
+
+            for recipe in in_order(recipes):
+                self.register(recipe, override=override)
+                found.append(recipe.name)
         if problems:
             raise RegistryError(
                 f"{package!r} is not registered whole: {'; '.join(problems)}.",
@@ -382,8 +385,12 @@ class Registry:
         registry = cls(infrastructure=settings.infrastructure, given=settings.given)
         for module in settings.modules:
             registry.discover(module)
-        for recipe in in_order(load_recipe(file) for file in recipe_files(settings.recipes)):
-            registry.register(recipe)
+        if settings.recipes:
+            from framework.planning.recipes import in_order
+            from framework.registry.recipe_yaml import load_recipe, recipe_files
+
+            for recipe in in_order(load_recipe(file) for file in recipe_files(settings.recipes)):
+                registry.register(recipe)
         registry.configure(
             include=settings.include, exclude=settings.exclude, override=settings.override
         )
@@ -404,3 +411,9 @@ class Registry:
             f" {len(self._context_types)} context types,"
             f" {len(self._infrastructure)} infrastructure nodes>"
         )
+
+
+def _is_recipe(value: Any) -> bool:
+    # Nobody has made one before its module was imported, which a graph without one need not do.
+    recipes = sys.modules.get("framework.planning.recipes")
+    return recipes is not None and isinstance(value, recipes.Recipe)

@@ -123,7 +123,7 @@ def test_a_graph_brings_nothing_that_nobody_declared() -> None:
         "'framework.governance.recovery', 'framework.governance.usage_limits',"
         "'framework.behaviors', 'framework.telemetry.otel', 'framework.telemetry.shipped',"
         "'framework.telemetry.audit_log', 'framework.telemetry.agent_events',"
-        "'framework.approvals.rules', 'framework.planning.repair', 'framework.selection',"
+        "'framework.approvals.rules', 'framework.planning.repair', 'framework.planning.recipes', 'framework.selection', 'yaml',"
         "'framework.engine.auditing', 'configs.settings', 'framework.models'}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -131,7 +131,7 @@ def test_a_graph_brings_nothing_that_nobody_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["governance", "behaviors", "telemetry", "approvals", "stores", "planning"]
+    "room", ["governance", "behaviors", "telemetry", "approvals", "stores", "planning", "registry"]
 )
 def test_a_room_gives_what_its_table_of_contents_says(room: str) -> None:
     module = importlib.import_module(f"framework.{room}")
