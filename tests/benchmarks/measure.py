@@ -191,6 +191,19 @@ async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
     return {**_against(times, "by hand"), "bytes_per_step": sizes}
 
 
+async def react_turn(turns: int = 20, rounds: int = 7) -> dict[str, Any]:
+    """Seconds per turn of an agent's loop, a model call and a tool call, against ``create_agent``."""
+    agents = programs.looping_agents(turns)
+    times: dict[str, list[float]] = {name: [] for name in agents}
+    config: Any = {"recursion_limit": 10_000}
+    for number in range(rounds + 1):
+        for name, (graph, given) in agents.items():
+            seconds = await _timed(graph.ainvoke(given, config)) / turns
+            if number:  # the first round warms up
+                times[name].append(seconds)
+    return _against(times, "create_agent")
+
+
 def _against(times: dict[str, list[float]], base: str) -> dict[str, Any]:
     middle = statistics.median(times[base])
     return {

@@ -218,3 +218,38 @@ def random_plan(rng: random.Random, steps: int, mean: float) -> tuple[dict[str, 
             )
         )
     return {"steps": planned}, max(ends)
+
+
+def looping_agents(turns: int) -> dict[str, tuple[Any, Any]]:
+    """Agents that call one tool so many times: each a graph, and what it is given."""
+    from langchain.agents import create_agent
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+
+    from framework import bind
+    from framework.agents import ReActAgent
+    from framework.behaviors import BaseBehavior
+    from framework.testing import ScriptedModel
+
+    @tool
+    async def advance(value: int) -> int:
+        """Advance."""
+        return value + 1
+
+    def answer(call: Any) -> Any:
+        done = sum(message.type == "tool" for message in call.messages)
+        asked = {"name": "advance", "args": {"value": done}, "id": str(done), "type": "tool_call"}
+        return str(done) if done >= turns else AIMessage("", tool_calls=[asked])
+
+    def react(**options: Any) -> tuple[Any, Any]:
+        model = ScriptedModel(responses=answer)
+        agent = ReActAgent(model, tools=[advance], max_steps=turns + 1, **options)
+        return agent.compile(), {"task": "Go."}
+
+    bare = create_agent(ScriptedModel(responses=answer), [advance])
+    return {
+        "create_agent": (bare, {"messages": [("user", "Go.")]}),
+        "ReActAgent": react(),
+        "with a behaviour": react(behaviors=[BaseBehavior()]),
+        "with services": react(services=bind([])),
+    }

@@ -176,6 +176,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "per_stage": await measure.per_stage(rounds=2 if quick else 5),
             "per_adapter": await measure.per_adapter(rounds=rounds),
             "per_behavior": await measure.per_behavior(rounds=2 if quick else 5),
+            "react_turn": await measure.react_turn(rounds=rounds),
             "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
             "flat_1k": await measure.flatness(1_000, steps),
@@ -219,6 +220,8 @@ def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str],
             for name in ("tool", "schema", "tool_thread")
         ]
         made.append(("A step of an adapted tool", ("tool", "to a capability", "target"), adapted))
+        loops = [(name, f"{part['ratio']:.2f}") for name, part in found["react_turn"].items()]
+        made.append(("A turn of an agent's loop", ("agent", "to create_agent"), loops))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
         title = f"One request of {steps} dependent tool steps"
