@@ -280,16 +280,19 @@ class _Script:
                 return said.model_copy(update={"given": given})
         return None
 
-    def is_live(self, attempt: Attempt) -> bool:
-        """Tell whether a step runs anew."""
-        spec = self.registry.capabilities[attempt.capability]
-        return self.anew is not None and attempt.key not in self.anew and spec.effect == "none"
+    def is_live(self, attempt: Attempt, *, sought: bool = False) -> bool:
+        """Tell whether a step runs anew; with another plan, once it was looked for in vain."""
+        if self.anew is None or self.registry.capabilities[attempt.capability].effect != "none":
+            return False
+        live = sought if self._by_work is not None else attempt.key not in self.anew
+        self.ran += [attempt.key] if live else []
+        return live
 
     def step(self, attempt: Attempt) -> dict[str, Any] | None:
         """Return what was saved of a step: by its key, or with another plan by what it works on.
 
         Returns:
-            ``None`` for a step that a failure kept from beginning.
+            ``None`` for a step that a failure kept from beginning; nothing for one that runs anew.
 
         Raises:
             NoRecordError: Nothing was.
@@ -301,8 +304,13 @@ class _Script:
                 self.works[work].append(found[0])
         else:
             found = self._by_work[work]
+            if self.anew is not None:
+                found = deque(one for one in found if one["key"] in self.anew)
+                self._by_work[work] = found
         if found:
             return found.popleft()
+        if self.is_live(attempt, sought=True):
+            return {}
         if self._open:
             interrupt(self._open)
         if self._put_off[attempt.key] < self._failures and self._by_work is None:
@@ -342,7 +350,6 @@ class _Announced:
 
     async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
         if self._script.is_live(attempt):
-            self._script.ran.append(attempt.key)
             return await call_next(attempt)
         return await call_next(replace(attempt, given=Given(None, "record")))
 
@@ -363,6 +370,8 @@ class _HandedBack:
         saved = self._script.step(attempt)
         if saved is None:
             return await call_next(replace(attempt, given=Given(STOPPED, "record")))
+        if not saved:
+            return await call_next(replace(attempt, given=None))
         if "question" in saved:
             return Question(**saved["question"])
         if "failure" in saved:
