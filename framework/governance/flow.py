@@ -20,7 +20,8 @@ from framework.base.ports import StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import item_types
 from framework.planning import CLOSING, PlanVersion, carry_over, fingerprints
-from framework.planning.references import FROM, reads_of
+from framework.planning.references import FROM, reads_of, takes_signal
+from framework.planning.waits import event_of
 from framework.registry import Registry
 from framework.state import TurnView
 
@@ -174,6 +175,8 @@ class InformationFlow:
             one = made.get(kind) if kind is not None else None
             for labels in made.values() if one is None else [one]:
                 found = {**labels, **found}
+        if takes_signal(step):  # whoever sends it is outside
+            found.setdefault("untrusted", f"the event {event_of(step)[0]!r}")
         return {**{label: _written(source) for label, source in words.items()}, **found}
 
     def _stored(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:

@@ -49,6 +49,7 @@ PLAN_SCHEMA: dict[str, Any] = {
                     "for_each": _OBJECT,
                     "optional": _FLAG,
                     "look_again": _FLAG,
+                    "wait_until": _TEXT,
                 },
                 "required": ["capability"],
             },
@@ -66,7 +67,8 @@ _REFERENCES = (
     'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
     " of the earlier step whose context_key is key. Only if the request calls for it, a step has when"
     ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters take'
-    ' {"$from":"item"}), optional, or look_again (plan the rest when it is done).'
+    ' {"$from":"item"}), optional, look_again (plan the rest when it is done), or wait_until "2h" (or a'
+    " moment with its offset)."
 )
 
 

@@ -11,6 +11,7 @@ from framework.planning.catalog import Available, Catalog
 from framework.planning.parameters import replace_at
 from framework.planning.problems import Path, Problem, preview, render_path
 from framework.planning.references import FROM, Read, paths_of
+from framework.planning.waits import WAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,6 @@ class Draft:
             if read.label == FROM:
                 text = next(text for path, text in paths_of(step) if path == read.path)
                 value = key + text[len(read.key) :]
-            if read.path[0] == "parameters":
+            if read.path[0] in ("parameters", *WAITS):
                 value = {FROM: value}
             self.steps[index] = replace_at(step, read.path, value)

@@ -115,6 +115,12 @@ def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield ("for_each", "of"), each["of"]
 
 
+def takes_signal(step: Mapping[str, Any]) -> bool:
+    """Tell whether the parameters of a step take what comes with the event that it waits for."""
+    given = references_of(step.get("parameters")) if step.get("wait_for") else ()
+    return any(is_of_element(text, SIGNAL) for _, text in given)
+
+
 def element_name(step: Mapping[str, Any]) -> str | None:
     """Return by which name the parameters of a step mean the element; ``None`` without a list."""
     each = step.get("for_each")

@@ -16,7 +16,12 @@ from pydantic import BaseModel
 from configs.settings import Settings
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node, signal
 from framework.base import ConfigurationError, PersistenceError, PolicyError, ValidationError
-from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from framework.governance import (
+    InformationFlow,
+    PermissionMode,
+    PermissionPolicy,
+    RolePermissionConfig,
+)
 from framework.graph import wake
 from framework.planning import check_plan
 from framework.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
@@ -385,6 +390,45 @@ async def test_foreign_callers_wake_nothing(tools: list[Any], ran: list[Any]) ->
     # Without a name it is the program itself; the turn goes on as whoever began it.
     assert await it.signal("paid") is True
     assert ran == [("a", None)]
+
+
+async def test_what_comes_with_an_event_is_untrusted(tools: list[Any], ran: list[Any]) -> None:
+    it = Agent(tools, policies=InformationFlow(on_violation="deny"))
+    out = await it.begin(step("p", "pay", wait_for="paid", parameters=VALUE))
+    assert "labelled 'untrusted', from the event 'paid'" in out["execution_outcome"]["reason"]
+    out = await it.begin(step("p", "pay", wait_for="paid"))  # takes nothing of it
+    assert out["execution_outcome"]["status"] == "waiting"
+
+
+async def test_a_graph_inside_a_step_waits_for_the_whole_thread(
+    tools: list[Any], ran: list[Any]
+) -> None:
+    plan = {"steps": [step("a", wait_for="paid", parameters=VALUE)]}
+    inner = build_graph(tools, clock=FakeClock())
+
+    @capability_node
+    class Inner(BaseCapability):
+        name = "inner"
+        description = "Runs another agent."
+
+        async def execute(self) -> dict[str, Any]:
+            out = await inner.ainvoke(
+                {"messages": [("user", "Go")], "planning_execution_plan": plan}
+            )
+            ran.append(out["execution_outcome"]["status"])
+            return {}
+
+    it = Agent([*tools, Inner])
+    out = await it.begin(step("i", "inner"), step("b"))
+    assert ran == [("b", None)]
+    [asked] = out["__interrupt__"]
+    assert [one["for"] for one in asked.value["waits"]] == ["paid"]
+    [waits] = await due(it.saver)
+    assert waits.thread_id == "t"
+    assert await it.signal("paid", 4) is True
+    assert ran == [("b", None), ("a", 4), "completed"]
+    assert (await it.values())["execution_outcome"]["status"] == "completed"
+    assert await due(it.saver) == []
 
 
 FAULTS: list[tuple[dict[str, Any], str]] = [

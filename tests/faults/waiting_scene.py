@@ -21,10 +21,9 @@ from framework import signal as send
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
 from framework.stores.waits import is_wait
-from tests.faults.databases import sqlite_url
 
-CONFIG: Any = {"configurable": {"thread_id": "t"}}
-FATAL, PASSED, FOLDER = 0, 0, Path()
+CONFIG: Any = {"configurable": {"thread_id": ""}}
+FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1]
 
 
 def instant() -> None:
@@ -72,7 +71,7 @@ def done() -> list[str]:
 
 async def live() -> None:
     """Begin the turn or go on with it, and send the signal, as a sender does that had no answer."""
-    async with open_saver(sqlite_url(FOLDER / "t.db")) as saver:
+    async with open_saver(URL.format(folder=FOLDER)) as saver:
         assert saver is not None
         for name in ("aput", "aput_writes"):
             watched(saver, name)
@@ -85,7 +84,7 @@ async def live() -> None:
         begun = await saver.aget_tuple(CONFIG)
         given = {"messages": [("user", "Go")], "planning_execution_plan": plan}
         await answered(graph, None if begun else given)
-        await send(graph, "t", "paid", 5)
+        await send(graph, FOLDER.name, "paid", 5)
         out = await answered(graph, None)
         (FOLDER / "end").write_text(json.dumps([out["execution_outcome"]["status"], PASSED]))
 
@@ -109,6 +108,7 @@ def life(folder: Path, fatal: int) -> None:
         os.waitpid(pid, 0)
         return
     FATAL, FOLDER = fatal, folder
+    CONFIG["configurable"]["thread_id"] = folder.name
     asyncio.run(live())
     os._exit(0)
 
@@ -134,4 +134,4 @@ def sweep(folder: Path, every: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(sweep(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(sweep(Path(sys.argv[2]), int(sys.argv[3]))))
