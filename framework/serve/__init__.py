@@ -1,0 +1,1 @@
+"""One server for people and other agents: runs that outlive requests, every protocol, a console."""
