@@ -34,7 +34,7 @@ def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedS
     >>> request_of(spec, {"PLACE": {"name": "Rome"}, "days": 3})
     ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
     """
-    rest = {name: value for name, value in given.items() if value is not None}
+    rest = dict(given)
     inputs: list[dict[str, str]] = []
     contexts: Contexts = {}
     for need in spec.requires:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -146,9 +146,21 @@ def _bare(tool: BaseTool) -> Callable[..., Any] | None:
     if type(tool) is not StructuredTool or tool.callbacks or tool.verbose:
         return None
     function: Any = tool.coroutine or tool.func
-    hints = get_type_hints(function)
     wants = {"callbacks", "run_manager"} & inspect.signature(function).parameters.keys()
-    return None if wants or RunnableConfig in [*hints.values()] else function
+    kinds = [kind for hint in _hints(function).values() for kind in (hint, *get_args(hint))]
+    return None if wants or RunnableConfig in kinds else function
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function, a partial one, or an object that can be called."""
+    while isinstance(function, partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError:  # a type that only its author sees; what is injected stands in the schema too
+        return {}
 
 
 _Injected = Mapping[str, Any]
@@ -161,7 +173,7 @@ def _injected(tool: BaseTool) -> _Injected:
     function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool._run
     schema: Any = tool.get_input_schema()
     hints = {
-        **get_type_hints(function, include_extras=True),
+        **_hints(function),
         **get_all_basemodel_annotations(schema),
     }
     found = {name: mark for name, hint in hints.items() if (mark := _mark(hint)) is not None}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Annotated, Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import (
     BaseTool,
     InjectedToolArg,
@@ -260,3 +262,33 @@ async def test_who_watches_langchain_sees_the_tool() -> None:
     assert seen == [("twice", "{'number': 2}")]
     await graph.ainvoke(said)
     assert len(seen) == 1
+
+
+async def test_tools_of_partial_functions_and_of_objects() -> None:
+    class Times:
+        async def __call__(self, number: int, factor: int) -> int:
+            return number * factor
+
+    class Given(BaseModel):
+        number: int
+
+    made = [
+        StructuredTool(
+            name="a", description="A.", args_schema=Given, coroutine=partial(one, factor=3)
+        )
+        for one in (Times(), Times().__call__)
+    ]
+    assert [await run(one, {"number": 2}) for one in made] == [{"value": 6}, {"value": 6}]
+
+
+async def test_a_tool_that_wants_the_configuration_gets_it() -> None:
+    @tool
+    async def who(config: RunnableConfig) -> str:
+        """Who."""
+        return str(config["configurable"]["thread_id"])
+
+    plan = {"steps": [{"context_key": "k", "capability": "who"}]}
+    graph = build_graph([tool_capability(who, provides="OUT")])
+    said: Any = {"messages": [("user", "go")], "planning_execution_plan": plan}
+    out = await graph.ainvoke(said, {"configurable": {"thread_id": "7"}})
+    assert out["capability_context_data"]["OUT"]["k"] == {"value": "7"}
