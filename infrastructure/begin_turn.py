@@ -69,8 +69,9 @@ class BeginTurnNode(BaseInfrastructureNode):
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]
         if services.guard is not None:
-            looked, refused = await screened(view, services, services.guard)
+            looked, refused, asks = await screened(view, services, services.guard)
             problem = problem or refused
+            update["control_turn"]["asks"] = asks
             data = update.pop("capability_context_data", {})
             update |= looked
             if data:

@@ -534,11 +534,11 @@ class Reach(Protocol):
 class TurnGuard(Protocol):
     """Guards of a graph, as far as they look at the two ends of a turn."""
 
-    async def message(self, text: str) -> str:
-        """Return what a person wrote, as far as it may stand; raises where it may not."""
+    async def message(self, text: str) -> tuple[str, Sequence[str]]:
+        """Return what a person wrote, as far as it may stand, and why somebody has to agree."""
 
-    async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return context data that a caller brings, as far as it may stand."""
+    async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Return context data that a caller brings likewise; both raise where it may not stand."""
 
     async def answer(self, text: str, *, node: str) -> str:
         """Return the message that ends a turn, as far as it may be given."""

@@ -185,6 +185,8 @@ def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanP
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
     verdicts = [await policy.review(plan, view) for policy in services.plan_policies]
+    if asks := view.turn.get("asks"):  # of guards, about what opened the turn
+        verdicts.append(Verdict("ask", list(asks)))
     verdict = weighed(verdicts, "the plan")
     if services.runner.step_policies:
         for step in plan["steps"]:
@@ -337,6 +339,7 @@ def review_possible(view: TurnView, services: Services) -> bool:
         services.settings.approvals.plans
         or services.plan_policies
         or view.state.get("control_undo")
+        or view.turn.get("asks")
         or view.switches.get("planning_mode_enabled")
     )
 

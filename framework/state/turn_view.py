@@ -83,7 +83,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of the turn: ``id``, ``number``, ``user``, and ``plan`` when one opened it."""
+        """What is kept of the turn: ``id``, ``number``, ``user``, ``plan`` when one opened it, ``asks``."""
         return _mapping(self.state.get("control_turn"))
 
     @property

@@ -605,6 +605,45 @@ async def test_a_rewritten_message_is_the_one_that_everything_reads() -> None:
     assert "nothing new" in said(with_nothing_new)
 
 
+@pytest.mark.parametrize("answer", ["approve", "reject"])
+@pytest.mark.parametrize("brought", [False, True])
+async def test_a_person_is_asked_about_a_message_before_anything_runs(
+    answer: str, brought: bool
+) -> None:
+    ran: list[Any] = []
+    wary = Says(
+        pre=lambda given: (
+            GuardrailOutcome(False, "It is about money.", "ask")
+            if "pay" in str(given.get("message"))
+            else None
+        )
+    )
+    graph = made(writer(ran, examples=["Please pay"]), wary)
+    given: Any = planned(step()) if brought else {}
+    out = await graph.ainvoke({**given, "messages": [("user", "Please pay")]}, THREAD)
+    [question] = out["__interrupt__"]
+    assert "It is about money." in question.value["steps"][0]["reason"]
+    assert ran == []
+    reply: Any = answer if answer == "approve" else {"decision": "reject", "reason": "no"}
+    out = await graph.ainvoke(Command(resume=reply), THREAD)
+    assert bool(ran) is (answer == "approve")
+    ran.clear()
+    given = planned(step()) if brought else {}
+    out = await graph.ainvoke({**given, "messages": [("user", "Please write")]}, THREAD)
+    assert "__interrupt__" not in out, "it was about one message"
+
+
+async def test_a_question_about_a_message_that_nothing_would_keep_is_a_refusal() -> None:
+    ran: list[Any] = []
+    wary = Says(
+        pre=lambda given: GuardrailOutcome(False, "Wary.", "ask") if "message" in given else None
+    )
+    behaviors = [GuardrailBehavior(guardrails=[wary])]
+    out = await build_graph([writer(ran)], behaviors=behaviors).ainvoke(planned(step()))
+    assert (ran, status(out)) == ([], "failed")
+    assert "A person has to decide" in said(out)
+
+
 async def test_data_that_a_caller_brings_is_looked_at() -> None:
     from framework import Registry
 
