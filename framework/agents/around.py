@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from configs.scoped import scoped
-from framework.agents.result import AgentResult
+from framework.agents.result import AgentResult, said_in
 from framework.base import BaseCapability, capability_node
 from framework.base.awaiting import awaited
 from framework.base.errors import CapabilityError
@@ -21,6 +21,7 @@ from framework.behaviors.base import BaseBehavior
 from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
+from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT
 from framework.pipeline.run_config import configurable
 from framework.pipeline.runner import StepRunner
@@ -87,7 +88,7 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         result = current.result or AgentResult(gave, metadata={"source": record.source})
         if result.to_plain()["output"] != gave:
             result = result.with_output(gave)
-        talk = [HumanMessage(state["task"]), AIMessage(str(result.output))]
+        talk = said_in(state["task"], result.output if result.success else result.error)
         return {**result.to_plain(), "given": None, "conversation": talk}
 
     builder = StateGraph(state, output_schema=output)
@@ -105,17 +106,19 @@ def execution_id(runtime: Runtime[Any]) -> str:
 
 
 def _services(given: Services | None, alone: Services) -> Services:
-    """Return what the run itself is under: of an operator's decisions all that is about runs."""
-    if given is None:
-        return alone
+    """Return what the run itself is under: of an operator's decisions all that is about runs.
+
+    It takes no slot, for it only waits for its model and its tools, which have slots of their own.
+    """
+    settings = (given or alone).settings
+    boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
     runner = StepRunner(
         alone.registry,
-        given.settings,
-        clock=given.clock,
-        capacity=given.runner.capacity,
-        chat_model=given.chat_model,
+        settings.model_copy(update={"limits": boundless}),
+        clock=(given or alone).clock,
+        capacity=Capacity(),
     )
-    return replace(given, runner=runner, permissions=None, flow=None)
+    return replace(given or alone, runner=runner, permissions=None, flow=None)
 
 
 def _capability(agent: BaseAgent) -> Any:
@@ -132,9 +135,11 @@ def _capability(agent: BaseAgent) -> Any:
         timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0
 
         async def execute(self) -> Any:
-            run = _RUN.get()
-            run.result = await run.work()
-            if not run.result.success and (job := CURRENT.get()) is not None:
+            run, job = _RUN.get(), CURRENT.get()
+            assert job is not None
+            with scoped(CURRENT, job.outer):
+                run.result = await run.work()
+            if not run.result.success:
                 job.source = "fallback"  # nothing that a cache should keep
             return {_OUTPUT: run.result.to_plain()["output"]}
 

@@ -383,4 +383,5 @@ def _closing(result: AgentResult) -> list[AgentStep]:
         told = last is not None and last.observation == text
         return [] if told else [AgentStep("", FINAL, {"answer": text}, text)]
     known = {**result.metadata, "success": False, "error": result.error}
-    return [AgentStep("", "Failed", {}, str(result.error), known)]
+    action = "Question" if "interrupts" in result.metadata else "Failed"
+    return [AgentStep("", action, {}, str(result.error), known)]

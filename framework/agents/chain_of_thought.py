@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 
 from framework.agents.asking import Asker
 from framework.agents.base import BaseAgent, RunOutput, RunState
 from framework.agents.react import needed_model
-from framework.agents.result import AgentStep
+from framework.agents.result import AgentStep, said_in
 from framework.base.errors import ConfigurationError
 
 _THINK = """\
@@ -81,7 +81,7 @@ def _ended(state: Mapping[str, Any], thought: str, answer: str, told: int) -> di
         "output": answer or None,
         "success": bool(answer),
         "error": error,
-        "conversation": [HumanMessage(state["task"]), AIMessage(answer)],
+        "conversation": said_in(state["task"], answer or error),
     }
 
 

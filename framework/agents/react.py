@@ -25,7 +25,7 @@ from pydantic import ValidationError as PydanticValidationError
 from framework.agents.asking import Asker
 from framework.agents.base import BaseAgent, RunOutput, RunState
 from framework.agents.memory import Memory
-from framework.agents.result import FINAL, AgentStep
+from framework.agents.result import FINAL, AgentStep, said_in
 from framework.agents.tool_calls import tool_node
 from framework.base.errors import ConfigurationError
 
@@ -196,7 +196,7 @@ class ReActAgent(BaseAgent):
             "output": output,
             "success": error is None,
             "error": error,
-            "conversation": [HumanMessage(state["task"]), AIMessage(text)],
+            "conversation": said_in(state["task"], output if error is None else error),
         }
 
     def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:

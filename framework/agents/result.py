@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from framework.base.values import to_plain
+
 FINAL = "Final Answer"
 """The action of a step that ends the work."""
+
+
+def said_in(task: str, answer: Any) -> list[BaseMessage]:
+    """Return what stands in a conversation of a task and its answer."""
+    text = answer if isinstance(answer, str) else json.dumps(to_plain(answer), ensure_ascii=False)
+    return [HumanMessage(task), AIMessage(text)]
 
 
 @dataclass(slots=True)

@@ -11,16 +11,17 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from configs.settings import load_settings
-from framework import BaseCapability, bind, capability_node
-from framework.adapters import tool_capability
+from framework import BaseCapability, bind, build_graph, capability_node
+from framework.adapters import agent_capability, tool_capability
 from framework.agents import AgentResult, ChainOfThoughtAgent, PlanExecuteAgent, ReActAgent
 from framework.base.errors import LimitError
-from framework.behaviors import GuardrailBehavior, GuardrailRule
+from framework.behaviors import BaseBehavior, GuardrailBehavior, GuardrailRule
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from framework.pipeline.capacity import Capacity
 from framework.telemetry import RingBufferSink
 from framework.testing import ScriptedModel
 from tests.support.agents import add, call, calls
-from tests.support.doors import let_others_run
+from tests.support.doors import let_others_run, soon
 
 PAID: Counter[str] = Counter()
 
@@ -164,3 +165,50 @@ async def test_an_effect_waits_until_the_outer_graph_is_saved() -> None:
     saved.set()
     assert (await running).success
     assert PAID == {"Ann": 1}
+
+
+@pytest.mark.parametrize("around", [[], [BaseBehavior()]])
+async def test_calls_side_by_side_keep_to_the_limit(around: list[Any]) -> None:
+    running, most = 0, 0
+
+    @tool
+    async def work(number: int) -> int:
+        """Work."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running -= 1
+        return number
+
+    settings = load_settings(limits={"max_parallel": 2})
+    services = bind([], settings=settings, capacity=Capacity())
+    asked = calls(*(call("work", str(n), number=n) for n in range(9)))
+    agent = agent_with(services, asked, "Done.", tools=[work], behaviors=around)
+    result = await agent.execute("Work.")
+    assert [step.observation for step in result.steps[:9]] == [str(n) for n in range(9)]
+    assert most == 2
+
+
+async def test_more_runs_than_slots_wait_for_nothing() -> None:
+    services = bind([], settings=load_settings(limits={"max_parallel": 1}), capacity=Capacity())
+
+    def answer(asked: Any) -> Any:
+        seen = asked.messages[-1]
+        return f"sum {seen.text}" if seen.type == "tool" else calls(call("add", a=1, b=2))
+
+    agent = ReActAgent(ScriptedModel(responses=answer), tools=[add], services=services)
+    found = await soon(asyncio.gather(*(agent.execute("Add.") for _ in range(30))))
+    assert {result.output for result in found} == {"sum 3"}
+
+
+async def test_model_calls_of_an_agent_in_a_plan_are_the_turns() -> None:
+    endless = ScriptedModel(responses=lambda _: calls(call("add", a=1, b=1)))
+    agent = ReActAgent(endless, tools=[add], max_steps=50, agent_id="adder")
+    settings = load_settings(limits={"max_model_calls": 3})
+    step = {"context_key": "sum", "capability": "adder", "task_objective": "Add."}
+    given = {"messages": [("user", "Add.")], "planning_execution_plan": {"steps": [step]}}
+    out = await build_graph([agent_capability(agent)], settings=settings).ainvoke(given)
+    assert out["execution_outcome"]["status"] == "stopped"
+    assert len(endless.calls) == 3
