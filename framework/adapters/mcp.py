@@ -26,7 +26,9 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
+    REQUEST_TIMEOUT,
     CallToolResult,
     ElicitRequestParams,
     ElicitResult,
@@ -53,6 +55,8 @@ from framework.planning.json_parameters import json_parameters
 
 KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
+_NO_ANSWER = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
+"""Errors that do not say whether the tool did its work; a gateway's are among them."""
 _CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("capgraph_mcp", default=None)
 
 
@@ -156,7 +160,7 @@ async def mcp_capabilities(
         caller = _Caller(hub, name, pin, (effects or {}).get(name) or effect_of(tool))
         made[known] = declare(
             known,
-            plain_text(tool.description or tool.title or f"The tool {name} of an MCP server."),
+            plain_text(tool.description or tool.title or "") or f"{known}, a tool of {hub}.",
             plain_schema(tool.input_schema),
             caller.call,
             provides=_result_type(known, tool.output_schema),
@@ -257,6 +261,8 @@ class _AsLookedAt:
 class _Call:
     """One call in flight: what the server asks meanwhile, and what was answered so far."""
 
+    line: _Line
+    tool: Tool
     answered: int = 0
     open: tuple[dict[str, Any], asyncio.Future[ElicitResult]] | None = None
     asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ElicitResult]]] = field(
@@ -286,11 +292,13 @@ class _Caller:
         tool = tools.get(self.name)
         if tool is None or digest_of_tool(tool) == self.pin:
             return ""
+        what = f"the tool {self.name!r} of {self.server}"
+        takes = plain_text(", ".join(tool.input_schema.get("properties") or {})) or "nothing"
+        if not self.pin:
+            return f"Nobody has looked at {what} yet; it takes {takes}."
         return (
-            f"The tool {self.name!r} of {self.server} is not what was looked at: its schema or its"
-            " annotations changed."
-            if self.pin
-            else f"Nobody has looked at the tool {self.name!r} of {self.server} yet."
+            f"T{what[1:]} is not what was looked at: its schemas or its annotations changed. It takes"
+            f" {takes} now."
         )
 
     async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
@@ -302,8 +310,8 @@ class _Caller:
             ConnectionError: The connection was lost after the call was sent.
         """
         line = await self.server.connected()
-        parked = line.parked.pop(step.idempotency_key, None)
-        if parked is None:
+        call = line.parked.pop(step.idempotency_key, None)
+        if call is None:
             tools = line.tools or await self.server.tools()
             job = CURRENT.get()
             why = self.changed(tools) if job is None or job.agreed is None else ""
@@ -315,8 +323,7 @@ class _Caller:
                 )
             if self.effect == "once" and is_resumed() and not line.modern:
                 self._no_answer("The call in which it asked is gone", None)
-            parked = self._start(line, values, step)
-        call, tool = parked, line.tools[self.name]
+            call = self._start(_Call(line, tools[self.name]), values, step)
         line.calls.append(call)
         try:
             result = await self._answered(call, step)
@@ -331,21 +338,22 @@ class _Caller:
         if result.is_error:
             said = plain_text(_text_of(result), 4_000) or "no reason was given"
             raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {said}")
-        return _result_of(result, tool)
+        return _result_of(result, call.tool)
 
-    def _start(self, line: _Line, values: dict[str, Any], step: StepContext) -> _Call:
+    def _start(self, call: _Call, values: dict[str, Any], step: StepContext) -> _Call:
         inside = contextvars.copy_context()
 
         async def notify(progress: float, total: float | None, message: str | None) -> None:
             said = plain_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
             inside.run(step.notify, said, progress / total if total else None)
 
-        call = _Call()
         context = contextvars.Context()
         context.run(_CALL.set, call)
         key: Any = {KEY: step.idempotency_key} if self.effect != "none" else None
-        sent = line.client.call_tool(self.name, values, progress_callback=notify, meta=key)
+        sent = call.line.client.call_tool(self.name, values, progress_callback=notify, meta=key)
         call.task = asyncio.get_running_loop().create_task(sent, context=context)
+        # Of a call that waits for an answer nobody may ever ask how it ended.
+        call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return call
 
     async def _answered(self, call: _Call, step: StepContext) -> CallToolResult:
@@ -355,10 +363,12 @@ class _Caller:
         while True:
             if call.open is None:
                 question = asyncio.ensure_future(call.asked.get())
-                await asyncio.wait({call.task, question}, return_when=asyncio.FIRST_COMPLETED)
-                if not question.done():
+                try:
+                    await asyncio.wait({call.task, question}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
                     question.cancel()
-                    return await self._result(call)
+                if not question.done():
+                    return self._result(call)
                 call.open = question.result()
             shown, answer = call.open
             try:
@@ -379,16 +389,18 @@ class _Caller:
             **question,
         }
 
-    async def _result(self, call: _Call) -> CallToolResult:
+    def _result(self, call: _Call) -> CallToolResult:
         try:
             return call.task.result()
         except MCPError as exc:
-            if exc.code != CONNECTION_CLOSED:
+            if exc.code not in _NO_ANSWER:
                 raise CapabilityError(
                     f"{self.server} refused a call of {self.name!r}: {plain_text(exc.message)}"
                 ) from exc
-            await self.server.drop()
-            self._no_answer(f"The connection was lost in a call of {self.name!r}", exc)
+            if exc.code == CONNECTION_CLOSED:
+                call.line.close()
+                self._no_answer(f"The connection was lost in a call of {self.name!r}", exc)
+            self._no_answer(f"A call of {self.name!r} broke off ({plain_text(exc.message)})", exc)
         except (RuntimeError, ValidationError) as exc:
             told = f"{self.name!r} gave a result that it does not declare ({plain_text(str(exc), 300)})"
             if self.effect == "once":
@@ -459,6 +471,12 @@ class _Line:
         finally:
             self.ready.set()
 
+    def close(self) -> None:
+        """Give it up, without waiting until it is closed."""
+        self.closing.set()
+        if not self.ready.is_set():
+            self.task.cancel()
+
     async def _asked(
         self, context: ClientRequestContext, params: ElicitRequestParams
     ) -> ElicitResult | ErrorData:
@@ -498,17 +516,18 @@ class _Server:
         """
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
-        if line is None or line.task.done():
-            self._lines = {one: line for one, line in self._lines.items() if not one.is_closed()}
+        if line is None or line.closing.is_set() or line.task.done():
+            for ended in [one for one in self._lines if one.is_closed()]:
+                self._lines.pop(ended, None)
             line = self._lines[loop] = _Line(self._client)
         try:
             async with asyncio.timeout(self._timeout):
                 await line.ready.wait()
         except TimeoutError as exc:
-            await self.drop()
+            line.close()
             raise self._away(f"did not answer within {self._timeout:g} s") from exc
         if line.failed is not None:
-            await self.drop()
+            line.close()
             raise self._away(f"cannot be reached ({_first(line.failed)})") from line.failed
         return line
 
@@ -529,25 +548,19 @@ class _Server:
                     if (cursor := page.next_cursor) is None:
                         break
         except TimeoutError as exc:
-            await self.drop()
+            line.close()
             raise self._away(f"did not name its tools within {self._timeout:g} s") from exc
         except Exception as exc:  # of the protocol, the transport or pydantic
-            await self.drop()
+            line.close()
             raise self._away(f"does not name its tools ({_first(exc)})") from exc
         line.tools = found
         return found
 
-    async def drop(self) -> None:
-        """Give the connection up, without waiting until it is closed."""
-        line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            line.closing.set() if line.ready.is_set() else line.task.cancel()
-
     async def aclose(self) -> None:
         """Close the connection of this event loop."""
-        line = self._lines.get(asyncio.get_running_loop())
-        await self.drop()
+        line = self._lines.pop(asyncio.get_running_loop(), None)
         if line is not None:
+            line.close()
             await asyncio.wait({line.task})
 
     async def _client(self, stack: AsyncExitStack) -> Client:

@@ -192,10 +192,10 @@ class _Offer:
         return Caller(token.subject or token.client_id, authenticated=True)
 
     async def _keep(self, thread: str) -> None:
-        self._open.pop(thread, None)
-        self._open[thread] = None
-        if self._forgets and len(self._open) > _MAX_OPEN:
-            await self._forget(next(iter(self._open)))
+        if self._forgets:
+            self._open[thread] = None
+            if len(self._open) > _MAX_OPEN:
+                await self._forget(next(iter(self._open)))
 
     async def _forget(self, thread: str) -> None:
         self._open.pop(thread, None)

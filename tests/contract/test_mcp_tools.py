@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
-from mcp import StdioServerParameters
+from mcp import MCPError, StdioServerParameters
 from mcp.server import MCPServer, Server
-from mcp_types import CallToolResult, ListToolsResult, Tool, ToolAnnotations
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolResult,
+    ListToolsResult,
+    Tool,
+    ToolAnnotations,
+)
 
 from framework import CapabilityContext, Registry, build_graph, capability_node
 from framework.adapters import mcp_capabilities
@@ -175,14 +182,15 @@ async def test_a_server_that_dies_is_started_again_where_nothing_is_repeated(log
 
 
 async def test_a_server_that_hangs_meets_a_limit_and_is_told(log: Path) -> None:
-    async with await mcp_capabilities(stdio("plain", log), timeout_seconds=2) as tools:
-        out = await run(build_graph(tools), "1", step("hang"))
-        assert "took longer than 2 s" in told(out)["error"]
+    async with await mcp_capabilities(stdio("plain", log)) as tools:
+        assert {tool.capability_spec.timeout_seconds for tool in tools} == {60.0}
+        out = await run(build_graph(tools), "1", step("hang") | {"timeout": 1})
+        assert "took longer than 1 s" in told(out)["error"]
         assert told(out)["severity"] == "retriable"
         out = await run(build_graph(tools), "2", step("weather", place={"name": "Oslo"}))
         assert told(out)["success"]
     said = log.read_text().splitlines()
-    assert said.count("hang") == said.count("cancelled") == told(out)["attempts"] + 2
+    assert said.count("hang") == said.count("cancelled") >= 1
 
 
 async def test_a_server_that_is_not_there(log: Path) -> None:
@@ -265,10 +273,11 @@ async def test_questions_of_steps_side_by_side_and_answers_that_do_not_fit(log: 
     assert sorted(log.read_text().splitlines()) == ["reserved 0", "reserved 1"]
 
 
-async def test_a_result_that_the_tool_does_not_declare(log: Path) -> None:
+async def test_results_that_are_not_declared_and_errors_that_say_nothing(log: Path) -> None:
     async def list_tools(_: Any, __: Any) -> ListToolsResult:
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
-        names = {"read": ToolAnnotations(read_only_hint=True), "write": None}
+        read = ToolAnnotations(read_only_hint=True)
+        names = {"read": read, "write": None, "crash": None, "refuse": None}
         made = [
             Tool(name=name, input_schema={"type": "object"}, output_schema=schema, annotations=one)
             for name, one in names.items()
@@ -277,6 +286,9 @@ async def test_a_result_that_the_tool_does_not_declare(log: Path) -> None:
 
     async def call_tool(_: Any, params: Any) -> CallToolResult:
         log.write_text(log.read_text() + params.name)
+        if params.name in ("crash", "refuse"):
+            code = INTERNAL_ERROR if params.name == "crash" else INVALID_PARAMS
+            raise MCPError(code, "bad gateway")
         return CallToolResult(content=[], structured_content={"n": "many"})
 
     server = Server("lies", on_list_tools=list_tools, on_call_tool=call_tool)
@@ -286,7 +298,11 @@ async def test_a_result_that_the_tool_does_not_declare(log: Path) -> None:
         assert "gave a result that it does not declare" in told(out)["error"]
         out = await run(graph, "2", step("write"))  # its effect may have happened
         assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
-    assert log.read_text() == "readwrite"
+        out = await run(graph, "3", step("crash"))
+        assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
+        out = await run(graph, "4", step("refuse"))
+        assert "refused a call of 'refuse': bad gateway" in told(out)["error"]
+    assert log.read_text() == "readwritecrashrefuse"
 
 
 async def test_a_question_outlives_the_process_that_asked(log: Path) -> None:
