@@ -49,11 +49,17 @@ def needed(
     if not absent:
         return step
     kinds = {need.label: need.cardinality for need in spec.requires}
-    for label in {read.label for read in reads if read.path[0] != "when"}:
-        named = {r.key for r in reads if r.label == label and r.path[0] != "when"}
+    named: dict[str, set[str]] = {}
+    for read in reads:
+        if read.path[0] != "when":
+            named.setdefault(read.label, set()).add(read.key)
+    lost: set[str] = set()
+    for label, keys in named.items():
         kind = kinds.get(label, "one")
-        if named & absent and (kind == "one" or (kind == "many" and named <= absent)):
-            return _hanging(named & absent, view)
+        if kind == "one" or (kind == "many" and keys <= absent):
+            lost |= keys & absent
+    if lost:
+        return _hanging(lost, view)
     entries = [{k: v for k, v in e.items() if v not in absent} for e in step.get("inputs") or ()]
     return {**step, "inputs": [entry for entry in entries if entry]}
 

@@ -30,8 +30,15 @@ from framework.stores import open_saver
 
 FOLDER = Path()
 CONFIG: dict[str, Any] = {"configurable": {"thread_id": "scene"}}
-ONCE = ("pay", "pay2", "pay3", "tell")
-IDEMPOTENT = ("book", "book2")
+ROWS = 5
+EFFECTS = {
+    False: (("pay", "pay2", "pay3", "tell"), ("book", "book2")),
+    True: (
+        (*(f"pay[{n}]" for n in range(ROWS)), "tell"),
+        tuple(f"book[{n}]" for n in range(ROWS)),
+    ),
+}
+"""What acts once and what knows its keys, without and with steps that run over a list."""
 
 
 class Slip(CapabilityContext):
@@ -39,6 +46,10 @@ class Slip(CapabilityContext):
 
     def get_summary(self) -> str:
         return f"Slip {self.text}."
+
+
+class Batch(CapabilityContext):
+    rows: list[str]
 
 
 class Nonce(BaseModel):
@@ -124,7 +135,7 @@ class Think(_Step):
     description = "Think"
 
     def act(self, key: str) -> None:
-        if self.attempt == 1 and key == "think2":
+        if self.attempt == 1 and key in ("think2", "think2[3]"):
             raise CapabilityError("Not yet.", severity=ErrorSeverity.RETRIABLE)
 
     @staticmethod
@@ -140,6 +151,26 @@ class Begin(_Step):
     name = "begin"
     description = "Begin"
     requires: list[Any] = []
+
+
+@capability_node
+class Fetch(_Step):
+    """Gives a list."""
+
+    name = "fetch"
+    description = "Fetch"
+    provides = ["BATCH"]
+    requires: list[Any] = []
+
+    async def execute(self) -> Any:
+        await super().execute()
+        return Batch(rows=[f"row {n % 3}" for n in range(ROWS)])
+
+
+def _each(key: str, capability: str) -> dict[str, Any]:
+    found = _step(key, capability, "begin")
+    found["parameters"]["nonce"] = {"$from": "row"}
+    return {**found, "for_each": {"of": "batch.rows", "as": "row"}}
 
 
 def _step(key: str, capability: str, *inputs: str) -> dict[str, Any]:
@@ -161,6 +192,10 @@ class Planner:
 
     async def plan(self, request: Any) -> Any:
         """Write the plan."""
+        if EACH:
+            over = [_each("pay", "pay"), _each("think2", "think"), _each("book", "book")]
+            tell = _step("tell", "tell", "pay", "think2", "book")
+            return {"steps": [_step("begin", "begin"), _step("batch", "fetch"), *over, tell]}
         steps = [
             _step("begin", "begin"),
             _step("pay", "pay", "begin"),
@@ -197,7 +232,7 @@ class Instants:
 
 
 INSTANTS = Instants(None)
-GOVERNED = False
+GOVERNED = EACH = False
 LAG = 0.02
 PAUSE = 0.004
 
@@ -278,7 +313,7 @@ STEPS_ALLOWED = 500
 def make_graph(saver: Any, **options: Any) -> Any:
     """Build the agent."""
     registry = Registry()
-    for item in (Slip, Begin, Pay, Tell, Book, Think):
+    for item in (Slip, Begin, Pay, Tell, Book, Think, Fetch):
         registry.register(item)
     settings = load_settings(limits={"max_attempts": 50})
     return build_graph(
@@ -350,11 +385,11 @@ async def run(url: str) -> None:
 
 def child(order: dict[str, Any]) -> None:
     """Do what one line asked for; never returns."""
-    global FOLDER, INSTANTS, PAUSE, GOVERNED
+    global FOLDER, INSTANTS, PAUSE, GOVERNED, EACH
     FOLDER = Path(order["folder"])
     CONFIG["configurable"]["thread_id"] = order.get("thread", "scene")
     INSTANTS = Instants(order.get("fatal"))
-    GOVERNED = bool(order.get("governed"))
+    GOVERNED, EACH = bool(order.get("governed")), bool(order.get("each"))
     CONFIG["configurable"]["role"] = "runner"
     PAUSE = order.get("pause", PAUSE)
     log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
