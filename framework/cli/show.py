@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from framework import telemetry as told
+from framework.base.plan import plan_key
 from framework.cli.agent import step_states
 from framework.cli.questions import question_lines
 from framework.cli.terminal import make_console, one_line, safe
@@ -153,6 +154,7 @@ class _Row:
     started: float | None = None
     seconds: float | None = None
     note: str = ""
+    ended: int = 0
 
 
 class LiveView(PlainLines):
@@ -236,7 +238,7 @@ class LiveView(PlainLines):
         before, self._rows = self._rows, {}
         for step in _steps(plan):
             key = str(step.get("context_key"))
-            row = _Row(str(step.get("capability")), ", ".join(_needs(step)))
+            row = _Row(str(step.get("capability")), _when_it_runs(step))
             row.state = states.get(key, "pending")
             kept = before.get(key)
             same = kept and (kept.capability, kept.needs) == (row.capability, row.needs)
@@ -250,7 +252,11 @@ class LiveView(PlainLines):
         | told.StepFailed
         | told.StepSkipped,
     ) -> None:
-        row = self._rows.setdefault(event.context_key, _Row(event.capability, ""))
+        row = self._rows.setdefault(plan_key(event.context_key), _Row(event.capability, ""))
+        if event.element is not None:
+            row.ended += isinstance(event, told.StepFinished)
+            row.note = f"{row.ended} of {event.elements}"
+            return
         match event:
             case told.StepStarted():
                 row.state, row.started, row.seconds, row.note = "running", time.time(), None, ""
@@ -320,7 +326,7 @@ class LiveView(PlainLines):
             if row.state == "running" and row.started is not None:
                 seconds = time.time() - row.started
             took = "" if seconds is None else f"{seconds:.2f} s"
-            cells = (key, row.capability, row.needs and f"from {row.needs}", took, row.note)
+            cells = (key, row.capability, row.needs, took, row.note)
             table.add_row(
                 Text(sign, style=style), *(Text(one_line(cell, 60)) for cell in cells), style=style
             )
@@ -368,6 +374,8 @@ def _wait_lines(event: told.Event) -> Iterator[str]:
 def event_lines(event: told.Event) -> list[str]:
     """Say in lines what an event tells a person; most events have one, some none."""
     match event:
+        case told.StepStarted() | told.StepFinished() if event.element is not None:
+            return []  # the step itself begins and ends
         case told.Status() if getattr(event, "source", None) == "framework" and event.message:
             line = event.message
         case told.CapabilitiesSelected():
@@ -422,9 +430,10 @@ def _plan_lines(event: told.PlanMade) -> Iterator[str]:
     steps = _steps(event.plan)
     yield f"plan {event.version}: {len(steps)} step(s)"
     for number, step in enumerate(steps, start=1):
-        source = f" from {', '.join(_needs(step))}" if _needs(step) else ""
-        source += "".join(f", {text}" for text in step_notes(step))
-        text = f"{number}. {step.get('context_key')} = {step.get('capability')}{source}"
+        said = _when_it_runs(step)
+        text = (
+            f"{number}. {step.get('context_key')} = {step.get('capability')}{said and ' ' + said}"
+        )
         yield "  " + one_line(text)
     for repair in event.repairs:
         yield "  " + one_line(f"repaired: {repair}", 400)
@@ -446,8 +455,10 @@ def _end_of(event: told.StepFinished | told.StepFailed | told.StepSkipped) -> st
     return f"{how}: {event.reason}"
 
 
-def _needs(step: Mapping[str, Any]) -> list[str]:
-    return [key for entry in step.get("inputs") or [] for key in entry.values()]
+def _when_it_runs(step: Mapping[str, Any]) -> str:
+    needs = [key for entry in step.get("inputs") or [] for key in entry.values()]
+    source = [f"from {', '.join(needs)}"] if needs else []
+    return ", ".join([*source, *step_notes(step)])
 
 
 def _progress_text(event: told.StepProgress) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from langchain_core.tools import StructuredTool
@@ -176,8 +176,8 @@ async def run_by_hand(graph: Any, steps: int, saver: Any = None, thread: str = "
     )
 
 
-def wait_registry() -> Registry:
-    """Capabilities that take as long as their step says: with inputs, and without."""
+def wait_registry(rows: Sequence[float] = ()) -> Registry:
+    """Capabilities that take as long as their step says: with inputs, and without; and a list."""
     registry = Registry()
 
     class Start(BaseCapability):
@@ -193,9 +193,26 @@ def wait_registry() -> Registry:
         name = "wait"
         requires = [("VALUE", "many")]
 
+    class Batch(BaseCapability):
+        name = "batch"
+        description = "Gives a list"
+        provides = ["ROWS"]
+
+        async def execute(self) -> dict[str, Any]:
+            return {"ROWS": {"rows": rows}}
+
     registry.register(capability_node(Start))
     registry.register(capability_node(Wait))
+    registry.register(capability_node(Batch))
     return registry
+
+
+def each_plan(capability: str) -> dict[str, Any]:
+    """A plan that does one thing for each row of a list."""
+    each = {"of": "batch.rows", "as": "row"}
+    seconds = {"seconds": {"$from": "row"}}
+    work = step("work", capability, for_each=each, parameters=seconds, expected_output="VALUE")
+    return {"steps": [step("batch", "batch"), work]}
 
 
 def random_plan(rng: random.Random, steps: int, mean: float) -> tuple[dict[str, Any], float]:

@@ -63,6 +63,12 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "at most 1.05",
         )
     )
+    each = found["for_each"]
+    what = f"for_each, {each['elements']:,} elements"
+    rows += [
+        (f"{what}, makespan / bound, limit 16", f"{each['makespan']:.3f}", "", "at most 1.05"),
+        (f"{what}, time per element / plain step", f"{each['per_element']:.2f}", "", "at most 1.2"),
+    ]
     imports = found["cold_import"]
     rows += [
         (
@@ -179,6 +185,7 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "react_turn": await measure.react_turn(rounds=rounds),
             "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
+            "for_each": await measure.for_each(rounds=2 if quick else 5),
             "flat_1k": await measure.flatness(1_000, steps),
             "flat_100k": await measure.flatness(100_000, steps),
             "threads": await measure.many_threads(100 if quick else 1000),

@@ -19,6 +19,7 @@ from framework.telemetry import (
     StepFailed,
     StepFinished,
     StepProgress,
+    StepSkipped,
     StepStarted,
     Usage,
 )
@@ -222,3 +223,32 @@ def test_an_error_is_part_of_the_end():
         "message": "It broke.",
         "fix": "Mend it.",
     }
+
+
+def test_a_step_over_a_list_is_one_row_and_what_is_not_needed_says_why():
+    plan = {
+        "steps": [
+            {"context_key": "sky", "capability": "look", "for_each": {"of": "x.places"}},
+            {
+                "context_key": "art",
+                "capability": "paint",
+                "when": {"of": "x.n", "is": ">", "than": 3},
+            },
+        ]
+    }
+    copies = [{**SKY, "context_key": f"sky[{n}]", "element": n, "elements": 3} for n in range(3)]
+    events = [
+        PlanMade(plan=plan),
+        StepStarted(**SKY),
+        *(StepStarted(**copy) for copy in copies),
+        *(StepFinished(**copy, duration=0.1) for copy in copies[:2]),
+        StepSkipped(
+            context_key="art", capability="paint", reason="x.n > 3 does not hold.", not_needed=True
+        ),
+    ]
+    shown = plain(PlainLines, events=events)
+    assert "1. sky = look for each of x.places" in shown
+    assert "2. art = paint if x.n > 3" in shown
+    assert "step art (paint) is not needed: x.n > 3 does not hold." in shown
+    assert "sky[" not in shown
+    assert "sky[" not in live(events=events, height=60, width=160)
