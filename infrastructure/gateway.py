@@ -13,7 +13,7 @@ from langgraph.types import Command
 
 from framework.base import ValidationError
 from framework.engine.entry import check_switches
-from framework.stores.waits import is_wait
+from framework.planning.waits import is_wait
 
 SWITCHES = {
     "/task": ("task_extraction_bypass_enabled", True),

@@ -126,15 +126,19 @@ class _Work:
         over = await waits_over(self.view, self.services) if self.waits else ()
         if over:
             left = {key: asked for key, asked in self.view.pending.items() if key not in over}
-            info = {**(self.state.get("runtime_info") or {}), "waited": True}
+            info = dict(self.state.get("runtime_info") or {})
+            now = self.services.clock.now()
+            waited = now - info.pop("waits_since", now) + (self.view.waited_seconds or 0.0)
             woken = {"execution_pending_approvals": left, "execution_outcome": None}
-            self.write({**woken, "runtime_info": info})
+            self.write({**woken, "runtime_info": {**info, "waited_seconds": waited}})
 
     async def tell_waits(self, decision: Route) -> None:
         """Say what the turn waits for, or that it waits no more."""
         if decision.target == "approval" and not decision.steps and self.waits:
-            self.write({"execution_outcome": waiting_outcome(self.state, self.waits)})
-        if decision.target in (*CLOSING, "error") and self.view.waited:
+            info = {"waits_since": self.services.clock.now()}
+            told = {"execution_outcome": waiting_outcome(self.state, self.waits)}
+            self.write({**told, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}})
+        if decision.target in (*CLOSING, "error") and self.view.waited_seconds is not None:
             await waits_no_more()
 
     async def run_steps(self) -> bool:

@@ -235,7 +235,7 @@ class Session:
 
     def _read(self, snapshot: StateSnapshot, stopped: str, end: TurnEnd) -> None:
         """Take what the thread says of its turn into the end of it."""
-        from framework.stores.waits import is_wait
+        from framework.planning.waits import is_wait
 
         values: Mapping[str, Any] = snapshot.values
         asked = [item for item in snapshot.interrupts if not is_wait(item.value)]

@@ -75,6 +75,7 @@ async def _context(view: TurnView, services: Services, *, failed: bool, over: bo
     levels = [r["quality"] for r in view.results.values() if r.get("quality") is not None]
     low = any(failure.metadata.get("code") == QualityGateError.code for failure in read)
     began = view.state.get("execution_start_time") or services.clock.now()
+    began += view.waited_seconds or 0.0
     return PhaseContext(
         phase=view.task,
         quality_level=QualityLevel(min(levels)) if levels else None,

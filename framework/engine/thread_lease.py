@@ -18,6 +18,7 @@ from langgraph.types import Command
 
 from framework.base.errors import CapgraphError, ValidationError
 from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
+from framework.planning.waits import is_wait
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import END, write_record
 
@@ -94,7 +95,8 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
     # A question of an earlier checkpoint can be answered again: that is a fork.
     where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
     found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
-    if found is None or not open_interrupts(found.pending_writes):
+    open_ = [] if found is None else open_interrupts(found.pending_writes)
+    if all(is_wait(item.value) for item in open_):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
             fix="It was answered before, or it is meant for another thread. What waits for an event"

@@ -120,6 +120,11 @@ def references_in(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
                 yield path, value[_FROM]
 
 
+def is_wait(value: object) -> bool:
+    """Tell whether an interrupt only waits, and asks nobody."""
+    return isinstance(value, Mapping) and value.get("type") == WAIT
+
+
 def told_wait(shown: Mapping[str, Any]) -> str:
     """Say what a step waits for.
 

@@ -215,9 +215,10 @@ class TurnView:
         return _mapping(self.state.get("agent_control"))
 
     @property
-    def waited(self) -> bool:
-        """Whether a step of the turn has waited for a moment or an event."""
-        return bool(_mapping(self.state.get("runtime_info")).get("waited"))
+    def waited_seconds(self) -> float | None:
+        """How long the turn was ended to wait for a moment or an event; ``None`` when it was not."""
+        found = _mapping(self.state.get("runtime_info")).get("waited_seconds")
+        return float(found) if found is not None else None
 
     @property
     def seconds_used(self) -> float:

@@ -14,13 +14,13 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
-from framework.planning.waits import told_wait
+from framework.planning.waits import is_wait, told_wait
 from framework.stores.guarded import GuardedSaver
 from framework.stores.history import History, whole
 from framework.stores.leases import leases_of
 from framework.stores.records import END, read_record
 from framework.stores.rows import rows_of
-from framework.stores.waits import is_wait, open_waits
+from framework.stores.waits import open_waits
 from framework.telemetry.usage_book import drop_usage
 
 _PAGE = 200

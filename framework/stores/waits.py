@@ -19,7 +19,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.ports import Caller, Rows
 from framework.langgraph_compat import open_interrupts
-from framework.planning.waits import WAIT
 from framework.stores.records import read_record, write_record
 from framework.stores.rows import rows_of
 
@@ -145,11 +144,6 @@ def open_waits(found: CheckpointTuple) -> list[dict[str, Any]]:
     return [
         wait for value in values if isinstance(value, Mapping) for wait in value.get("waits") or ()
     ]
-
-
-def is_wait(value: object) -> bool:
-    """Tell whether an interrupt only waits, and asks nobody."""
-    return isinstance(value, Mapping) and value.get("type") == WAIT
 
 
 Read = Callable[[str], Awaitable[dict[str, Any]]]

@@ -20,7 +20,11 @@ from framework.governance import (
     InformationFlow,
     PermissionMode,
     PermissionPolicy,
+    PolicyActionData,
+    PolicyEngine,
+    PolicyRule,
     RolePermissionConfig,
+    TimedOut,
 )
 from framework.graph import wake
 from framework.planning import check_plan
@@ -276,6 +280,14 @@ async def test_waiting_counts_for_no_limit_of_time(tools: list[Any], ran: list[A
     out = await it.go_on()
     assert out["execution_outcome"]["status"] == "completed"
     assert out["runtime_info"]["seconds_used"] < 5
+
+    late = PolicyRule("late", TimedOut(60), [PolicyActionData("abort_phase")])
+    it = Agent(tools, policies=PolicyEngine([late]))
+    await it.begin(step("a", wait_until="1d"), step("b"))
+    it.clock.advance(DAY + 1)
+    out = await it.go_on()
+    assert out["execution_outcome"]["status"] == "completed"
+    assert 86_000 < out["runtime_info"]["waited_seconds"] < 87_000
 
 
 async def test_a_step_that_is_not_needed_does_not_wait(tools: list[Any], ran: list[Any]) -> None:

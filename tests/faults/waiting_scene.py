@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from framework import BaseCapability, build_graph, capability_node
 from framework import signal as send
+from framework.planning.waits import is_wait
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
-from framework.stores.waits import is_wait
 
 CONFIG: Any = {"configurable": {"thread_id": ""}}
 FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1]

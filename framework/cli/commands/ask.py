@@ -104,7 +104,7 @@ def _first_input(
     answers: Answers | None,
 ) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
-    from framework.stores.waits import is_wait
+    from framework.planning.waits import is_wait
 
     state = session.state()
     asked = {item.id: item.value for item in state.interrupts if not is_wait(item.value)}
