@@ -328,9 +328,15 @@ class FanoutSink:
                     later.append(result)
         if later:
             return _together(later, errors)
-        if errors:
-            raise errors[0]
+        _raise_first(errors)
         return None
+
+
+def _raise_first(errors: Sequence[Exception]) -> None:
+    for later in errors[1:]:
+        errors[0].add_note(f"Another sink raised {later!r}")
+    if errors:
+        raise errors[0]
 
 
 async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) -> None:
@@ -339,5 +345,4 @@ async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) ->
             await awaitable
         except Exception as exc:
             errors.append(exc)
-    if errors:
-        raise errors[0]
+    _raise_first(errors)

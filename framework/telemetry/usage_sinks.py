@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from configs.logger import get_logger
+from framework.telemetry.shipped import FanoutSink, RingBufferSink
+from framework.telemetry.sinks import _Outlet
 from framework.telemetry.usage import UsageSnapshot
+
+_COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
 
 
 @runtime_checkable
@@ -30,8 +31,8 @@ class NoopUsageSink:
         """Do nothing."""
 
 
-class RingBufferUsageSink:
-    """Keeps the last calls in memory.
+class RingBufferUsageSink(RingBufferSink):
+    """Keeps the last calls in memory; ``records`` has them, the oldest first.
 
     Args:
         capacity: How many.
@@ -42,24 +43,14 @@ class RingBufferUsageSink:
     ['b']
     """
 
-    def __init__(self, capacity: int = 1000) -> None:
-        self._kept: deque[tuple[str, UsageSnapshot, float | None]] = deque(maxlen=capacity)
+    records = RingBufferSink.events
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Keep one call; the oldest goes where there is no room."""
-        self._kept.append((model, usage, cost_usd))
-
-    @property
-    def records(self) -> list[tuple[str, UsageSnapshot, float | None]]:
-        """The calls, the oldest first."""
-        return list(self._kept.copy())  # a copy is made in one piece, whoever adds meanwhile
-
-    def clear(self) -> None:
-        """Forget them."""
-        self._kept.clear()
+        self.emit((model, usage, cost_usd))
 
 
-class FanoutUsageSink:
+class FanoutUsageSink(FanoutSink):
     """Hands each call to several sinks; all are tried, then the first error is raised.
 
     Args:
@@ -67,20 +58,11 @@ class FanoutUsageSink:
     """
 
     def __init__(self, sinks: Sequence[UsageSink]) -> None:
-        self._sinks = tuple(sinks)
+        super().__init__(sinks)  # type: ignore[arg-type]  # each is asked for what it has
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Hand one call on."""
-        failed: list[Exception] = []
-        for sink in self._sinks:
-            try:
-                sink.record(model, usage, cost_usd)
-            except Exception as exc:
-                failed.append(exc)
-        if failed:
-            for later in failed[1:]:
-                failed[0].add_note(f"Another sink raised {later!r}")
-            raise failed[0]
+        self._all("record", model, usage, cost_usd)
 
 
 class SqliteUsageSink:
@@ -92,40 +74,52 @@ class SqliteUsageSink:
     """
 
     def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
-        self._path, self._capacity = str(path), capacity
-        self._waiting: deque[tuple[Any, ...]] = deque()
-        self._lock = threading.Lock()
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="capgraph usage")
-        self.lost = 0
+        self._path, self._unwritten = str(path), 0
+        self._outlet = _Outlet(self, capacity)
+
+    @property
+    def lost(self) -> int:
+        """How many calls there was no room for, or could not be written."""
+        return self._outlet.lost + self._unwritten
 
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Take up one call; it is written soon."""
-        if len(self._waiting) >= self._capacity:
-            self.lost += 1
-            return
-        prompt, answer = usage.prompt_tokens, usage.output_tokens
-        self._waiting.append((model, prompt, answer, usage.tool_calls, cost_usd))
-        self._writer.submit(self._write)
+        spent = (usage.prompt_tokens, usage.output_tokens, usage.tool_calls, cost_usd)
+        self._outlet.put(dict(zip(_COLUMNS, (model, *spent), strict=True)))
 
     def flush(self) -> None:
         """Wait until everything so far is written."""
-        self._writer.submit(self._write).result()
+        self._outlet.wait()
 
-    def close(self) -> None:
-        """Write what waits, and take up nothing more."""
-        self._writer.shutdown(wait=True)
+    close = flush
 
     def totals(self) -> dict[str, dict[str, Any]]:
         """Return the sums of each model; ``cost_usd`` is ``None`` where a price was unknown."""
         self.flush()
-        names = ("calls", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
-        with self._lock, closing(self._open()) as conn:
+        with closing(self._open()) as conn:
             rows = conn.execute(
                 "SELECT model, count(*), sum(input_tokens), sum(output_tokens), sum(tool_calls),"
                 " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END"
                 " FROM usage GROUP BY model ORDER BY model"
             )
+            names = ("calls", *_COLUMNS[1:])
             return {model: dict(zip(names, sums, strict=True)) for model, *sums in rows}
+
+    def emit(self, event: Any) -> None:
+        """Write one call; called on the sink's own thread."""
+        self.emit_many([event])
+
+    def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
+        """Write calls; called on the sink's own thread."""
+        rows = [tuple(event[name] for name in _COLUMNS) for event in events if "model" in event]
+        try:
+            with closing(self._open()) as conn, conn:
+                conn.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", rows)
+        except sqlite3.Error as exc:
+            self._unwritten += len(rows)
+            get_logger("framework", "usage").warning(
+                "%d calls were not written: %s", len(rows), exc
+            )
 
     def _open(self) -> sqlite3.Connection:
         conn = sqlite3.connect(self._path, timeout=30.0)
@@ -135,16 +129,3 @@ class SqliteUsageSink:
             " output_tokens INTEGER NOT NULL, tool_calls INTEGER NOT NULL, cost_usd REAL)"
         )
         return conn
-
-    def _write(self) -> None:
-        rows = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if not rows:
-            return
-        try:
-            with self._lock, closing(self._open()) as conn, conn:
-                conn.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as exc:
-            self.lost += len(rows)
-            get_logger("framework", "usage").warning(
-                "%d calls were not written: %s", len(rows), exc
-            )
