@@ -114,6 +114,8 @@ def references_in(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield the references of what a step waits for, each with where it stands."""
     for name in WAITS:
         given = step.get(name)
+        if given is None:  # hardly any step waits, and every step is read often
+            continue
         key = given.get("key") if isinstance(given, Mapping) else None
         for path, value in (((name,), given), ((name, "key"), key)):
             if isinstance(value, Mapping) and isinstance(value.get(_FROM), str):
