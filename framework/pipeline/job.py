@@ -99,6 +99,7 @@ class Job:
         effect: Name of the effect in the ledger.
         worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
+        acted_inside: Whether an attempt inside acted once.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: What people agreed to of this very step; ``None`` when nobody was asked.
         agreed_until: When that lapses, by the graph's clock; ``None`` for never.
@@ -122,6 +123,7 @@ class Job:
     effect: str | None = None
     worked: tuple[Any] | None = None
     effect_done: bool = False
+    acted_inside: bool = False
     cut_off: bool = False
     agreed: Question | None = None
     agreed_until: float | None = None

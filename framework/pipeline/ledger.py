@@ -109,6 +109,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
     job.effect_done = True
+    durable, outer = job.door.ledger.durable, job.outer
+    while outer is not None:
+        # Another try of it finds what is kept; another plan would act anew.
+        outer.acted_inside = True
+        outer.effect_done, outer = outer.effect_done or not durable, outer.outer
     await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 

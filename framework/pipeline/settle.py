@@ -258,7 +258,8 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(job.spec.name, failure) from exc
-    if job.effect_done:
+    again = failure.severity is ErrorSeverity.RETRIABLE
+    if job.effect_done or (job.acted_inside and not again):
         failure = after_effect(failure)
     announce(job, attempt)
     if not job.settling:

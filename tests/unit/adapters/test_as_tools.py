@@ -13,10 +13,10 @@ from langgraph.types import Command
 
 from framework import CapabilityContext, bind, build_graph, capability_node
 from framework.adapters import agent_capability, as_tool, tool_capability
-from framework.base.errors import CapabilityError, ConfigurationError
+from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.behaviors import BaseBehavior
 from framework.governance import PermissionPolicy, RolePermissionConfig
-from framework.testing import ScriptedModel
+from framework.testing import FakeClock, ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -203,3 +203,59 @@ async def test_a_tool_of_an_agent_that_is_a_step_asks_through_the_plan() -> None
     [question] = out["__interrupt__"]
     out = await graph.ainvoke(Command(resume=answer), CONFIG)
     assert paid == [5, 5]
+
+
+@pytest.mark.parametrize("saver", [None, InMemorySaver()])
+async def test_another_try_of_an_agent_repeats_no_effect_of_its_tools(saver: Any) -> None:
+    def says(call: Any) -> Any:
+        if call.messages[-1].type != "tool":
+            return calls(("send", {"amount": 1}))
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionError("away")
+        return "Done."
+
+    asked: list[int] = []
+    tool = as_tool(send, bind([send]))
+    agent = agent_capability(create_agent(ScriptedModel(responses=says), [tool]), name="agent")
+    graph = build_graph([agent], checkpointer=saver, clock=FakeClock())
+    steps = [{"context_key": "k", "capability": "agent", "task_objective": "Send"}]
+    said: Any = {"messages": [("user", "go")], "planning_execution_plan": {"steps": steps}}
+    out = await graph.ainvoke(said, CONFIG)
+    assert paid == [1]
+    # Where nothing keeps what the agent did, it is not tried again.
+    record = out["execution_step_results"]["k"]
+    assert record["success"] is (saver is not None)
+    assert saver is not None or "is done" in record["error"]
+
+
+class Plans:
+    """Writes the same step again, under another key each time."""
+
+    can_correct = False
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def plan(self, request: Any) -> Any:
+        self.count += 1
+        return {
+            "steps": [
+                {"context_key": f"k{self.count}", "capability": "outer"},
+                {"context_key": "end", "capability": "respond"},
+            ]
+        }
+
+
+async def test_another_plan_does_not_repeat_what_a_step_did_inside() -> None:
+    tool = as_tool(send, bind([send]))
+
+    @capability_node(examples=["Send it on"])
+    async def outer() -> str:
+        """Send it on."""
+        await tool.ainvoke({"amount": 1})
+        raise CapabilityError("no", fix="Plan again.", severity=ErrorSeverity.REPLANNING)
+
+    graph = build_graph([outer], checkpointer=InMemorySaver(), clock=FakeClock(), planner=Plans())
+    out = await graph.ainvoke({"messages": [("user", "Send it on")]}, CONFIG)
+    assert (paid, out["execution_outcome"]["status"]) == ([1], "failed")
