@@ -252,7 +252,9 @@ class PlanRun:
         for needed in self._needs[key]:
             if needed in self._settled:
                 await self._settled[needed].wait()
-        if not self._needs[key] <= self._ended or self._waits_for_look():
+        if not self._needs[key] <= self._ended:
+            return None
+        if "element" not in payload and self._waits_for_look():
             return None
         task = asyncio.current_task()
         assert task is not None

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ConfigurationError
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import item_types
@@ -128,7 +128,7 @@ class InformationFlow:
             view: The turn.
             words: Whether the plan's own words count; a person may have agreed to them.
         """
-        key = step["context_key"]
+        key = plan_key(step["context_key"])
         # What reaches the stage has values in the place of its references; the plan has these.
         planned = view.planned.get(key, step)
         if planned.get("capability") != step["capability"]:

@@ -13,7 +13,9 @@ from configs.settings import load_settings
 from framework import CapabilityContext, build_graph, capability_node
 from framework.base import IdempotencyKey
 from framework.engine import copies
+from framework.governance import InformationFlow
 from framework.planning import check_plan
+from framework.stores import open_saver
 from tests.support.one_door import planned, registered, said, status
 
 ANSWER = {"context_key": "answer", "capability": "respond"}
@@ -352,6 +354,113 @@ async def test_a_value_that_turns_out_to_be_no_list_is_a_failure_that_says_so() 
     out = await graph.ainvoke(planned(*steps))
     assert (status(out), world.runs) == ("failed", [])
     assert "which is 5, no list" in said(out)
+
+
+async def test_labels_of_the_list_and_of_all_else_reach_each_copy() -> None:
+    """What a copy refers to besides its element is labelled data too."""
+
+    class Secret(CapabilityContext):
+        labels = ["secret"]
+        value: str
+
+    sent: list[str] = []
+
+    @capability_node
+    async def know() -> Secret:
+        """Know a secret."""
+        return Secret(value="1234")
+
+    @capability_node(outside=True)
+    async def send(n: Any, text: str = "") -> str:
+        """Send something out of the house."""
+        sent.append(text)
+        return text
+
+    @capability_node
+    async def spread(text: str) -> list[str]:
+        """Make a list of it."""
+        return [text]
+
+    graph = build_graph(
+        registered(*World().capabilities(), know, send, spread), policies=[InformationFlow()]
+    )
+    know_it = {"context_key": "k", "capability": "know"}
+    fetch = {"context_key": "b", "capability": "fetch"}
+    beside = {"n": {"$from": "item.n"}, "text": {"$from": "k.value"}}
+    listed = {
+        "context_key": "l",
+        "capability": "spread",
+        "parameters": {"text": {"$from": "k.value"}},
+    }
+    inside = {"of": "l", "as": "item"}
+    for steps in (
+        [
+            fetch,
+            {"context_key": "s", "capability": "send", "for_each": each(), "parameters": beside},
+        ],
+        [
+            listed,
+            {
+                "context_key": "s",
+                "capability": "send",
+                "for_each": inside,
+                "parameters": {"n": {"$from": "item"}},
+            },
+        ],
+    ):
+        out = await graph.ainvoke(planned(know_it, *steps, ANSWER))
+        assert (status(out), sent) == ("failed", [])
+        assert "secret" in said(out)
+
+
+async def test_what_a_dead_process_had_finished_is_not_repeated(tmp_path: Any) -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+
+    @capability_node
+    async def slow(n: int) -> Row:
+        """Take a while."""
+        begun.append(n)
+        await asyncio.sleep(0.01 + 0.001 * (n % 3))
+        ended.append(n)
+        return Row(n=n)
+
+    settings = load_settings(limits={"max_parallel": 4})
+    steps = plan(60)
+    steps[1]["capability"] = "slow"
+    async with open_saver(f"sqlite:///{tmp_path}/threads.db") as saver:
+        graph = build_graph(
+            registered(*World().capabilities(), slow), None, saver, settings=settings
+        )
+        run = asyncio.create_task(graph.ainvoke(planned(*steps), THREAD))
+        while len(ended) < 30:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.005)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        finished, broken_off = set(ended), set(begun) - set(ended)
+        begun.clear()
+        graph = build_graph(
+            registered(*World().capabilities(), slow), None, saver, settings=settings
+        )
+        out = await graph.ainvoke(None, THREAD)
+    assert out["capability_context_data"]["SUM"]["t"]["order"] == list(range(60))
+    assert finished.isdisjoint(begun)
+    assert broken_off <= set(begun)
+
+
+async def test_what_is_kept_of_a_copy_does_not_grow_with_those_before_it(tmp_path: Any) -> None:
+    sizes = {}
+    for count in (100, 400):
+        file = tmp_path / f"{count}.db"
+        async with open_saver(f"sqlite:///{file}") as saver:
+            graph = build_graph(registered(*World().capabilities()), None, saver)
+            await graph.ainvoke(planned(*plan(count)), THREAD)
+        sizes[count] = file.stat().st_size
+    each_of_100, each_of_400 = sizes[100] / 100, (sizes[400] - sizes[100]) / 300
+    assert each_of_400 <= each_of_100
+    assert each_of_400 < 8_000
 
 
 @pytest.mark.parametrize(

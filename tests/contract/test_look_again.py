@@ -123,6 +123,58 @@ async def test_looks_have_a_limit_of_their_own() -> None:
     assert out["control_plans_created_count"] == 1, "a look is no plan made anew"
 
 
+async def test_a_step_over_a_list_that_runs_ends_before_the_look() -> None:
+    world = World()
+
+    @capability_node
+    async def rows() -> list[int]:
+        """Give rows."""
+        return list(range(40))
+
+    @capability_node
+    async def work(n: int) -> int:
+        """Work on a row."""
+        await asyncio.sleep(0.002)
+        world.runs.append("work")
+        return n
+
+    @capability_node
+    async def soon() -> int:
+        """Be done soon."""
+        await asyncio.sleep(0.004)
+        return 1
+
+    each = {"of": "rows", "as": "row"}
+    parameters = {"n": {"$from": "row"}}
+    plan = [
+        {"context_key": "rows", "capability": "rows"},
+        {"context_key": "soon", "capability": "soon", "look_again": True},
+        {"context_key": "work", "capability": "work", "for_each": each, "parameters": parameters},
+        {
+            "context_key": "act",
+            "capability": "act",
+            "when": {"of": "work.3", "is": "==", "than": 3},
+        },
+        ANSWER,
+    ]
+
+    def answer(call: Any) -> Any:
+        if call.schema is None:
+            return "There you are."
+        assert world.runs.count("work") == 40, "it was cut short"
+        return {"steps": []}
+
+    settings = load_settings(limits={"max_parallel": 2})
+    graph = build_graph(
+        registered(*world.capabilities(), rows, work, soon),
+        ScriptedModel(responses=answer),
+        settings=settings,
+    )
+    out = await graph.ainvoke(planned(*plan))
+    assert (status(out), world.runs.count("work")) == ("completed", 40)
+    assert world.runs[-1] == "act softly"
+
+
 async def test_a_changed_plan_passes_review_and_policies() -> None:
     world = World()
     changed = {"steps": [*steps()[:2], {"context_key": "b", "capability": "act"}, ANSWER]}
