@@ -23,9 +23,10 @@ from framework.evaluation.recording import (
     load_recording,
     record,
 )
-from framework.evaluation.replay import Difference, NoRecordError, Replay, replay
+from framework.evaluation.replay import Difference, Replay, replay
 from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
 from framework.evaluation.run import check_names, evaluate
+from framework.evaluation.script import NoRecordError
 from framework.evaluation.takeover import Obstacle, Takeover, check_threads
 
 __all__ = [

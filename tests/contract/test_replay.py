@@ -39,7 +39,6 @@ from framework.testing import FakeClock, ScriptedModel
 from tests.faults.databases import postgres
 from tests.support.toys import Reading, Total
 
-pytestmark = pytest.mark.may_block
 RAN: list[str] = []
 
 

@@ -27,7 +27,6 @@ from tests.contract.test_replay import ADD, READ, config, registry, said
 from tests.faults.databases import postgres
 from tests.support.toys import Reading, Total, add, measure
 
-pytestmark = pytest.mark.may_block
 KEY = "0123456789abcdef"
 PAY = {"context_key": "c", "capability": "pay", "inputs": [{"TOTAL": "b"}]}
 
