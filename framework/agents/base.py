@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Annotated, Any, NotRequired
 from uuid import uuid4
@@ -210,13 +211,15 @@ class BaseAgent:
         """
         told = 0
         given = {"task": task, "streamed": True}
-        async for item in self._go(given, uuid4().hex, context, streamed=True):
-            if isinstance(item, AgentStep):
-                told += 1
-                yield item
-                continue
-            for step in (*item.steps[told:], *_closing(item)):
-                yield step
+        # Whoever stops reading ends the run.
+        async with aclosing(self._go(given, uuid4().hex, context, streamed=True)) as run:
+            async for item in run:
+                if isinstance(item, AgentStep):
+                    told += 1
+                    yield item
+                    continue
+                for step in (*item.steps[told:], *_closing(item)):
+                    yield step
 
     async def resume_from(
         self,
@@ -294,7 +297,7 @@ class BaseAgent:
         *,
         streamed: bool = False,
         at: Any = None,
-    ) -> AsyncIterator[AgentStep | AgentResult]:
+    ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph: yields the steps that are done, and at the end what came of it."""
         inside = _INSIDE.get() is self
         graph = self._build().compile(name=self.agent_id) if inside else self._graph()
@@ -309,28 +312,29 @@ class BaseAgent:
         told = 0
         asked: dict[str, Interrupt] = {}
         modes: Any = ["values", "custom"] if streamed else ["values"]
-        stream = graph.astream(
+        stream: Any = graph.astream(
             given, config, context=context, stream_mode=modes, subgraphs=bool(depth)
         )
-        async for item in stream:
-            found: Any = item if depth else ((), *item)
-            namespace, mode, chunk = found
-            if mode == "custom":
-                if streamed and isinstance(chunk, Mapping) and STEP in chunk:
-                    told += 1
-                    yield AgentStep(**chunk[STEP])
-                continue
-            if not namespace:  # several tasks may ask, one after the other
-                asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}
-                values = {**values, **chunk, INTERRUPT: list(asked.values())}
-            if len(namespace) != depth:
-                continue
-            if keeps is not None:
-                await keeps.save(self.agent_id, snapshot(chunk), execution_id=execution_id)
-            if streamed and chunk.get("success") is None and INTERRUPT not in chunk:
-                for step in self._steps(chunk)[told:]:
-                    told += 1
-                    yield AgentStep(**step)
+        async with aclosing(stream):
+            async for item in stream:
+                found: Any = item if depth else ((), *item)
+                namespace, mode, chunk = found
+                if mode == "custom":
+                    if streamed and isinstance(chunk, Mapping) and STEP in chunk:
+                        told += 1
+                        yield AgentStep(**chunk[STEP])
+                    continue
+                if not namespace:  # several tasks may ask, one after the other
+                    asked |= {item.id: item for item in chunk.get(INTERRUPT, ())}
+                    values = {**values, **chunk, INTERRUPT: list(asked.values())}
+                if len(namespace) != depth:
+                    continue
+                if keeps is not None:
+                    await keeps.save(self.agent_id, snapshot(chunk), execution_id=execution_id)
+                if streamed and chunk.get("success") is None and INTERRUPT not in chunk:
+                    for step in self._steps(chunk)[told:]:
+                        told += 1
+                        yield AgentStep(**step)
         result = self._made(values, execution_id)
         if self.state_store is not None:
             key = f"agent:{self.agent_id}:{execution_id}:steps"

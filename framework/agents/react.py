@@ -130,7 +130,7 @@ class ReActAgent(BaseAgent):
         update: dict[str, Any] = dict(_CLEAN) if fresh else {}
         said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
-            kept = await self.memory.recall(said, messages, state, runtime, asker)
+            kept = await self.memory.recall(said, messages, state, runtime, Asker(self.model))
             said, messages, system = kept.said, kept.messages, kept.system(system)
             update["summary"] = kept.summary
         message = await asker.ask([*said, *messages], system)

@@ -58,7 +58,7 @@ class ReflexionAgent(BaseAgent):
     """
 
     def __init__(
-        self, inner_agent: Any, *, max_reflections: int = 2, model: Any = None, **options: Any
+        self, inner_agent: Any, max_reflections: int = 2, *, model: Any = None, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.inner_agent = inner_agent

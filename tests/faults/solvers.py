@@ -15,10 +15,11 @@ from langgraph.types import Command
 
 from framework import bind, build_graph
 from framework.adapters import tool_capability
-from framework.agents import PlanExecuteAgent, ReActAgent
+from framework.agents import PlanExecuteAgent, ReActAgent, SupervisorOrchestrator
 from framework.behaviors import RetryBehavior
 from framework.stores import open_saver
 from framework.testing import ScriptedModel
+from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
 from tests.faults import scene
 from tests.support.agents import call, calls
 
@@ -53,6 +54,11 @@ CAPABILITIES = [tool_capability(level), tool_capability(price), tool_capability(
 
 def said(asked: Any) -> Any:
     """Answer like a model that works on the task, by what it is shown and nothing else."""
+    if asked.schema == "Subtasks":
+        given = [("clerk", "Step 1: look"), ("payer", "Step 2: pay")]
+        return {"subtasks": [{"agent": name, "subtask": text} for name, text in given]}
+    if asked.schema == "Answer":
+        return {"answer": "Paid 21."}
     task = next(m.text for m in asked.messages if m.type == "human")
     seen = [m for m in asked.messages if m.type == "tool"]
     if "JSON array" in task:
@@ -96,9 +102,33 @@ def _plan(saver: Any) -> tuple[Any, Any]:
     return graph, {"messages": [("user", TASK)], "planning_execution_plan": {"steps": steps}}
 
 
+def _dag(saver: Any) -> tuple[Any, Any]:
+    look, ask, act = CAPABILITIES
+    nodes = [
+        WorkflowNode("level", look),
+        WorkflowNode("price", ask, inputs_map={"of": "of"}),
+        WorkflowNode("pay", act, inputs_map={"amount": "amount"}),
+    ]
+    edges = [WorkflowEdge("level", "pay"), WorkflowEdge("price", "pay")]
+    services = bind(CAPABILITIES, behaviors=[AGAIN])
+    graph = DAGWorkflow(nodes, edges, services=services).compile(saver)
+    return graph, {"task": TASK, "inputs": {"of": "oil", "amount": 21}}
+
+
+def _supervisor(saver: Any) -> tuple[Any, Any]:
+    model, services = ScriptedModel(responses=said), bind(CAPABILITIES, behaviors=[AGAIN])
+    members = {
+        "clerk": ReActAgent(model, tools=[level, price], services=services),
+        "payer": ReActAgent(model, tools=[pay], services=services),
+    }
+    return SupervisorOrchestrator(model, members, services=services).compile(saver), {"task": TASK}
+
+
 SOLVERS: dict[str, Callable[[Any], tuple[Any, Any]]] = {
     "react": _agent(ReActAgent),
     "plan_execute": _agent(PlanExecuteAgent),
+    "dag": _dag,
+    "supervisor": _supervisor,
     "plan": _plan,
 }
 """Name to a function of the saver that gives a graph and what it is given first."""

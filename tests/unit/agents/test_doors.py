@@ -41,6 +41,7 @@ from framework.behaviors import (
 )
 from framework.testing import FakeClock, ScriptedModel
 from tests.support.agents import SUM, Seen, add, call, calls
+from tests.support.doors import let_others_run
 
 DOORS = ["execute", "stream", "graph"]
 KINDS = ["react", "plan", "reflexion", "thought", "own"]
@@ -426,6 +427,30 @@ async def test_steps_are_streamed_when_they_are_done(around: list[Any]) -> None:
     made = [(s.observation, len(_model(plan).calls)) async for s in plan.stream_execute("Go.")]
     assert [text for text, _ in made] == ["one", "two"]
     assert around or [count for _, count in made] == [2, 3]
+
+
+@pytest.mark.parametrize("around", [[], [Seen()]], ids=["bare", "with a behaviour"])
+async def test_whoever_stops_reading_ends_the_run(around: list[Any]) -> None:
+    ended = asyncio.Event()
+
+    @tool
+    async def wait(n: int) -> str:
+        """Wait for ever, but for the first time."""
+        try:
+            await (asyncio.sleep(0) if n == 1 else asyncio.Event().wait())
+        finally:
+            if n == 2:
+                ended.set()
+        return str(n)
+
+    script = [calls(call("wait", "1", n=1)), calls(call("wait", "2", n=2)), "done"]
+    agent = agent_of("react", script, tools=[wait], behaviors=around)
+    steps = agent.stream_execute("Wait.")
+    assert (await anext(steps)).observation == "1"
+    await let_others_run()
+    await steps.aclose()  # type: ignore[attr-defined]
+    assert not asyncio.all_tasks() - {asyncio.current_task()}
+    assert ended.is_set() or len(_model(agent).calls) < 2
 
 
 async def test_an_agent_derived_from_another_may_call_it() -> None:
