@@ -268,15 +268,19 @@ def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
 
 def is_resumed() -> bool:
     """Tell whether the running task has been given an answer already."""
-    return answers_given() > 0
-
-
-def answers_given() -> int:
-    """Return how many ``interrupt()`` of the running task have their answer already."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
-        return 0
-    return len(pad.resume) + (pad.get_null_resume(False) is not None)
+        return False
+    return bool(pad.resume) or pad.get_null_resume(False) is not None
+
+
+def answers_taken() -> int:
+    """Return how many answers the running task took in earlier runs; a new one is not among them.
+
+    Of an answer without a name nobody can tell whose it is before an ``interrupt()`` takes it.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    return 0 if pad is None else len(pad.resume)
 
 
 def outer_task() -> str:

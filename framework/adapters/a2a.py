@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from framework.adapters.foreign import away, failed, plain_text, task_of
 from framework.base.step_context import StepContext
 from framework.base.threads import in_thread
-from framework.langgraph_compat import answers_given
+from framework.langgraph_compat import answers_taken
 
 _POLL_SECONDS = 1.0
 _BINDINGS = ["JSONRPC", "HTTP+JSON"]
@@ -103,7 +103,7 @@ class A2AAgent:
 
             found = await told("message", text, values["data"], {})
             answered = 0
-            for _ in range(answers_given()):
+            for _ in range(answers_taken()):
                 # What a person answered before, and the agent was told before.
                 answered += 1
                 await told(f"answer {answered}", *_answer(interrupt(None)), found)

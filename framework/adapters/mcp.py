@@ -48,7 +48,6 @@ from framework.base.spec import Effect
 from framework.base.step_context import StepContext
 from framework.base.threads import in_thread
 from framework.base.value_context import ValueContext
-from framework.langgraph_compat import is_resumed
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.job import CURRENT
 from framework.planning.json_parameters import json_parameters
@@ -57,6 +56,7 @@ KEY = "capgraph/idempotency-key"
 """Where a call carries the key of its effect, for servers that know what to do with one."""
 _NO_ANSWER = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
 """Errors that do not say whether the tool did its work; a gateway's are among them."""
+_ASKED = "asked"
 _CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("capgraph_mcp", default=None)
 
 
@@ -321,7 +321,7 @@ class _Caller:
                     fix="Make the capabilities again (mcp_capabilities), and a graph of them.",
                     severity=ErrorSeverity.REPLANNING,
                 )
-            if self.effect == "once" and is_resumed() and not line.modern:
+            if self._is_gone_for_good(line) and await _has_asked(step):
                 self._no_answer("The call in which it asked is gone", None)
             call = self._start(_Call(line, tools[self.name]), values, step)
         line.calls.append(call)
@@ -329,6 +329,8 @@ class _Caller:
             result = await self._answered(call, step)
         except GraphBubbleUp:
             line.parked[step.idempotency_key] = call
+            if self._is_gone_for_good(line):
+                await step.once(_ASKED, lambda: True)
             raise
         except BaseException:
             call.task.cancel()
@@ -339,6 +341,12 @@ class _Caller:
             said = plain_text(_text_of(result), 4_000) or "no reason was given"
             raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {said}")
         return _result_of(result, call.tool)
+
+    def _is_gone_for_good(self, line: _Line) -> bool:
+        """Tell whether a call that asked, and that nobody holds any more, must not be made again."""
+        return (
+            self.effect == "once" and line.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
+        )
 
     def _start(self, call: _Call, values: dict[str, Any], step: StepContext) -> _Call:
         inside = contextvars.copy_context()
@@ -412,6 +420,22 @@ class _Caller:
         raise ConnectionError(f"{self.server}: {told}.") from cause
 
 
+async def _has_asked(step: StepContext) -> bool:
+    """Tell whether an earlier process was asked something in this step's call."""
+
+    def not_yet() -> None:
+        raise _NotAsked("Nothing was asked.")
+
+    try:
+        return bool(await step.once(_ASKED, not_yet))
+    except _NotAsked:
+        return False
+
+
+class _NotAsked(CapabilityError):
+    """Said inside of :func:`_has_asked`."""
+
+
 def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
     """Read a person's answer: yes or no, values by name, the only value, or the protocol's form.
 
@@ -448,11 +472,6 @@ class _Line:
         self.task = loop.create_task(self._hold(opened), context=contextvars.Context())
 
     client: Client
-
-    @property
-    def modern(self) -> bool:
-        """Whether the server asks by ending a call, so that it can be made again."""
-        return self.client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def _hold(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
         try:

@@ -23,7 +23,7 @@ from framework.base.capability import BaseCapability, ContextType
 from framework.base.errors import ConfigurationError, require_extra
 from framework.base.spec import Effect
 from framework.base.step_context import StepContext
-from framework.langgraph_compat import answers_given
+from framework.langgraph_compat import answers_taken
 
 if TYPE_CHECKING:
     from a2a.types import AgentCard
@@ -133,7 +133,7 @@ class _Graph:
         thread = str(uuid.uuid5(uuid.NAMESPACE_OID, step.idempotency_key))
         await threads.create(thread_id=thread, if_exists="do_nothing")
         turns: list[dict[str, Any]] = [{"input": given or await self._begins_with(step)}]
-        turns += [{"command": {"resume": interrupt(None)}} for _ in range(answers_given())]
+        turns += [{"command": {"resume": interrupt(None)}} for _ in range(answers_taken())]
         while True:
             # The server knows what it was told before: each turn of the thread is one run.
             begun = await runs.list(thread, limit=len(turns))

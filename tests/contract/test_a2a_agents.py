@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 
 from framework import CapabilityContext, build_graph, capability_node
 from framework.adapters import agent_card, remote_capability
@@ -98,6 +98,23 @@ async def test_what_it_asks_is_the_steps_question(served: tuple[Agent, str]) -> 
     out = await graph.ainvoke(Command(resume="Monday"), on("1"))
     assert output(out) == "done: Monday"
     assert agent.told == ["ask", "Rome", "Monday"]
+
+
+async def test_the_answer_to_another_step_is_not_taken(served: tuple[Agent, str]) -> None:
+    @capability_node
+    async def where() -> City:
+        """Ask where."""
+        return City(name=interrupt("where?"))
+
+    agent, url = served
+    greeter = remote_capability(url, "greeter", effect="none")
+    graph = build_graph([greeter, where], checkpointer=InMemorySaver())
+    plan = ({"context_key": "w", "capability": "where"}, step(message={"$from": "w.name"}))
+    await graph.ainvoke(ask(*plan), on("1"))
+    out = await graph.ainvoke(Command(resume="Rome"), on("1"))
+    assert [one.value["message"] for one in out["__interrupt__"]] == ["which day?"]
+    assert output(await graph.ainvoke(Command(resume="Monday"), on("1"))) == "done: Monday"
+    assert agent.told == ["Rome", "Monday"]
 
 
 async def test_a_resume_attaches_and_sends_nothing_twice(served: tuple[Agent, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import ElicitResult
@@ -96,6 +96,22 @@ async def test_an_approval_is_asked_by_elicitation(log: Path, mode: str) -> None
     assert "cannot ask" in text(refused)
     assert "Nothing was run" in text(refused)
     assert log.read_text().splitlines() == ["pay 3"]
+
+
+@MODES
+async def test_a_question_of_the_capabilitys_own_is_asked_too(mode: str) -> None:
+    @capability_node
+    async def count() -> str:
+        """Count."""
+        return f"{interrupt('How many?')} of {interrupt('Of what?')}"
+
+    class Knows(Person):
+        async def __call__(self, context: Any, params: Any) -> ElicitResult:
+            said = {"How many?": "three", "Of what?": "pears"}[params.message]
+            return ElicitResult(action="accept", content={"answer": said})
+
+    async with Client(as_mcp_server([count]), mode=mode, elicitation_callback=Knows()) as client:
+        assert text(await client.call_tool("count", {})) == "three of pears"
 
 
 async def test_permissions_are_those_of_the_caller(log: Path) -> None:

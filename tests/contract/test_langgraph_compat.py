@@ -266,3 +266,27 @@ async def test_who_watches_is_told() -> None:
     await graph.ainvoke({"seen": []})
     await graph.ainvoke({"seen": []}, {"callbacks": [one]})
     assert seen == [(False, False), (True, False)]
+
+
+async def test_answers_that_a_task_took_before_are_counted() -> None:
+    counts: list[int] = []
+
+    def ask(_: Any) -> dict[str, Any]:
+        counts.append(compat.answers_taken())
+        return {"seen": [interrupt("first"), interrupt("second")]}
+
+    def later(_: Any) -> dict[str, Any]:
+        counts.append(compat.answers_taken())
+        return {}
+
+    builder = StateGraph(Tiny)
+    builder.add_node("ask", ask)
+    builder.add_node("later", later)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", "later")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    await graph.ainvoke({}, CONFIG)
+    await graph.ainvoke(Command(resume="one"), CONFIG)
+    found = await graph.ainvoke(Command(resume="two"), CONFIG)
+    assert found["seen"] == ["one", "two"]
+    assert counts == [0, 0, 1, 0]  # the answer of another task is none of its own

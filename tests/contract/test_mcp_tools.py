@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from mcp import MCPError, StdioServerParameters
 from mcp.server import MCPServer, Server
 from mcp_types import (
@@ -330,6 +330,22 @@ async def test_a_call_that_asked_and_is_gone_is_not_made_again(log: Path) -> Non
                 out = await graph.ainvoke(Command(resume={"sure": True}), on("1"))
     assert out["__interrupt__"][0].value["steps"][0]["kind"] == "unknown_outcome"
     assert log.read_text().splitlines() == ["book 4"]
+
+
+async def test_the_answer_to_another_step_does_not_stop_a_call(log: Path) -> None:
+    @capability_node
+    async def how_much() -> Doubled:
+        """Ask how much."""
+        return Doubled(celsius=interrupt("how much?"))
+
+    async with await mcp_capabilities(stdio("asks", log), mode="legacy") as tools:
+        graph = build_graph([*tools, how_much], checkpointer=InMemorySaver())
+        steps = [step("how_much", "a"), step("pay", "b", amount=2) | {"inputs": []}]
+        steps[1]["when"] = {"of": "a.celsius", "is": ">", "than": 1}
+        await run(graph, "1", *steps)
+        out = await graph.ainvoke(Command(resume=5.0), on("1"))
+        assert told(out, "b")["success"]
+    assert log.read_text().splitlines() == ["pay 2"]
 
 
 async def test_a_tool_that_became_another_one_asks_a_person(tmp_path: Path) -> None:
