@@ -81,23 +81,32 @@ def _case(file: str, recording: Recording) -> Case:
 def write_dataset(
     path: str | os.PathLike[str], dataset: Dataset, recordings: Mapping[str, Recording]
 ) -> None:
-    """Write a set, and its recordings to a folder of the same name beside it; secrets are masked.
+    """Write a set, and its recordings to a folder beside it; secrets are masked.
 
     Args:
         path: The set's file, such as ``turns.yml``.
         dataset: The set.
         recordings: Name to recording.
+
+    Raises:
+        ConfigurationError: It cannot be written.
     """
     file = Path(path)
-    folder = file.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, recording in recordings.items():
-        text = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
-        (folder / name).write_text(text, encoding="utf-8")
+    folder = file.with_name(f"{file.stem}_turns")
     data = dataset.model_dump(mode="json", exclude_defaults=True)
     for case in data["cases"]:
         case["recording"] = f"{folder.name}/{case['recording']}"
         case["edges"] = [" -> ".join(edge) for edge in case["edges"]]
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    # Text is taken as it stands where it looks like a variable.
-    file.write_text(text.replace("${", "${CAPGRAPH_DOLLAR:-$}{"), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, recording in recordings.items():
+            held = json.dumps(recording.as_data(), indent=1, ensure_ascii=False)
+            (folder / name).write_text(held, encoding="utf-8")
+        # Text is taken as it stands where it looks like a variable.
+        file.write_text(text.replace("${", "${CAPGRAPH_DOLLAR:-$}{"), encoding="utf-8")
+    except OSError as exc:
+        raise ConfigurationError(
+            f"The evaluation set {str(file)!r} cannot be written: {exc.strerror or exc}.",
+            fix="Give a file in a folder that you may write to.",
+        ) from exc

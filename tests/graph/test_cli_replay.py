@@ -177,6 +177,11 @@ def test_a_set_of_turns_is_replayed(asked: Command) -> None:
         found.output
     )
     assert ran() == done
+    Path("one").write_text("by chance the name of a thread")
+    assert asked("replay", "one", "--db", "t.db").exit_code == 0
+    with pytest.raises(Exception, match="cannot be written"):
+        asked("eval", "one/two.yml", "--from-threads", "--db", "t.db")
+    Path("one").unlink()
     one = asked("eval", "one.yml", "--from-threads", "--db", "t.db", "-t", "one", "-n", "1")
     assert "1 turn(s) written" in one.output
     with pytest.raises(Exception, match="No turn that is over"):
@@ -196,7 +201,7 @@ def test_secrets_of_the_settings_stay_out_of_files(capgraph: Command) -> None:
     assert capgraph(*asked).exit_code == 0
     assert "correct-horse" not in capgraph("record", "--db", "t.db").output
     capgraph("eval", "turns.yml", "--from-threads", "--db", "t.db")
-    files = [Path("turns.yml"), *Path("turns").iterdir()]
+    files = [Path("turns.yml"), *Path("turns_turns").iterdir()]
     assert len(files) == 2
     assert not any("correct-horse" in file.read_text() for file in files)
 

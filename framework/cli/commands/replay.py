@@ -75,7 +75,9 @@ def replay(
     from framework.registry import Registry
 
     file = Path(thread)
-    found = load_recording(file) if file.is_file() else _recorded(thread, turn, config, db)
+    # A file without an ending, here, may bear the name of a thread by chance.
+    named = file.is_file() and (file.suffix or len(file.parts) > 1)
+    found = load_recording(file) if named else _recorded(thread, turn, config, db)
     settings = read_settings(config)
     registry = Registry.from_settings(settings)
     more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
