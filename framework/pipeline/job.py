@@ -105,6 +105,7 @@ class Job:
         agreed_until: When that lapses, by the graph's clock; ``None`` for never.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
+        bounded: Whether a budget is asked about it, and about what goes on inside.
         flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
         labels: Labels of what it is given, and of what attempts inside it gave, with their sources.
     """
@@ -130,6 +131,7 @@ class Job:
     announced: int = 0
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None
+    bounded: bool = False
     flow: Flow | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
