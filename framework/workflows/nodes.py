@@ -24,6 +24,7 @@ from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.values import short_text
 from framework.engine.services import Services
+from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
 
 WorkflowGraph = CompiledStateGraph[Any, Any, Any, Any]
@@ -187,7 +188,7 @@ class BaseWorkflow(ABC):
 
 def result_of(found: Mapping[str, Any]) -> WorkflowResult:
     """Read what a workflow's graph left."""
-    asked = [item.value for item in found.get("__interrupt__") or ()]
+    asked = [item.value for item in found.get(INTERRUPT) or ()]
     metadata = dict(found.get("metadata") or {})
     outputs = {name: read(plain) for name, plain in (found.get("outputs") or {}).items()}
     if asked:
