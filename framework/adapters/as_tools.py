@@ -7,11 +7,16 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
-from framework.adapters.request import output_of, refusal_of, request_of, request_schema
+from framework.adapters.request import (
+    output_of,
+    refusal_of,
+    request_of,
+    request_schema,
+    services_for,
+)
 from framework.base.errors import ConfigurationError
 from framework.base.spec import CapabilitySpec
 from framework.engine.as_node import run_request
-from framework.engine.bind import unbound_services
 from framework.engine.services import Services
 
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -51,9 +56,7 @@ def as_tool(capability: type[Any], services: Services | None = None) -> BaseTool
         raise ConfigurationError(
             f"{capability!r} is no capability.", fix="Decorate it with @capability_node."
         )
-    bound = services if services is not None else unbound_services(spec)
-    if bound.registry.capabilities.get(spec.name) is not spec:
-        bound = bound.beside(capability)
+    bound = services_for(capability, services)
 
     async def call(**given: Any) -> Any:
         step, contexts = request_of(spec, given)

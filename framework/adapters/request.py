@@ -10,6 +10,8 @@ from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
 from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
+from framework.engine.bind import unbound_services
+from framework.engine.services import Services
 
 Contexts = dict[str, dict[str, Any]]
 Schema = dict[str, Any]
@@ -79,6 +81,19 @@ def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityCont
         needed = needed if need.cardinality == "optional" else [*needed, need.label]
     whole |= {"properties": properties, "required": needed}
     return {**whole, "$defs": named} if named else {n: p for n, p in whole.items() if n != "$defs"}
+
+
+def services_for(capability: Any, services: Services | None) -> Services:
+    """Return what a capability runs with: what is given, with the capability beside the others.
+
+    Raises:
+        ConfigurationError: Nothing is given, and the capability declares what nobody would keep.
+    """
+    spec = capability.capability_spec
+    if services is None:
+        return unbound_services(spec)
+    known = services.registry.capabilities.get(spec.name) is spec
+    return services if known else services.beside(capability)
 
 
 def refusal_of(record: StepRecord) -> str | None:

@@ -13,7 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 
-from framework.adapters.request import output_of, refusal_of, request_of
+from framework.adapters.request import output_of, refusal_of, request_of, services_for
 from framework.adapters.tools import tool_capability
 from framework.base.awaiting import awaited
 from framework.base.capability import BaseCapability
@@ -23,7 +23,6 @@ from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
-from framework.engine.bind import unbound_services
 from framework.engine.services import Services
 from framework.langgraph_compat import keys_of
 from framework.planning.parameters import read_parameters, required_parameters
@@ -69,7 +68,7 @@ def task_graph(
         thing = tool_capability(thing)
     spec = getattr(thing, "capability_spec", None)
     if isinstance(spec, CapabilitySpec):
-        return _one_node(_capability(spec, services), name or spec.name)
+        return _one_node(_capability(spec, services_for(thing, services)), name or spec.name)
     if isinstance(thing, Pregel):
         return _graph(thing, name)
     if not isinstance(thing, type):
@@ -99,9 +98,7 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     return builder.compile(name=name)
 
 
-def _capability(spec: CapabilitySpec, services: Services | None) -> Work:
-    bound = services if services is not None else unbound_services(spec)
-
+def _capability(spec: CapabilitySpec, bound: Services) -> Work:
     async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
         step, contexts = request_of(spec, task if isinstance(task, Mapping) else _read(spec, task))
         if not isinstance(task, Mapping):
@@ -161,10 +158,12 @@ def _agent(agent: Agent) -> Work:
 
 
 def _function(function: Callable[[Any], Any]) -> Work:
+    called: Any = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
+    sync = is_sync(function) and is_sync(called)
+
     async def work(task: Any, _: Runtime[Any]) -> Mapping[str, Any]:
-        if is_sync(function) and inspect.isroutine(function):
-            return _outcome(await awaited(await in_thread(function, task)))
-        return _outcome(await awaited(function(task)))
+        found = await in_thread(function, task) if sync else function(task)
+        return _outcome(await awaited(found))
 
     return work
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from typing import Any, ClassVar, cast
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    create_model,
+    model_serializer,
+    model_validator,
+)
 from pydantic import ValidationError as PydanticError
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic.errors import PydanticUserError
+from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaError
 
 from configs.logger import get_logger
 from framework.base.errors import MissingExtraError, ValidationError
@@ -105,8 +116,8 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     (3, 'integer')
     """
     try:
-        from jsonschema.exceptions import SchemaError
-        from jsonschema.validators import Draft202012Validator, validator_for
+        from jsonschema.exceptions import SchemaError as NoSchema
+        from jsonschema.validators import Draft202012Validator, extend, validator_for
         from referencing import Registry
     except ImportError as exc:
         raise MissingExtraError(
@@ -115,9 +126,10 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
         ) from exc
     plain = {"properties": {}, **_plain(schema, name), "type": "object"}
     kind = validator_for(plain, default=Draft202012Validator)
+    kind = extend(kind, {"pattern": _pattern, "patternProperties": _named_like})
     try:
         kind.check_schema(plain)
-    except SchemaError as exc:
+    except NoSchema as exc:
         raise ValidationError(
             f"The parameters of {name!r} are no JSON schema: {preview(exc.message)} at"
             f" {exc.json_path}.",
@@ -175,6 +187,41 @@ def _faults(model: type[JsonParameters], given: dict[str, Any]) -> Iterator[Init
             yield {"type": said, "loc": path, "input": error.instance}
     for path, value in _strangers(Shape.of(model, "validation"), given, ()):
         yield {"type": "extra_forbidden", "loc": path, "input": value}
+
+
+@lru_cache(maxsize=256)
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """Return what searches for a pattern in linear time, whoever wrote it."""
+    try:
+        known = TypeAdapter(Annotated[str, StringConstraints(pattern=pattern)])
+    except (SchemaError, PydanticUserError):
+        get_logger("framework", "parameters").warning(
+            "The pattern %r cannot be checked in bounded time: any text passes", pattern
+        )
+        return lambda _: True
+
+    def matches(text: str) -> bool:
+        try:
+            known.validate_python(text)
+        except PydanticError:
+            return False
+        return True
+
+    return matches
+
+
+def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Iterator[Exception]:
+    from jsonschema.exceptions import ValidationError as Fault
+
+    if isinstance(value, str) and not _matcher(pattern)(value):
+        yield Fault(f"{value!r} does not match {pattern!r}")
+
+
+def _named_like(checker: Any, patterns: Any, value: Any, _: Any) -> Iterator[Exception]:
+    for pattern, inner in patterns.items() if isinstance(value, dict) else ():
+        for name, item in value.items():
+            if _matcher(pattern)(name):
+                yield from checker.descend(item, inner, path=name, schema_path=pattern)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +89,28 @@ async def test_a_tool_of_one_text_is_given_the_task() -> None:
 
     assert (await done(search, "a"))["output"] == "aaa"
     assert (await done(search, {"query": "a", "limit": 1}))["output"] == "a"
+
+
+async def test_services_take_up_a_tool_that_they_do_not_hold() -> None:
+    @tool
+    def search(query: str) -> str:
+        """Search."""
+        return query
+
+    assert (await done(search, "a", services=bind([pay])))["output"] == "a"
+
+
+async def test_what_is_synchronous_does_not_hold_the_loop_up() -> None:
+    class Own:
+        def __call__(self, task: str) -> str:
+            return threading.current_thread().name
+
+    async def later(task: str) -> str:
+        return task
+
+    assert (await done(Own()))["output"].startswith("capgraph-sync")
+    assert (await done(partial(later), "a"))["output"] == "a"
+    assert (await done(lambda task: later(task), "a"))["output"] == "a"
 
 
 async def test_functions_and_agents() -> None:

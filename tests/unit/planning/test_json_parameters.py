@@ -142,3 +142,17 @@ def test_an_unknown_type_is_said(caplog: pytest.LogCaptureFixture) -> None:
     model = json_parameters("odd", {"properties": {"a": {"type": "Foo"}}})
     assert "'Foo'" in caplog.text
     assert wrong({"a": [1]}, model) == []
+
+
+def test_no_pattern_of_a_stranger_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    evil = "^(a+)+$"
+    schema = {
+        "properties": {"x": {"type": "string", "pattern": evil}, "b": {"pattern": "(?=x)y"}},
+        "patternProperties": {evil: {"type": "integer"}},
+    }
+    model = json_parameters("evil", schema)
+    text = "a" * 60
+    assert wrong({"x": text, text: 1}, model) == []
+    assert wrong({"x": text + "!", text: "x", text + "!": "x"}, model) == [("x",), (text,)]
+    assert wrong({"b": "z"}, model) == []
+    assert "bounded time" in caplog.text
