@@ -41,12 +41,14 @@ class _Run:
         execution_id: Names it.
         result: What came of it, as behaviours left it.
         error: What was raised.
+        summary: What is known of the conversation in short.
     """
 
     work: Callable[[], Awaitable[AgentResult]]
     execution_id: str
     result: AgentResult | None = None
     error: Exception | None = None
+    summary: dict[str, Any] | None = None
 
 
 _RUN: ContextVar[_Run] = ContextVar("capgraph_agent_run")
@@ -72,11 +74,12 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
             if given.get("success") is not None:
                 return AgentResult.of(given)
             inputs = {"conversation": said, **given, "task": state["task"]}
-            inputs["streamed"] = state.get("streamed", False)
+            inputs |= {name: state.get(name) for name in ("streamed", "summary")}
             found: dict[str, Any] = {"output": None}
             # The whole state is streamed, for whoever looks at the steps from outside.
             async for values in inner.astream(inputs, stream_mode="values"):
                 found |= values
+            current.summary = found.get("summary")
             return AgentResult.of(found)
 
         current = _Run(work, execution_id(runtime))
@@ -89,7 +92,8 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         if result.to_plain()["output"] != gave:
             result = result.with_output(gave)
         talk = said_in(state["task"], result.output if result.success else result.error)
-        return {**result.to_plain(), "given": None, "conversation": talk}
+        left = {"given": None, "conversation": talk, "summary": current.summary}
+        return {**result.to_plain(), **left}
 
     builder = StateGraph(state, output_schema=output)
     builder.add_node("agent", run)

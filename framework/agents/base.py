@@ -40,12 +40,23 @@ class RunOutput(TaskOutput):
 
 
 class RunState(TaskInput, RunOutput):
-    """The state of an agent's graph; ``conversation`` outlives a run on the same thread."""
+    """The state of an agent's graph; the conversation outlives a run on the same thread."""
 
     conversation: NotRequired[Annotated[list[AnyMessage], operator.add]]
+    summary: NotRequired[dict[str, Any] | None]
     going_on: NotRequired[bool]
     streamed: NotRequired[bool]
     given: NotRequired[dict[str, Any] | None]
+
+
+CLEAN: dict[str, Any] = {
+    "steps": [],
+    "metadata": {},
+    "output": None,
+    "success": None,
+    "error": None,
+}
+"""What a run begins with on a thread that had another one."""
 
 
 _INSIDE: ContextVar[Any] = ContextVar("capgraph_agent_inside", default=None)

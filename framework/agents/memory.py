@@ -105,8 +105,11 @@ class Memory:
         gone = size - len(shown)
         rest = max(0, len(before) - gone)
         summary = dict(state.get("summary") or {})
-        if self.summarize and gone > summary.get("upto", 0):
-            new = [*before, *messages][summary.get("upto", 0) : gone]
+        upto = summary.get("upto", 0)
+        if not messages:  # of an earlier run the task and the answer are left
+            upto = min(upto, max(0, len(before) - 2))
+        if self.summarize and gone > upto:
+            new = [*before, *messages][upto:gone]
             known = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
             asked = HumanMessage(_SHORTEN + known + get_buffer_string(new))
             summary = {"text": str((await asker.ask([asked])).text), "upto": gone}

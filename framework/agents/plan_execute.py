@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from framework.agents.asking import Asker
-from framework.agents.base import BaseAgent, RunOutput, RunState
+from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.react import ReActAgent, as_json, at_least, needed_model
 from framework.agents.result import AgentStep
 from framework.base.errors import ModelError
@@ -111,14 +111,7 @@ class PlanExecuteAgent(BaseAgent):
         return builder
 
     async def _plan(self, asker: Asker, state: Mapping[str, Any]) -> dict[str, Any]:
-        clean: dict[str, Any] = {
-            "steps": [],
-            "metadata": {},
-            "results": [],
-            "trouble": None,
-            "error": None,
-        }
-        clean |= {"output": None, "success": None}
+        clean = {**CLEAN, "results": [], "trouble": None}
         prompt = _PLAN.format(most=self.max_plan_steps, task=state["task"])
         steps, error = self._read(await asker.ask([HumanMessage(prompt)], self.system_prompt))
         if error is not None:

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.agents.asking import Asker
-from framework.agents.base import BaseAgent, RunOutput, RunState
+from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.memory import Memory
 from framework.agents.result import FINAL, AgentStep, said_in
 from framework.agents.tool_calls import tool_node
@@ -33,13 +33,15 @@ _UNREADABLE = 2
 """How often a model is told that its answer cannot be used."""
 
 
+_FRESH: dict[str, Any] = {**CLEAN, "messages": [], "turns": 0, "unusable": 0}
+
+
 class ReActState(RunState):
     """The state of the loop; ``messages`` are those of one run."""
 
     messages: NotRequired[Annotated[list[AnyMessage], operator.add]]
     turns: NotRequired[int]
     unusable: NotRequired[int]
-    summary: NotRequired[dict[str, Any]]
 
 
 class ReActAgent(BaseAgent):
@@ -123,11 +125,11 @@ class ReActAgent(BaseAgent):
         if fresh and state.get("going_on"):
             return Command(update={"going_on": False}, goto=_next(state))
         if fresh:
-            state = {**state, **_CLEAN}
+            state = {**state, **_FRESH}
         messages = state["messages"]
         if (ended := self._over(state)) is not None:
             return Command(update=self._ended(state, [], _last_seen(state), ended))
-        update: dict[str, Any] = dict(_CLEAN) if fresh else {}
+        update: dict[str, Any] = dict(_FRESH) if fresh else {}
         said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
             kept = await self.memory.recall(said, messages, state, runtime, Asker(self.model))
@@ -203,18 +205,6 @@ class ReActAgent(BaseAgent):
         if values.get("success") is not None:
             return list(values.get("steps") or ())
         return _steps_of(values.get("messages") or ())
-
-
-_CLEAN: dict[str, Any] = {
-    "messages": [],
-    "steps": [],
-    "metadata": {},
-    "turns": 0,
-    "unusable": 0,
-    "output": None,
-    "success": None,
-    "error": None,
-}
 
 
 def _next(state: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from langgraph.graph import END, START, StateGraph
 
 from framework.adapters.task_graph import task_graph
 from framework.agents.asking import Asker
-from framework.agents.base import BaseAgent, RunOutput, RunState
+from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.react import at_least, needed_model
 from framework.agents.result import FINAL, AgentStep
 
@@ -71,7 +71,7 @@ class ReflexionAgent(BaseAgent):
 
         async def begin(state: ReflexionState) -> dict[str, Any]:
             found = await inner.ainvoke({"task": state["task"]})
-            return {**_CLEAN, **_tried([], found)}
+            return {**CLEAN, "critiques": [], **_tried([], found)}
 
         async def again(state: ReflexionState) -> dict[str, Any]:
             given, why = state["answer"]["output"], state["critiques"][-1]
@@ -115,16 +115,6 @@ class ReflexionAgent(BaseAgent):
             "success": False,
             "error": error,
         }
-
-
-_CLEAN: dict[str, Any] = {
-    "steps": [],
-    "metadata": {},
-    "critiques": [],
-    "output": None,
-    "success": None,
-    "error": None,
-}
 
 
 def _tried(steps: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:

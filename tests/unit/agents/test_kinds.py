@@ -17,6 +17,7 @@ from framework.agents import (
     ReflexionAgent,
 )
 from framework.base.errors import ConfigurationError, ModelError
+from framework.behaviors import BaseBehavior
 from framework.testing import ScriptedModel
 from tests.support.agents import add, call, calls
 
@@ -192,6 +193,20 @@ async def test_what_goes_is_summed_up_once() -> None:
     assert "task 0" in model.calls[2].prompt
     assert "Ann said zero." in model.calls[3].messages[0].text
     assert [m.text for m in model.calls[3].messages][1:] == ["task 1", "one", "task 2"]
+
+
+@pytest.mark.parametrize("around", [[], [BaseBehavior()]], ids=["bare", "with a behaviour"])
+async def test_a_summary_goes_on_over_runs(around: list[Any]) -> None:
+    memory = Memory(window=3, summarize=True)
+    ask = calls(call("add", a=1, b=1))
+    answers = ["zero", "one", "SUM 1", "two", "SUM 2", ask, "SUM 3", "three", "four"]
+    options: Any = {"tools": [add], "behaviors": around}
+    model = await _talk(memory, *answers, turns=5, **options)
+    summaries = [c.messages[-1].text for c in model.calls if "Write down" in c.prompt]
+    covered = [[f"task {n}" for n in range(5) if f"task {n}" in text] for text in summaries]
+    assert covered == [["task 0"], ["task 1"], ["task 2"]], "each is summed up once"
+    assert "SUM 3" in model.calls[-1].messages[0].text
+    assert [m.text for m in model.calls[-1].messages[1:]] == ["task 3", "three", "task 4"]
 
 
 async def test_facts_outlive_a_thread() -> None:
