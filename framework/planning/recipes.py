@@ -30,12 +30,17 @@ from framework.base import (
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.planning.catalog import CLOSING, Catalog
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
+from framework.planning.lifting import (
+    PARAMETERS,
+    named_in,
+    pattern_of,
+    plain,
+    values_of_turn,
+    with_places,
+)
 from framework.planning.references import FROM, is_reference, key_in, reads_of, references_of
 from framework.planning.waits import WAITS
 from framework.state import TurnView
-
-PARAMETERS = "parameters"
-"""What the steps of a recipe call its parameters: ``{"$from": "parameters.place"}``."""
 
 _DEEPEST = 10
 _TYPES: dict[str, Any] = {
@@ -46,6 +51,7 @@ _TYPES: dict[str, Any] = {
     "array": list,
     "object": dict,
 }
+_NAMES: dict[type[Any], Any] = {kind: name for name, kind in _TYPES.items()}
 _WORDS = ("title", "description", "examples")
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 _Names = Callable[[str, str], Sequence[str]]
@@ -153,7 +159,7 @@ class Recipe(_Part):
                 " recipe.",
                 fix="Choose a thread whose last turn was completed by a plan.",
             )
-        said = _said(works, view.task, parameters)
+        said = values_of_turn(works, view.task, parameters)
         lifted = {place: found for found, (_, places) in said.items() for place in places}
         values_of = {found: value for found, (value, _) in said.items()}
         steps, inputs = [], dict[str, str]()
@@ -172,16 +178,19 @@ class Recipe(_Part):
 
             kept = _rewritten(step, keys | stored.keys(), named)
             key = step["context_key"]
-            kept["parameters"] = _with_places(kept.get("parameters"), lifted, (key,), values_of)
-            same = _plain(step.get("task_objective") or "") == _plain(view.task)
-            kept["task_objective"] = "" if same else _named_in(step["task_objective"], values_of)
+            kept["parameters"] = with_places(kept.get("parameters"), lifted, (key,), values_of)
+            text = step.get("task_objective") or ""
+            same = plain(text) == plain(view.task)
+            kept["task_objective"] = "" if same else named_in(text, values_of)
             kept.pop("success_criteria", None)
             steps.append({part: value for part, value in kept.items() if value})
         return cls(
             name=name,
             version=version,
             description=description or f"Does what was asked by: {view.task or name}",
-            parameters={n: RecipeParameter(type=_kind(value)) for n, value in values_of.items()},
+            parameters={
+                n: RecipeParameter(type=_NAMES.get(type(value))) for n, value in values_of.items()
+            },
             inputs=inputs,
             steps=steps,
             examples=[RecipeExample(request=view.task, parameters=values_of)] if view.task else [],
@@ -204,7 +213,9 @@ class Recipe(_Part):
             otherwise.
         """
         for example in self.examples:
-            found = re.fullmatch(_pattern(example), _plain(request), re.IGNORECASE)
+            found = re.fullmatch(
+                pattern_of(example.request, example.parameters), plain(request), re.IGNORECASE
+            )
             if found is not None:
                 return found.groupdict()
         return None
@@ -279,7 +290,7 @@ class Recipe(_Part):
             "name": self.name,
             "description": self.description,
             "recipe": self,
-            "provides": [classes.get(kind, kind) for kind in self._outputs(catalog)],
+            "provides": [classes.get(kind, kind) for kind in _outputs(self.steps, catalog)],
             "requires": [
                 Requirement(kind, "one", self._role(key)) for key, kind in self.inputs.items()
             ],
@@ -308,10 +319,6 @@ class Recipe(_Part):
         """Return the parameters with the defaults of those that are not said."""
         kept = {n: p.default for n, p in self.parameters.items() if "default" in p.model_fields_set}
         return {**kept, **parameters}
-
-    def _outputs(self, catalog: Catalog) -> dict[str, list[str]]:
-        """Return what its last steps give: context type to their keys."""
-        return _outputs(self.steps, catalog)
 
     def _parameters_model(self, catalog: Catalog) -> type[BaseModel] | None:
         if not self.parameters:
@@ -658,131 +665,3 @@ def _fitting(model: type[BaseModel] | None, found: Mapping[str, Any]) -> dict[st
         except (KeyError, PydanticError):
             continue
     return fit
-
-
-# --- from a turn -----------------------------------------------------------------------------
-
-_Place = tuple[int | str, ...]
-
-
-def _said(
-    steps: Sequence[Mapping[str, Any]], request: str, wanted: Iterable[str] | None
-) -> dict[str, tuple[Any, list[_Place]]]:
-    """Return what becomes a parameter: name to its value and the places where it stands."""
-    places = {
-        (step["context_key"], *path): value
-        for step in steps
-        for path, value in _leaves(step.get("parameters") or {})
-    }
-    found: dict[str, tuple[Any, list[_Place]]] = {}
-    if wanted is None:
-        for place, value in places.items():
-            if not _stands_in(value, request):
-                continue
-            same = next((n for n, (v, _) in found.items() if _same(v, value)), None)
-            name = same or _free_name(place, found)
-            found.setdefault(name, (value, []))[1].append(place)
-        return found
-    for text in wanted:
-        named, _, new = text.partition("=")
-        by_name = {".".join(map(str, place)): place for place in places}
-        if named not in by_name:
-            raise PlanError(
-                f"{named!r} is no value of a step that could become a parameter.",
-                fix=f"Use one of: {', '.join(by_name) or 'none of the steps has any'}.",
-            )
-        place = by_name[named]
-        name = new or _free_name(place, found)
-        value, known = found.setdefault(name, (places[place], []))
-        if not _same(value, places[place]):
-            raise PlanError(
-                f"The parameter {name!r} would stand for {value!r} and for {places[place]!r}.",
-                fix=f"Give one of them another name: {named}=NAME.",
-            )
-        known.append(place)
-    return found
-
-
-def _leaves(value: Any, path: _Place = ()) -> Iterable[tuple[_Place, Any]]:
-    if is_reference(value):
-        return
-    if isinstance(value, (dict, list)) and value:
-        for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*path, part))
-    if path:
-        yield path, value
-
-
-def _stands_in(value: Any, request: str) -> bool:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (str, int, float))
-        or not str(value).strip()
-    ):
-        return False
-    return re.search(_word(value), _plain(request), re.IGNORECASE) is not None
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
-
-
-def _free_name(place: _Place, taken: Mapping[str, Any]) -> str:
-    parts = [re.sub(r"\W", "_", str(part)) for part in place]
-    name = next((p for p in reversed(parts) if p.isidentifier()), "value")
-    return name if name not in taken else "_".join(parts)
-
-
-def _with_places(
-    value: Any, lifted: Mapping[_Place, str], path: _Place, values: Mapping[str, Any]
-) -> Any:
-    """Put references to the recipe's parameters where the values stood."""
-    if path in lifted:
-        return {FROM: f"{PARAMETERS}.{lifted[path]}"}
-    if isinstance(value, dict) and not is_reference(value):
-        return {
-            part: _with_places(inner, lifted, (*path, part), values)
-            for part, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_with_places(one, lifted, (*path, n), values) for n, one in enumerate(value)]
-    return _named_in(value, values) if isinstance(value, str) else value
-
-
-def _named_in(text: str, values: Mapping[str, Any]) -> str:
-    """Write the parameters by name into a text that says their values: ``Weather of {place}``."""
-    for name, value in values.items():
-        if _stands_in(value, text):
-            text = re.sub(_word(value), f"{{{name}}}", text, flags=re.IGNORECASE)
-    return text
-
-
-def _kind(value: Any) -> Any:
-    return next((n for n, kind in _TYPES.items() if type(value) is kind), None)
-
-
-# --- wording ---------------------------------------------------------------------------------
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).rstrip(".!? ")
-
-
-def _word(value: Any) -> str:
-    return rf"(?<!\w){re.escape(' '.join(str(value).split()))}(?!\w)"
-
-
-def _pattern(example: RecipeExample) -> str:
-    """Return what requests look like that are worded as an example.
-
-    A value has at most as many words as there (or two), and is not a list: more than that is
-    another request.
-    """
-    text = re.escape(_plain(example.request))
-    for name, value in example.parameters.items():
-        words = max(len(str(value).split()), 2)
-        slot = rf"(?P<{name}>[^\s,;:?!]+(?: [^\s,;:?!]+){{0,{words - 1}}})"
-        place = re.search(_word(re.escape(_plain(str(value)))), text, re.IGNORECASE)
-        if place is not None:
-            text = text[: place.start()] + slot + text[place.end() :]
-    return text
