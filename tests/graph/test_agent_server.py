@@ -170,7 +170,7 @@ async def test_a_person_answers_through_the_server(server: str) -> None:
         edited = {key: {"decision": "edit", "parameters": {"number": 2}}}
         await client.runs.wait(thread, "own", command={"resume": edited})
         state = await client.threads.get_state(thread)
-    assert state["values"]["messages"][-1]["content"] == "Valve 1 is open."
+    assert state["values"]["messages"][-1]["content"] == "Valve 2 is open."
     assert state["values"]["execution_outcome"]["status"] == "completed"
 
 
