@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
@@ -94,14 +95,19 @@ def get_logger(
     'capgraph.framework.router'
     """
     if name:
-        return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), name, color)
+        return _component(name, name, color)
     if not source or not component:
         raise ValueError(
             f"get_logger needs source and component, got source={source!r} and"
             f" component={component!r}. Fix: call get_logger('framework', 'router')"
             " or get_logger(name='my_app')."
         )
-    return ComponentLogger(logging.getLogger(f"{_ROOT}.{source}.{component}"), component, color)
+    return _component(f"{source}.{component}", component, color)
+
+
+@lru_cache(maxsize=1024)  # every step asks for its own
+def _component(name: str, component: str, color: str | None) -> ComponentLogger:
+    return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), component, color)
 
 
 class SafeFormatter(logging.Formatter):
