@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from framework.base.capability import BaseCapability, ContextType
 from framework.base.classify import ErrorClassification
@@ -55,8 +55,8 @@ def declare(
     >>> declare("add", "Adds.", schema, add).capability_spec.provides
     ('ADD_RESULT',)
     """
-    if parameters is None or isinstance(parameters, Mapping):
-        parameters = json_parameters(name, parameters or {})
+    if isinstance(parameters, Mapping):
+        parameters = json_parameters(name, parameters)
     kind = provides or re.sub(r"\W+", "_", f"{name}_result").upper()
 
     async def execute(self: BaseCapability) -> Any:
@@ -71,7 +71,8 @@ def declare(
         "name": name,
         "description": description,
         "provides": [kind],
-        "Parameters": parameters,
+        # Also without fields: a parameter that it does not take is an error.
+        "Parameters": parameters or create_model(f"{name}_parameters"),
         "execute": execute,
         # What describes itself has said it all.
         "_create_classifier_guide": lambda _self: None,

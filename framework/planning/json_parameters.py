@@ -23,7 +23,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaError
 
 from configs.logger import get_logger
-from framework.base.errors import MissingExtraError, ValidationError
+from framework.base.errors import ValidationError, require_extra
 from framework.planning.problems import Path, preview
 from framework.planning.schemas import Shape
 
@@ -115,21 +115,14 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
     >>> model().n, model.model_json_schema()["properties"]["n"]["type"]
     (3, 'integer')
     """
-    try:
-        from jsonschema.exceptions import SchemaError as NoSchema
-        from jsonschema.validators import Draft202012Validator, extend, validator_for
-        from referencing import Registry
-    except ImportError as exc:
-        raise MissingExtraError(
-            f"The parameters of {name!r} are a JSON schema, and jsonschema is not installed.",
-            fix="pip install 'capgraph[tools]'",
-        ) from exc
+    jsonschema = require_extra("jsonschema", "tools")
+    validators = require_extra("jsonschema.validators", "tools")
     plain = {"properties": {}, **_plain(schema, name), "type": "object"}
-    kind = validator_for(plain, default=Draft202012Validator)
-    kind = extend(kind, {"pattern": _pattern, "patternProperties": _named_like})
+    kind = validators.validator_for(plain, default=jsonschema.Draft202012Validator)
+    kind = validators.extend(kind, {"pattern": _pattern, "patternProperties": _named_like})
     try:
         kind.check_schema(plain)
-    except NoSchema as exc:
+    except jsonschema.SchemaError as exc:
         raise ValidationError(
             f"The parameters of {name!r} are no JSON schema: {preview(exc.message)} at"
             f" {exc.json_path}.",
@@ -158,7 +151,7 @@ def json_parameters(name: str, schema: Mapping[str, Any]) -> type[JsonParameters
             if isinstance(said, dict) and said.keys() <= _SAYS_LITTLE and _is_plain(said)
         }
     # Nothing is fetched: a reference to another document is none that can be followed.
-    made.checker = kind(plain, registry=Registry())
+    made.checker = kind(plain, registry=require_extra("referencing", "tools").Registry())
     made.defaults = {
         own: said["default"]
         for own, said in properties.items()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
-from framework.base.errors import ValidationError
+from framework.base.errors import MissingExtraError, ValidationError
 from framework.base.spec import CapabilitySpec, parameter_names
 from framework.planning import validated_parameters
 from framework.planning.json_parameters import json_parameters
@@ -156,3 +157,9 @@ def test_no_pattern_of_a_stranger_takes_long(caplog: pytest.LogCaptureFixture) -
     assert wrong({"x": text + "!", text: "x", text + "!": "x"}, model) == [("x",), (text,)]
     assert wrong({"b": "z"}, model) == []
     assert "bounded time" in caplog.text
+
+
+def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(MissingExtraError, match=r"capgraph\[tools\]"):
+        json_parameters("any", {})
