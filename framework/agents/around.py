@@ -86,6 +86,11 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         with scoped(_RUN, current):
             record = await run_request(spec, {"task_objective": state["task"]}, services=services)
         if record.error is not None:
+            info = runtime.execution_info
+            if record.attempts > 1 and info is not None:
+                # Whoever resumes the run has all tries again.
+                ledger = services.ledger(services.view({}), visit=info.task_id)
+                await ledger.failed(record.key, 0, 0.0, services.clock.now())
             raise current.error or CapabilityError(record.error.message)
         gave = record.contexts[_OUTPUT][record.key]
         result = current.result or AgentResult(gave, metadata={"source": record.source})

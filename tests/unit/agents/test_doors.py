@@ -211,6 +211,18 @@ async def test_a_retry_goes_on_where_it_stopped() -> None:
     assert (result.output, ran) == ("done", [1])
 
 
+async def test_a_run_that_is_resumed_has_all_its_tries() -> None:
+    rule = RetryBehavior(max_retries=2, base_delay=0, exceptions_to_retry=(ModelError,))
+    saver, seen = InMemorySaver(), Seen()
+    script = [SUM[0], *[ModelError(str(n)) for n in range(5)], SUM[1]]
+    agent = agent_of("react", script, behaviors=[rule, seen], checkpoint_manager=saver)
+    with pytest.raises(ModelError):
+        await agent.execute("2 + 2?")
+    result = await agent.resume_from(seen.contexts[0].execution_id)
+    assert result.output == "It is 4.", "three tries, and then three more"
+    assert seen.hooks == ["before", "error", "before", "after"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_open_circuit_refuses(kind: str) -> None:
     broken = CircuitBreakerBehavior(1, 60)
