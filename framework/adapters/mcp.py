@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -437,7 +438,7 @@ class _NotAsked(CapabilityError):
 
 
 def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
-    """Read a person's answer: yes or no, values by name, the only value, or the protocol's form.
+    """Read a person's answer: values by name (also as JSON text), the only value, or a refusal.
 
     Raises:
         ValidationError: It does not fit what is asked for.
@@ -445,13 +446,17 @@ def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
     if given is None or given is False:
         return ElicitResult(action="decline")
     schema = question.get("schema") or {}
-    names = list(schema.get("properties") or {})
+    inside = schema.get("properties") or {}
+    only = next(iter(inside)) if len(inside) == 1 else None
+    if isinstance(given, str) and (only is None or inside[only].get("type") != "string"):
+        with suppress(ValueError):
+            given = json.loads(given)
     if isinstance(given, Mapping) and given.get("action") in ("decline", "cancel"):
         return ElicitResult(action=given["action"])
     if isinstance(given, Mapping) and given.get("action") == "accept":
         given = given.get("content") or {}
     elif not isinstance(given, Mapping):
-        given = {names[0]: given} if len(names) == 1 else {}
+        given = {only: given} if only is not None else {}
     content = json_parameters("answer", schema).model_validate(given).model_dump(by_alias=True)
     return ElicitResult(action="accept", content=content)
 

@@ -73,7 +73,8 @@ def remote_capability(
         if not isinstance(agent, str) and not hasattr(agent, "supported_interfaces"):
             raise ConfigurationError(
                 f"{agent!r} is no agent that works elsewhere.",
-                fix="Give the URL or the card of an A2A agent, or a RemoteGraph.",
+                fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"
+                " process use agent_capability or graph_capability.",
             )
         from framework.adapters.a2a import A2AAgent
 

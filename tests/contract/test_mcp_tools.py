@@ -267,7 +267,7 @@ async def test_questions_of_steps_side_by_side_and_answers_that_do_not_fit(log: 
         assert again["message"] == "Reserve table 1?"
         assert "sure: 'perhaps' is not of type 'boolean'" in again["problems"]
         out = await graph.ainvoke(Command(resume={"b": sure, "a": {"window": True}}), on("1"))
-        out = await graph.ainvoke(Command(resume={"b": {"window": False}}), on("1"))
+        out = await graph.ainvoke(Command(resume={"b": "false"}), on("1"))  # as typed
         assert given(out, "RESERVE_RESULT", "a")["text"].startswith("reserved 0, window")
         assert given(out, "RESERVE_RESULT", "b")["text"].startswith("reserved 1, no window")
     assert sorted(log.read_text().splitlines()) == ["reserved 0", "reserved 1"]
