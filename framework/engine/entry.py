@@ -107,9 +107,11 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
     Raises:
         ValidationError: A step that is named asked several questions.
     """
-    if not (isinstance(given, Command) and isinstance(given.resume, Mapping) and given.resume):
+    thread = (config.get("configurable") or {}).get("thread_id")
+    named = isinstance(given, Command) and isinstance(given.resume, Mapping) and given.resume
+    if thread is None or not named:
         return given
-    asked = await read_record(saver, str(config["configurable"]["thread_id"]), ASKED)
+    asked = await read_record(saver, str(thread), ASKED)
     found = await saver.aget_tuple(config) if asked else None
     questions: dict[str, list[str]] = {}
     for question in open_interrupts(found.pending_writes) if found is not None else ():
