@@ -81,20 +81,21 @@ def read_text(message: AIMessage, tools: Sequence[Any]) -> AIMessage:
             why = "It has neither an action nor a final answer."
             kwargs = {**message.additional_kwargs, "unreadable": why}
             return message.model_copy(update={"additional_kwargs": kwargs})
-        return _made(message, _answer(answer["answer"]))
+        return _made(message, _answer(answer["answer"]), text)
     if found["action"].strip().lower() == FINAL.lower():
-        return _made(message, _answer(found["input"]))
+        return _made(message, _answer(found["input"]), text)
     call = {
         "name": found["action"].strip(),
         "args": _arguments(found["action"].strip(), found["input"], tools),
         "id": uuid4().hex,
         "type": "tool_call",
     }
-    return _made(message, found["thought"] or "", [call])
+    # What it made up as an observation is not shown to it as its own words.
+    return _made(message, found["thought"] or "", text[: found.end()].strip(), [call])
 
 
-def _made(message: AIMessage, text: str, calls: Sequence[Any] = ()) -> AIMessage:
-    known = {**message.additional_kwargs, "written": str(message.text)}
+def _made(message: AIMessage, text: str, told: str, calls: Sequence[Any] = ()) -> AIMessage:
+    known = {**message.additional_kwargs, "written": told}
     update = {"content": text, "tool_calls": list(calls), "additional_kwargs": known}
     return message.model_copy(update=update)
 

@@ -244,7 +244,9 @@ async def test_a_model_without_tools_calls_them_by_text() -> None:
     assert '"a"' in system.text
     assert "Action Input:" in system.text
     assert task.text == "2 + 2?"
-    assert [m.text for m in model.asked[1]][-1] == "Observation: 4"
+    said, seen = [m.text for m in model.asked[1]][-2:]
+    assert said.endswith('Action Input: {"a": 2, "b": 2}'), "what it made up is not shown to it"
+    assert seen == "Observation: 4"
 
 
 @pytest.mark.parametrize(
