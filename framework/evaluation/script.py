@@ -278,6 +278,8 @@ class Strategies:
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return the recorded plan."""
         writes = self._script.visit("orchestrator").writes
+        if request.look_again and "planning_history" not in writes:
+            return {"steps": []}  # the plan was kept
         plan: ExecutionPlan = writes["planning_history"][-1]["plan"]
         return {**plan, "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
 

@@ -478,3 +478,40 @@ async def test_what_settings_put_around_a_turn_hears_nothing_of_its_replay(saver
     assert before
     await same(saver, measure, settings=settings)
     assert len(Listener.heard) == before
+
+
+@pytest.mark.parametrize(
+    "plans", [[[]], [[{**READ, "look_again": True}, {**ADD, "context_key": "d"}]]]
+)
+async def test_conditions_lists_and_looks(saver: Any, plans: list[Any]) -> None:
+    @capability_node
+    async def rows() -> list[float]:
+        """Give rows."""
+        RAN.append("rows")
+        return [1.0, 2.0]
+
+    @capability_node
+    async def double(n: float) -> Reading:
+        """Double it."""
+        RAN.append("double")
+        return Reading(value=2 * n)
+
+    each = {"of": "r", "as": "row"}
+    twice = {"context_key": "w", "capability": "double", "for_each": each}
+    idle = {
+        "context_key": "i",
+        "capability": "measure",
+        "when": {"of": "a.value", "is": ">", "than": 9},
+    }
+    steps = [
+        {"context_key": "r", "capability": "rows"},
+        {**READ, "look_again": True},
+        {**twice, "parameters": {"n": {"$from": "row"}}},
+        idle,
+        {"context_key": "s", "capability": "add", "inputs": [{"READING": "w"}]},
+    ]
+    items = (measure, add, rows, double)
+    graph = build_graph(registry(*items), checkpointer=saver, planner=Plans(*plans))
+    out = await graph.ainvoke(said("Work", *steps), config())
+    assert out["execution_outcome"]["status"] == "completed"
+    await same(saver, *items)
