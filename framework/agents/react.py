@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import (
@@ -14,6 +15,7 @@ from langchain_core.messages import (
     AnyMessage,
     BaseMessage,
     HumanMessage,
+    ToolCall,
     ToolMessage,
 )
 from langgraph.graph import END, START, StateGraph
@@ -210,29 +212,42 @@ class ReActAgent(BaseAgent):
 def _next(state: Mapping[str, Any]) -> Any:
     if state.get("success") is not None:
         return END
-    messages = state.get("messages") or ()
-    asked = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
-    answered = {m.tool_call_id for m in messages if isinstance(m, ToolMessage)}
-    calls = [call for call in asked.tool_calls if call["id"] not in answered] if asked else []
+    turns = list(_turns(state.get("messages") or ()))
+    calls = [call for call, answer in turns[-1][1] if answer is None] if turns else []
     return [Send("tools", [call]) for call in calls] or "model"
+
+
+def _turns(
+    messages: Sequence[BaseMessage],
+) -> Iterator[tuple[AIMessage, list[tuple[ToolCall, ToolMessage | None]]]]:
+    """Yield what the model said, with each call and its answer; models use an id more than once."""
+    for place, message in enumerate(messages):
+        if isinstance(message, AIMessage):
+            behind = takewhile(lambda m: not isinstance(m, AIMessage), messages[place + 1 :])
+            left = [m for m in behind if isinstance(m, ToolMessage)]
+            pairs: list[tuple[ToolCall, ToolMessage | None]] = []
+            for call in message.tool_calls:
+                found = next((m for m in left if m.tool_call_id == call["id"]), None)
+                if found is not None:
+                    left.remove(found)
+                pairs.append((call, found))
+            yield message, pairs
 
 
 def _steps_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Return the steps that messages tell of: one for each call that was answered."""
-    answers = {m.tool_call_id: m for m in messages if isinstance(m, ToolMessage)}
-    steps = []
-    for message in messages:
-        if not isinstance(message, AIMessage):
-            continue
-        for call in message.tool_calls:
-            answer = answers.get(call["id"] or "")
-            if answer is not None:
-                known = {"error": True} if answer.status == "error" else {}
-                made = AgentStep(
-                    str(message.text), call["name"], call["args"], str(answer.text), known
-                )
-                steps.append(made.to_plain())
-    return steps
+    return [
+        AgentStep(
+            str(message.text),
+            call["name"],
+            call["args"],
+            str(answer.text),
+            {"error": True} if answer.status == "error" else {},
+        ).to_plain()
+        for message, pairs in _turns(messages)
+        for call, answer in pairs
+        if answer is not None
+    ]
 
 
 def _last_seen(state: Mapping[str, Any]) -> Any:

@@ -56,6 +56,13 @@ async def test_what_goes_wrong_with_a_tool_is_an_observation() -> None:
     assert result.success, "the model was told, and answered"
 
 
+async def test_ids_of_calls_may_come_again() -> None:
+    both = calls(call("add", "1", a=1, b=1), call("add", "1", a=2, b=2))
+    model = scripted(both, calls(call("add", "1", a=3, b=3)), "done")
+    result = await ReActAgent(model, tools=[add]).execute("Add.")
+    assert [step.observation for step in result.steps] == ["2", "4", "6", "done"]
+
+
 async def test_calls_of_one_message_run_at_once_and_are_told_in_order() -> None:
     begun: list[int] = []
     all_there = asyncio.Event()
