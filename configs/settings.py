@@ -226,6 +226,8 @@ class ServeSettings(Section):
         logins_per_minute: Attempts to log in from one address.
         session_hours: How long a login lasts.
         open_runs_per_user: Runs of one person that may be under way at once.
+        runs_at_once: Runs that go on at once; others wait in a row.
+        keep_runs_days: For how long the events of an ended run can be had again.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
@@ -239,6 +241,8 @@ class ServeSettings(Section):
     logins_per_minute: float = Field(20, gt=0)
     session_hours: float = Field(12, gt=0)
     open_runs_per_user: int = Field(16, ge=1)
+    runs_at_once: int = Field(200, ge=1)
+    keep_runs_days: float = Field(7, gt=0)
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None

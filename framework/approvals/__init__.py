@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from configs.lazy import found_in
 
 if TYPE_CHECKING:
-    from framework.approvals.answers import Answer, read_answers
+    from framework.approvals.answers import Answer, AnswerProblem, read_answers
     from framework.approvals.questions import (
         ACTED,
         MISSING,
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         RESULT,
         STEP,
         UNKNOWN,
+        answer_schema,
         plan_question,
         question_entry,
         question_of,
@@ -35,9 +36,11 @@ __all__ = [
     "STEP",
     "UNKNOWN",
     "Answer",
+    "AnswerProblem",
     "Rule",
     "StandingRules",
     "add_rule",
+    "answer_schema",
     "list_rules",
     "plan_question",
     "question_entry",

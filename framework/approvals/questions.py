@@ -99,6 +99,8 @@ def question_entry(
         "reason": reason,
         "decisions": _DECISIONS[kind],
     }
+    if spec is not None and spec.parameters is not None and kind == STEP:
+        entry["parameters_schema"] = spec.parameters.model_json_schema(mode="validation")
     if "element" in shown:
         # What is changed for one element would change the step of all.
         entry["decisions"] = [word for word in _DECISIONS[kind] if word != "edit"]
@@ -111,6 +113,71 @@ def question_entry(
         entry["approvals"] = who
         entry["reason"] = " ".join(text for text in (reason, _who_is_needed(who)) if text) or None
     return _whole_or_refused(entry)
+
+
+_FIELDS: dict[str, dict[str, Any]] = {
+    "approve": {"remember": {"type": "object"}},
+    "reject": {"reason": {"type": "string", "maxLength": 4000}},
+    "respond": {"message": {"type": "string", "minLength": 1, "maxLength": 20_000}},
+    "done": {"outputs": {"type": "object"}},
+}
+
+
+def answer_schema(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an answer: by context key, one alternative for each decision.
+
+    >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
+    >>> found = answer_schema({"steps": steps})["properties"]["a"]["oneOf"]
+    >>> [one["properties"]["decision"]["const"] for one in found]
+    ['approve', 'reject']
+    """
+    shared: dict[str, Any] = {}
+    entries = {}
+    for number, step in enumerate(question["steps"]):
+        entries[step["context_key"]] = {
+            "title": step.get("description") or step["context_key"],
+            "oneOf": [_alternative(word, step, number, shared) for word in step["decisions"]],
+        }
+    found = {
+        "type": "object",
+        "properties": entries,
+        "required": list(entries),
+        "additionalProperties": False,
+    }
+    return found | ({"$defs": shared} if shared else {})
+
+
+def _alternative(
+    word: str, step: Mapping[str, Any], number: int, shared: dict[str, Any]
+) -> dict[str, Any]:
+    fields = dict(_FIELDS.get(word, {}))
+    if word == "edit" and step.get("kind") == PLAN:
+        fields = {"steps": {"type": "array", "items": {"type": "object"}}}
+    elif word == "edit":
+        schema = dict(step.get("parameters_schema") or {"type": "object"})
+        # What a schema shares with itself stands at the top, under names of its own.
+        shared |= {f"{number}.{k}": _moved(v, number) for k, v in schema.pop("$defs", {}).items()}
+        fields = {"parameters": {**_moved(schema, number), "default": step.get("parameters")}}
+    needed = [name for name in fields if name not in {"remember", "reason", "outputs"}]
+    return {
+        "type": "object",
+        "properties": {"decision": {"const": word}, **fields},
+        "required": ["decision", *needed],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, number: int) -> Any:
+    if isinstance(schema, list):
+        return [_moved(one, number) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value.replace("#/$defs/", f"#/$defs/{number}.", 1)
+        if key == "$ref" and isinstance(value, str)
+        else _moved(value, number)
+        for key, value in schema.items()
+    }
 
 
 def is_personal(asked: Mapping[str, Any]) -> bool:

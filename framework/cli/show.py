@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from framework import telemetry as told
 from framework.base.plan import plan_key
-from framework.cli.agent import step_states
 from framework.cli.questions import question_lines
 from framework.cli.terminal import make_console, one_line, safe
 from framework.planning import CLOSING
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from framework.cli.session import TurnEnd
+    from framework.graph.turns import TurnEnd
 
 _ENDINGS = {
     "partial": "partial answer",
@@ -123,6 +122,8 @@ class PlainLines(View):
             self._named = True
         if question:
             self._print(f"question: {one_line(question)}", "bold")
+        from framework.graph.turns import step_states
+
         done = [key for key, state in step_states(values).items() if state == "done"]
         if done:
             self._print(f"already done: {one_line(', '.join(done))}", "dim")
@@ -175,6 +176,8 @@ class LiveView(PlainLines):
     def begin(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
         """Say what is asked, and draw the plan of a turn that goes on."""
         super().begin(question, thread_id, values)
+        from framework.graph.turns import step_states
+
         self._rows, self._written, self._answering = {}, "", False
         self._plan(values.get("planning_execution_plan") or {}, step_states(values))
         self._draw()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
+from configs.scoped import scoped
 from framework.base.errors import CapgraphError, ValidationError
 from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
 from framework.planning.waits import is_wait
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from framework.stores.retention import Retention
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
+_LENT: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_lent_leases", default=())
+
+
+def lend(lease: Lease) -> AbstractContextManager[None]:
+    """Let runs inside the block share a lease that the caller holds, and will give back."""
+    return scoped(_LENT, (lease,))
 
 
 async def run_alone(
@@ -83,7 +90,7 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
     thread = str(config["configurable"]["thread_id"])
     leases = leases_of(saver)
     # A run of its own on the thread of the run around it would write what that one writes.
-    outer = _OUTER.get() if is_task(config) else ()
+    outer = _OUTER.get() if is_task(config) else _LENT.get()
     lease = await leases.take(thread, family=outer_checkpoint(config), outer=outer)
     try:
         yield lease

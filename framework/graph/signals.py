@@ -20,7 +20,7 @@ from framework.base.errors import (
 )
 from framework.base.ports import Caller
 from framework.langgraph_compat import merged_config, plain_values, saver_of
-from framework.pipeline.run_config import caller_of
+from framework.pipeline.run_config import caller_of, configurable_of
 from framework.planning.waits import MAX_KEY, is_event
 from framework.stores.waits import Due, keep_signal, open_waits, waits_of
 
@@ -173,12 +173,4 @@ def _admit(
 
 
 def _config(thread: str, caller: Caller | None = None) -> RunnableConfig:
-    named: dict[str, Any] = {"thread_id": thread}
-    if caller is not None:
-        known = {"role": caller.role, "tenant": caller.tenant}
-        if caller.authenticated:
-            named["langgraph_auth_user"] = {"identity": caller.user_id, **known}
-        else:
-            known["user_id"] = caller.user_id
-            named |= {name: value for name, value in known.items() if value is not None}
-    return {"configurable": named}
+    return {"configurable": {"thread_id": thread, **configurable_of(caller or Caller())}}

@@ -79,6 +79,15 @@ def caller_of(known: Mapping[str, Any]) -> Caller:
     return Caller(identity, read("role"), read("tenant"), authenticated=True)
 
 
+def configurable_of(caller: Caller) -> dict[str, Any]:
+    """Return what a run's ``configurable`` says of who asks; :func:`caller_of` reads it."""
+    known = {"role": caller.role, "tenant": caller.tenant}
+    if caller.authenticated:
+        return {"langgraph_auth_user": {"identity": caller.user_id, **known}}
+    known["user_id"] = caller.user_id
+    return {name: value for name, value in known.items() if value is not None}
+
+
 def raw_errors_wanted() -> bool:
     """Return whether the run asks for the original exceptions, for debugging.
 

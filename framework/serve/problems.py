@@ -14,6 +14,7 @@ from framework.base.errors import (
     LimitError,
     PersistenceError,
     PolicyError,
+    StoppedError,
     ThreadBusyError,
     ValidationError,
 )
@@ -23,9 +24,18 @@ _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (PersistenceError, 503),
     (LimitError, 429),
     (PolicyError, 403),
+    (StoppedError, 409),
     (ValidationError, 422),
     (ConfigurationError, 500),
 )
+
+
+class MalformedError(ValidationError):
+    """A request that cannot be read.
+
+    >>> problem_of(MalformedError("The body is no JSON.")).status_code
+    400
+    """
 
 
 class NotThereError(CapgraphError):
@@ -95,6 +105,8 @@ def problem_of(exc: Exception) -> JSONResponse:
         return problem(409, exc.code, exc.message, exc.fix)
     if isinstance(exc, AnswerRefusedError):
         return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
+    if isinstance(exc, MalformedError):
+        return problem(400, exc.code, exc.message, exc.fix)
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):

@@ -87,6 +87,7 @@ async def each_thread_id(
     limit: int | None = None,
     after: str | None = None,
     older_than: timedelta | None = None,
+    prefix: str = "",
 ) -> AsyncIterator[str]:
     """Name the threads of a saver, the one that was saved last first.
 
@@ -95,6 +96,7 @@ async def each_thread_id(
         limit: At most so many.
         after: The thread that the last page ended with.
         older_than: Leave out, where the database can, those that were saved later than so long ago.
+        prefix: Only those whose name begins so.
 
     Raises:
         PersistenceError: There is no thread ``after``.
@@ -108,7 +110,7 @@ async def each_thread_id(
             )
         before = (after, last.checkpoint["id"])
     count = 0
-    while page := await _page(saver, before, older_than):
+    while page := await _page(saver, before, older_than, prefix):
         for thread, _ in page:
             if count == limit:
                 return
@@ -322,15 +324,16 @@ async def _page(
     saver: BaseCheckpointSaver[Any],
     before: tuple[str, str] | None,
     older_than: timedelta | None,
+    prefix: str,
 ) -> list[tuple[str, str]]:
     if isinstance(saver, GuardedSaver):
         bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
-        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound)
+        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound, prefix=prefix)
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
         place = item.config["configurable"]
-        if not place.get("checkpoint_ns"):
-            thread = str(place["thread_id"])
+        thread = str(place["thread_id"])
+        if not place.get("checkpoint_ns") and thread.startswith(prefix):
             latest[thread] = max(latest.get(thread, ""), item.checkpoint["id"])
     found = sorted(latest.items(), key=lambda one: (one[1], one[0]), reverse=True)
     return [one for one in found if before is None or (one[1], one[0]) < (before[1], before[0])]

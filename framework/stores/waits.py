@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.ports import Caller, Rows
 from framework.langgraph_compat import open_interrupts
-from framework.stores.records import read_record, write_record
+from framework.stores.records import NEVER, read_record, write_record
 from framework.stores.rows import rows_of
 
 _TABLE = """CREATE TABLE IF NOT EXISTS capgraph_waits (
@@ -37,8 +37,6 @@ _ALL = "SELECT thread_id, moment, caller FROM capgraph_waits ORDER BY moment, th
 _ONE = "SELECT thread_id, moment, caller FROM capgraph_waits WHERE thread_id = ?"
 _KEPT = "_capgraph_waits"
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
-# Sorts after every checkpoint: what nobody has taken is never a part of history that is cut off.
-_NEVER = "ffffffff-ffff-6fff-bfff-ffffffffffff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,7 @@ async def keep_signal(
         return False
     before = (await read(f"signal/{_named(key)}")).get("number", 0)
     record = {"key": key, "value": value, "number": before + 1, "at": time.time()}
-    await write_record(saver, thread_id, f"signal/{_named(key)}", record, builds_on=_NEVER)
+    await write_record(saver, thread_id, f"signal/{_named(key)}", record, builds_on=NEVER)
     return True
 
 

@@ -44,8 +44,9 @@ def save(
     db: Database = None,
 ) -> None:
     """Make a recipe of a thread's last turn and write it to a file."""
-    from framework.cli.agent import open_agent, read_settings, thread_values
+    from framework.cli.agent import open_agent, read_settings
     from framework.cli.terminal import say
+    from framework.graph.turns import thread_values
     from framework.planning import Recipe, recipe_of
     from framework.registry import load_recipe, save_recipe
 
@@ -63,7 +64,7 @@ def save(
                     f"{name!r} is a capability already, and no recipe.", fix="Choose another name."
                 )
             recipe = Recipe.from_turn(
-                await thread_values(agent, thread),
+                await thread_values(agent.graph, thread),
                 name,
                 agent.registry,
                 parameters=parameter or None,

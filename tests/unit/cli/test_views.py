@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from framework.base import CapabilityError
-from framework.cli.session import TurnEnd
 from framework.cli.show import AnswerOnly, JsonLines, LiveView, PlainLines
+from framework.graph.turns import TurnEnd
 from framework.telemetry import (
     AnswerToken,
     CapabilitiesSelected,
