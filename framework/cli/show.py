@@ -415,6 +415,8 @@ def ending_lines(end: TurnEnd) -> list[str]:
     missing = end.outcome.get("missing") or []
     if missing and end.status != "completed":
         lines.append(one_line(f"not done: {', '.join(missing)}", 1000))
+    if idle := end.outcome.get("not_needed"):
+        lines.append(one_line(f"not needed: {', '.join(idle)}", 1000))
     if end.model_calls:
         tokens = f"{end.input_tokens:,} tokens sent, {end.output_tokens:,} received"
         lines.append(f"models: {end.model_calls} call(s), {tokens}")

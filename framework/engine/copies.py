@@ -23,7 +23,7 @@ from framework.base.spec import CapabilitySpec
 from framework.base.value_context import LISTED
 from framework.engine.envelopes import Envelope, one_signal, own
 from framework.state import TurnView
-from framework.telemetry import StepFinished, StepStarted, emit
+from framework.telemetry import StepFailed, StepFinished, StepStarted, emit
 
 MOST_AT_ONCE = 1000
 """Copies of one step in one superstep."""
@@ -138,13 +138,13 @@ class Copies:
         if failed:
             first = self._failures[failed[0]]
             message = f"Element {failed[0]} of {len(self._elements)}: {first.message}"
-            return self._made(error=replace(first, message=message, key=self._attempt.key))
+            return self._failed(replace(first, message=message, key=self._attempt.key))
         records = [self._record(number) for number in range(len(self._elements))]
         if None in records:
             return None
         done = [n for n, record in enumerate(records) if record and record.get("success")]
         if records and not done:
-            return self._made(error=self._nothing(records[0] or {}))
+            return self._failed(self._nothing(records[0] or {}))
         missing = tuple(self.key(n) for n in range(len(records)) if n not in set(done))
         found = self._made(
             success=True,
@@ -153,11 +153,8 @@ class Copies:
             elements=len(records),
             missing=missing,
         )
-        emit(
-            StepFinished(
-                duration=found.execution_time, outputs=found.outputs, **self._attempt.event()
-            )
-        )
+        told = {"duration": found.execution_time, **self._attempt.event()}
+        emit(StepFinished(outputs=found.outputs, **told))
         return found
 
     def stripped(self) -> list[Envelope]:
@@ -183,6 +180,12 @@ class Copies:
             execution_time=now - self._began,
             **found,
         )
+
+    def _failed(self, error: Failure) -> StepRecord:
+        found = self._made(error=error)
+        told = {"duration": found.execution_time, **self._attempt.event()}
+        emit(StepFailed(severity=error.severity.value, message=error.message, **told))
+        return found
 
     def _nothing(self, record: Mapping[str, Any]) -> Failure:
         """Say that no element of a list gave anything."""

@@ -34,6 +34,7 @@ from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
+from framework.telemetry import about
 from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import counting
 
@@ -337,8 +338,9 @@ class PlanRun:
             policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
             self.budget.allow(policy.max_attempts * len(found))
         window = 2 * min(limits.max_parallel, spec.max_parallel or limits.max_parallel)
-        left = await copies.run(window)
-        record = copies.record()
+        with about(**self._view.ids, step_id=attempt.key):
+            left = await copies.run(window)
+            record = copies.record()
         if record is None:
             return {"key": attempt.key, "update": {}, "copies": left, "more": copies.more}
         kept = left if record.error or spec.effect != "none" else copies.stripped()

@@ -52,7 +52,7 @@ EVENTS = [
 END = TurnEnd(
     "t1",
     "partial",
-    outcome={"status": "partial", "missing": ["art"]},
+    outcome={"status": "partial", "missing": ["art"], "not_needed": ["sun"]},
     answer=f"It is blue. {EVIL}",
     files=[f"/out/{EVIL}.png"],
     seconds=1.25,
@@ -113,6 +113,7 @@ def test_piped_output_tells_every_event_in_a_line():
         "planning again:",
         "plan 2: 2 step(s)",
         "answer:\nIt is blue.",
+        "not needed: sun",
         "models: 1 call(s), 1,200 tokens sent, 30 received",
         "not done: art",
         "outcome: partial answer in 1.2 s",
