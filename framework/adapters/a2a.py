@@ -99,7 +99,11 @@ class A2AAgent:
 
             async def told(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
                 message = _message(f"{step.idempotency_key}/{part}", text, data, task)
-                return await step.once(part, partial(self._send, sender, message))
+                known = await step.once(part, partial(self._send, sender, message))
+                if {"id", "output"} & set(known or ()):
+                    return known
+                # A person knows that it was told, and what came of it.
+                return {"output": next(iter((known or {}).values()), {"output": None})}
 
             found = await told("message", text, values["data"], {})
             answered = 0

@@ -46,11 +46,11 @@ class UnknownOutcome(GraphBubbleUp):
     """A part of a step began and nobody knows how it ended.
 
     Attributes:
-        question: What a person is asked.
+        question: What a person is asked; ``None`` when one decided to pass the step over.
     """
 
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.reason)
+    def __init__(self, question: Question | None) -> None:
+        super().__init__(question.reason if question is not None else "passed over")
         self.question = question
 
 
@@ -302,6 +302,8 @@ class EffectLedger:
             answer = await self.outcome_of(name, run)
             if answer.get("decision") == "done":
                 return answer.get("outputs")
+            if answer.get("decision") == "skip":
+                raise UnknownOutcome(None)
             if answer.get("decision") != "rerun":
                 raise UnknownOutcome(
                     Question(

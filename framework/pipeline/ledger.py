@@ -75,8 +75,8 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.go_on(confirm=True)
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
-        await book.end(claim.name, "asking")
-        return signal.question
+        await book.end(claim.name, "asking" if signal.question else "unknown")
+        return signal.question or Skipped(_SKIPPED)
     except GraphBubbleUp:
         # The capability asks somebody: what stands before its question runs again.
         await book.end(claim.name, "asking")
@@ -134,7 +134,7 @@ async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
     try:
         return await inner(job, attempt)
     except UnknownOutcome as signal:
-        return signal.question
+        return signal.question or Skipped(_SKIPPED)
 
 
 async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:

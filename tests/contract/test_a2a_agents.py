@@ -141,6 +141,31 @@ async def test_a_resume_attaches_and_sends_nothing_twice(served: tuple[Agent, st
     assert agent.told == ["wait"]
 
 
+@pytest.mark.parametrize("decision", ["skip", "rerun", "done"])
+async def test_nobody_knows_whether_it_was_told(served: tuple[Agent, str], decision: str) -> None:
+    agent, url = served
+    graph = build_graph([remote_capability(url, "greeter")], checkpointer=InMemorySaver())
+    run = asyncio.create_task(graph.ainvoke(ask(step(message="hold")), on("1")))
+    while not agent.told:
+        await asyncio.sleep(0.01)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    agent.go_on.set()
+    out = await graph.ainvoke(None, on("1"))
+    (question,) = out["__interrupt__"][0].value["steps"]
+    assert question["kind"] == "unknown_outcome"
+    said: dict[str, Any] = {"decision": decision}
+    if decision == "done":
+        said["outputs"] = {"GREETER_RESULT": {"output": "done: by phone"}}
+    out = await graph.ainvoke(Command(resume={"a": said}), on("1"))
+    assert "__interrupt__" not in out
+    expected = {"rerun": "done: hold", "done": "done: by phone"}.get(decision)
+    assert (output(out) if expected else None) == expected
+    assert out["execution_step_results"]["a"]["success"] is (decision != "skip")
+    assert agent.told == (["hold", "hold"] if decision == "rerun" else ["hold"])
+
+
 async def test_what_it_says_of_its_work_is_progress(served: tuple[Agent, str]) -> None:
     agent, url = served
     graph = build_graph([remote_capability(url, "greeter")])

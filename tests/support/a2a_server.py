@@ -25,6 +25,8 @@ class Agent(AgentExecutor):
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         text = context.get_user_input()
         self.told.append(text)
+        if text == "hold":
+            await self.go_on.wait()
         if text == "quick":
             await event_queue.enqueue_event(new_text_message("at once"))
             return
