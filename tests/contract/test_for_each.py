@@ -16,6 +16,7 @@ from framework.engine import copies
 from framework.governance import InformationFlow
 from framework.planning import check_plan
 from framework.stores import open_saver
+from framework.testing import ScriptedModel
 from tests.support.one_door import planned, registered, said, status
 
 ANSWER = {"context_key": "answer", "capability": "respond"}
@@ -132,6 +133,30 @@ async def test_copies_keep_to_the_limits(
     graph = build_graph(registered(*world.capabilities(**options)), settings=settings)
     await graph.ainvoke(planned(*plan(12)))
     assert world.most == most
+
+
+async def test_a_model_plans_it_without_naming_the_steps(world: World) -> None:
+    @capability_node
+    async def numbers() -> list[int]:
+        """Give numbers."""
+        return [3, 1, 2]
+
+    wind = {"of": "numbers.0", "is": ">", "than": 2}
+    written = [
+        {"capability": "numbers"},
+        {
+            "capability": "work",
+            "for_each": {"of": "numbers"},
+            "parameters": {"n": {"$from": "item"}},
+        },
+        {"capability": "put_together", "when": wind},
+    ]
+    model = ScriptedModel(responses=[{"steps": written}, "There you are."])
+    graph = build_graph(registered(numbers, *world.capabilities()), model)
+    out = await graph.ainvoke({"messages": [("user", "Work on all numbers")]})
+    assert status(out) == "completed"
+    assert out["capability_context_data"]["SUM"]["sum"]["order"] == [30, 10, 20]
+    assert "for_each" in model.calls[0].prompt
 
 
 async def test_an_empty_list_is_a_result(world: World) -> None:
