@@ -228,6 +228,7 @@ class ServeSettings(Section):
         open_runs_per_user: Runs of one person that may be under way at once.
         runs_at_once: Runs that go on at once; others wait in a row.
         keep_runs_days: For how long the events of an ended run can be had again.
+        overseers: Roles that see everybody's effects, usage and audit; other users see their own.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
@@ -243,6 +244,7 @@ class ServeSettings(Section):
     open_runs_per_user: int = Field(16, ge=1)
     runs_at_once: int = Field(200, ge=1)
     keep_runs_days: float = Field(7, gt=0)
+    overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None

@@ -16,8 +16,9 @@ from starlette.responses import Response
 
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.serve.identity import Identity, Logins
+from framework.serve.ledger import Ledger
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import api, health, login
+from framework.serve.routes import agui, api, health, ledger, login
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
 from framework.serve.threads import Threads
@@ -86,8 +87,15 @@ def create_app(
             await runs.drain()
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
+    kept = Ledger(graph, threads, serve.overseers)
     app = Starlette(
-        routes=[*api.routes(runs, threads), *health.routes(runs), *entries],
+        routes=[
+            *api.routes(runs, threads),
+            *ledger.routes(kept),
+            *agui.routes(runs),
+            *health.routes(runs),
+            *entries,
+        ],
         middleware=[Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH])],
         exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
         lifespan=lifespan,

@@ -371,33 +371,51 @@ class Runs:
         raise missing
 
     async def answer(self, caller: Caller, question_id: str, answer: Any) -> Run:
-        """Answer a question; the run that goes on is returned.
+        """Answer a question; the run that goes on is returned. See :meth:`answer_all`."""
+        return await self.answer_all(caller, {question_id: answer})
+
+    async def answer_all(
+        self, caller: Caller, answers: Mapping[str, Any], *, thread_id: str | None = None
+    ) -> Run:
+        """Answer questions of one thread together; the run that goes on is returned.
 
         Args:
             caller: Who answers.
-            question_id: The question.
-            answer: One word for all steps, or a decision for each by its context key; whatever
-                it is where a capability asks of its own.
+            answers: Each question's answer: one word for all its steps, or a decision for each by
+                its context key; whatever it is where a capability asks of its own.
+            thread_id: The thread, where the caller names it.
 
         Raises:
-            NotThereError: There is no such question.
+            NotThereError: There is no such question, or not in this thread.
             ConflictError: It was answered before.
             AnswerRefusedError: It does not fit; nothing was changed.
             ThreadBusyError: The thread is being run.
         """
-        kept, question = await self.question(caller, question_id)
-        if isinstance(question.get("steps"), list):
-            services = self._graph.services
-            view = TurnView(dict((await self._graph.aget_state(_config(kept))).values))
-            _, problems = read_answers(answer, question, services.registry, services.limits, view)
-            if problems:
-                raise AnswerRefusedError([one._asdict() for one in problems])
-        given = {question["interrupt_id"]: answer}
+        asked = {name: await self.question(caller, name) for name in answers}
+        threads = {kept for kept, _ in asked.values()}
+        if thread_id is not None:
+            threads.add(self._threads.kept(caller, thread_id))
+        if len(threads) != 1:
+            raise NotThereError("There is no such question.", fix="List the questions.")
+        (kept,) = threads
+        services = self._graph.services
+        view = TurnView(dict((await self._graph.aget_state(_config(kept))).values))
+        problems = [
+            problem
+            for name, (_, question) in asked.items()
+            if isinstance(question.get("steps"), list)
+            for problem in read_answers(
+                answers[name], question, services.registry, services.limits, view
+            )[1]
+        ]
+        if problems:
+            raise AnswerRefusedError([one._asdict() for one in problems])
+        given = {question["interrupt_id"]: answers[name] for name, (_, question) in asked.items()}
         try:
             return await self._begin(caller, kept, {"answers": given})
         except ThreadBusyError:
             # Somebody else's answer may have been first.
-            if question_id not in await self._open(kept):
+            if not answers.keys() <= (await self._open(kept)).keys():
                 raise ConflictError(
                     "The question was answered before.", fix="List the open questions."
                 ) from None

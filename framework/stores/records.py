@@ -20,6 +20,7 @@ from langgraph.checkpoint.base import (
 )
 
 from framework.stores.reading import readable
+from framework.stores.rows import rows_of
 
 PREFIX = "capgraph-journal:"
 """Namespaces of records begin so."""
@@ -90,6 +91,22 @@ async def write_record(
     place["configurable"]["checkpoint_id"] = builds_on or now
     metadata: Any = {"source": "update", "step": 0, **told}
     await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
+
+
+async def record_names(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[str]:
+    """Name the records of a thread, sorted."""
+    rows = rows_of(saver)
+    if rows is not None:
+        _, found = await rows.run(
+            "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
+            " AND substr(checkpoint_ns, 1, ?) = ?",
+            (thread_id, len(PREFIX), PREFIX),
+        )
+        spaces = {str(space) for (space,) in found}
+    else:
+        listed = saver.alist({"configurable": {"thread_id": thread_id}})
+        spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
+    return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
 
 
 def _at(thread_id: str, key: str) -> RunnableConfig:

@@ -41,14 +41,20 @@ def _text(body: Mapping[str, Any], name: str) -> str | None:
     return found
 
 
-def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", "50")
-    if not given.isdecimal() or len(given) > 9:
-        raise MalformedError(f"limit is {given[:40]!r}.", fix="Send a number.")
+def number_of(request: Request, name: str, default: int) -> int:
+    """Return a number of the query.
+
+    Raises:
+        MalformedError: It is none.
+    """
+    given = request.query_params.get(name, str(default))
+    if not (given.isascii() and given.isdecimal()) or len(given) > 15:
+        raise MalformedError(f"{name} is {given[:40]!r}.", fix="Send a number.")
     return int(given)
 
 
-def _page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
+def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
+    """Return a page of a list, and what asks for the next one."""
     items, following = found
     return JSONResponse({"items": items, "next": following})
 
@@ -71,12 +77,12 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
 
     async def listed(request: Request) -> Response:
         asked = request.query_params
-        return _page(
+        return page(
             await threads.page(
                 caller_of(request),
                 query=asked.get("query", ""),
                 outcome=asked.get("outcome", ""),
-                limit=_limit(request),
+                limit=number_of(request, "limit", 50),
                 after=asked.get("after"),
             )
         )
@@ -101,11 +107,11 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
         return JSONResponse({"thread_id": found}, 201)
 
     async def history(request: Request) -> Response:
-        return _page(
+        return page(
             await threads.history(
                 caller_of(request),
                 request.path_params["id"],
-                limit=_limit(request),
+                limit=number_of(request, "limit", 50),
                 after=request.query_params.get("after"),
             )
         )
@@ -156,7 +162,7 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
 
     async def questions(request: Request) -> Response:
         thread = request.query_params.get("thread_id")
-        return _page((await runs.questions(caller_of(request), thread), None))
+        return page((await runs.questions(caller_of(request), thread), None))
 
     async def answer(request: Request) -> Response:
         body = await body_of(request)

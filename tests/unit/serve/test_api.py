@@ -7,6 +7,8 @@ from typing import Any
 from ag_ui.core import Event
 from pydantic import TypeAdapter
 
+from configs.settings import Settings
+from framework.stores import open_saver
 from tests.support.served import PLAN, READ, OpenValve, asked, ended, events_of, served
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
@@ -82,3 +84,35 @@ async def test_what_is_somebody_elses_is_not_there() -> None:
             found, known = await one, await other
             assert found.status_code == known.status_code == 404
             assert found.json() == known.json()
+
+
+async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        settings = Settings(audit={"keep": True})
+        async with served(saver=saver, settings=settings) as client:
+            ann, bob, eve = await client(), await client("bob"), await client("eve", "auditor")
+            thread, run = await asked(ann)
+            await ended(ann, run)
+            (question,) = (await ann.get("/api/questions")).json()["items"]
+            name = f"/api/questions/{question['question_id']}"
+            answered = await ann.post(name, json={"answer": "approve"})
+            assert await ended(ann, answered.json()["run_id"]) == "completed"
+            (effect,) = (await ann.get("/api/effects")).json()["items"]
+            assert effect["capability"] == "open_valve"
+            assert effect["thread_id"] == thread
+            assert effect["approved_by"] == ["ann"]
+            assert effect["state"] == "finished"
+            assert (await bob.get("/api/effects")).json() == {"items": [], "next": None}
+            (seen,) = (await eve.get("/api/effects")).json()["items"]
+            assert seen["approved_by"] == ["ann"]
+            assert (await bob.get(f"/api/effects?thread_id={thread}")).status_code == 404
+            records = (await ann.get("/api/audit")).json()["items"]
+            assert {"effect", "approval"} <= {record["kind"] for record in records}
+            assert {record["data"]["thread_id"] for record in records} == {thread}
+            assert (await bob.get("/api/audit")).json()["items"] == []
+            assert (await ann.get("/api/audit/verify")).json()["valid"] is True
+            await saver.conn.execute("UPDATE capgraph_audit SET line = '{}' WHERE seq = 2")
+            assert (await ann.get("/api/audit/verify")).json()["valid"] is False
+            assert (await ann.get("/api/usage")).json() == {"items": [], "next": None}
+            found = (await ann.get("/api/capabilities")).json()["items"]
+            assert {"read_level", "open_valve"} <= {one["name"] for one in found}
