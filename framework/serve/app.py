@@ -18,7 +18,7 @@ from framework.base.errors import CapgraphError, ConfigurationError
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, health, ledger, login
+from framework.serve.routes import agui, api, health, ledger, login, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
 from framework.serve.threads import Threads
@@ -93,6 +93,7 @@ def create_app(
             *api.routes(runs, threads),
             *ledger.routes(kept),
             *agui.routes(runs),
+            *openai.routes(runs, serve),
             *health.routes(runs),
             *entries,
         ],

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ class Runs:
         plan: Any = None,
         answers: Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
     ) -> Run:
         """Begin a run; it goes on by itself when this returns.
 
@@ -120,6 +121,7 @@ class Runs:
             plan: A plan to run in place of one that is made.
             answers: Interrupt id to what it is answered with.
             context: Context data, by type and key.
+            history: What was said before in a thread that is new: ``role`` and ``content`` each.
 
         Raises:
             ThreadBusyError: Another run has the thread.
@@ -130,7 +132,13 @@ class Runs:
             raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        request = {"message": message, "plan": plan, "answers": answers, "context": context}
+        request = {
+            "message": message,
+            "plan": plan,
+            "answers": answers,
+            "context": context,
+            "history": list(history) if history else None,
+        }
         return await self._begin(
             caller,
             self._threads.kept(caller, thread_id),
@@ -184,16 +192,19 @@ class Runs:
         told: list[dict[str, Any]],
     ) -> None:
         try:
-            async with self._slots:
-                with lend(lease):
-                    end = await self._run_turn(run, turn, translator, told)
+            try:
+                async with self._slots:
+                    with lend(lease):
+                        end = await self._run_turn(run, turn, translator, told)
+            finally:
+                # Whoever hears of the end may ask the thread again at once.
+                await leases_of(self._saver).release(lease)
             if end is not None:
                 await self._end(run, end, translator)
         except PersistenceError as exc:
             # Whoever starts next goes on with it: it stands in the log as not ended.
             get_logger("serve", "runs").error("The run %s was left: %s", run.run_id, exc)
         finally:
-            await leases_of(self._saver).release(lease)
             self._log.leave(run.run_id)
 
     async def _run_turn(
@@ -238,7 +249,10 @@ class Runs:
             return None, not await self._is_unfinished(run.thread_id)
         given: dict[str, Any] = {}
         if "message" in request:
-            given["messages"] = [("user", request["message"])]
+            given["messages"] = [
+                *request.get("history", ()),
+                {"role": "user", "content": request["message"]},
+            ]
         if "plan" in request:
             given["planning_execution_plan"] = request["plan"]
         if "context" in request:
