@@ -36,7 +36,8 @@ async def stands(view: TurnView, services: Services) -> bool:
     """
     saver, thread = lent_saver(get_config()), view.thread_id
     if saver is not None and thread is not None:
-        moment = min(wake_at(shown) for shown in waits_in(view).values())
+        now = services.clock.now()
+        moment = min(wake_at(shown, now) for shown in waits_in(view).values())
         await waits_of(saver).put(Due(thread, moment, view.caller))
     return not await waits_over(view, services)
 

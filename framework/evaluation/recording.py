@@ -34,9 +34,12 @@ from framework.langgraph_compat import (
     plain_values,
 )
 from framework.pipeline.state_update import applied, combined
+from framework.planning.waits import event_of
 from framework.state import AgentState, StateSchema
 from framework.stores import rows_of
 from framework.stores.history import whole
+from framework.stores.records import read_record
+from framework.stores.waits import signal_for
 from framework.telemetry.usage_book import usage_totals
 
 _SCHEMA = StateSchema.of(AgentState)
@@ -129,6 +132,8 @@ class Recording(_Part):
         before: What the thread held before.
         given: What came in.
         visits: What the nodes did, in order.
+        signals: What came with the events that it took, by their keys.
+        until: When it was saved last, in seconds since the epoch.
         end: What came of it.
     """
 
@@ -140,6 +145,8 @@ class Recording(_Part):
     before: dict[str, Any] = Field(default_factory=dict)
     given: dict[str, Any] = Field(default_factory=dict)
     visits: list[Visit] = Field(default_factory=list)
+    signals: dict[str, Any] = Field(default_factory=dict)
+    until: float = 0.0
     end: TurnEnd = Field(default_factory=TurnEnd)
 
     def as_data(self) -> dict[str, Any]:
@@ -261,8 +268,29 @@ async def _recording(
         before=_state({k: v for k, v in kept.items() if k not in dropped}),
         given=_named(_state(given_to_run(seen[0]) or {}), begun),
         visits=visits,
+        signals=await _signals(saver, thread_id, str(begun.get("id") or ""), visits, end.plan),
+        until=_moment(seen[-1]),
         end=end,
     )
+
+
+async def _signals(
+    saver: BaseCheckpointSaver[Any],
+    thread_id: str,
+    turn: str,
+    visits: Sequence[Visit],
+    plan: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return what came with the events that a turn took."""
+    questions = [v.question for v in visits if isinstance(v.question, Mapping)]
+    keys = {wait.get("for") for asked in questions for wait in asked.get("waits") or ()}
+    keys |= {key for step in plan if isinstance(key := event_of(step)[0], str)}
+
+    async def read(name: str) -> dict[str, Any]:
+        return await read_record(saver, thread_id, name)
+
+    found = {key: await signal_for(read, key, turn) for key in sorted(keys - {None})}
+    return {key: sent["value"] for key, sent in found.items() if sent is not None}
 
 
 def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -> TurnEnd:

@@ -39,8 +39,10 @@ from framework.evaluation.script import (
 )
 from framework.graph import build_graph
 from framework.langgraph_compat import INTERRUPT
+from framework.pipeline.waiting import wake_at
 from framework.registry import Registry
 from framework.stores import open_saver
+from framework.stores.waits import keep_signal
 from framework.telemetry.usage import PriceTable, UsageSnapshot
 
 if TYPE_CHECKING:
@@ -256,12 +258,21 @@ async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) ->
     try:
         if before:
             await graph.aupdate_state(config({}), before, as_node="error")
-        while given is not None:
+        for key, value in taken.signals.items():
+            await keep_signal(saver, taken.thread, key, value, "")
+        goes_on = True
+        while goes_on:
             values, given = await graph.ainvoke(given, config(by)), None
-            for found in values.get(INTERRUPT, ())[:1]:
+            open_ = values.get(INTERRUPT, ())
+            waits = [wait for asked in open_ for wait in _waits(asked.value)]
+            moment = min((wake_at(wait, script.now) for wait in waits), default=script.now)
+            goes_on = script.now < moment <= taken.until  # until then it had not come to more
+            script.now = moment if goes_on else script.now
+            for found in open_[:1]:
                 keys = frozenset(entry["context_key"] for entry in asked_of(found.value))
                 if (said := script.answer(keys)) is not None:
                     given, by, script.now = Command(resume=said.given), said.by, said.at
+                    goes_on = True
     except BrokeOffError:
         pass  # as it did then
     except Exception as exc:
@@ -276,6 +287,10 @@ async def _turn(graph: Any, script: Script, saver: Any, *, asks_models: bool) ->
     end.asked = [entry for entry in end.asked if entry["context_key"] not in script.ruled]
     end.cost = meter.cost()
     return end
+
+
+def _waits(asked: Any) -> Sequence[Mapping[str, Any]]:
+    return asked.get("waits") or () if isinstance(asked, Mapping) else ()
 
 
 def _differences(was: TurnEnd, now: TurnEnd, *, costs: bool) -> Iterator[Difference]:

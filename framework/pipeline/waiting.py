@@ -91,9 +91,10 @@ async def over(shown: Mapping[str, Any], journal: Journal, turn: str, now: float
     )
 
 
-def wake_at(shown: Mapping[str, Any]) -> float:
+def wake_at(shown: Mapping[str, Any], now: float) -> float:
     """Return when a step that waits has to be looked at again, unless its event comes."""
-    return moment_of(shown.get("latest") or shown["until"], 0.0)
+    until = moment_of(shown.get("until", 0), 0.0)
+    return until if now < until or "latest" not in shown else moment_of(shown["latest"], 0.0)
 
 
 def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from framework import (
     build_graph,
     capability_node,
     infrastructure_node,
+    signal,
 )
 from framework.base import (
     BaseInfrastructureNode,
@@ -515,3 +517,31 @@ async def test_conditions_lists_and_looks(saver: Any, plans: list[Any]) -> None:
     out = await graph.ainvoke(said("Work", *steps), config())
     assert out["execution_outcome"]["status"] == "completed"
     await same(saver, *items)
+
+
+async def test_a_turn_that_waited_is_replayed_without_waiting(saver: Any) -> None:
+    graph = build_graph([measure, add], checkpointer=saver)
+    steps = [
+        {**READ, "wait_for": "come"},
+        {**READ, "context_key": "late", "wait_until": 0.2},
+        {**ADD, "inputs": [{"READING": "a"}, {"READING": "late"}]},
+    ]
+    given = {"messages": [("user", "Go")], "planning_execution_plan": {"steps": steps}}
+    config: Any = {"configurable": {"thread_id": "waited"}}
+    out = await graph.ainvoke(given, config)
+    assert out["execution_outcome"]["status"] == "waiting"
+    early = await record(saver, "waited")
+    known = Registry()
+    for item in (measure, add):
+        known.register(item)
+    assert (await replay(early, known)).same
+    await signal(graph, "waited", "come", {"from": "afar"})
+    await asyncio.sleep(0.3)
+    out = await graph.ainvoke(None, config)
+    assert out["execution_outcome"]["status"] == "completed", out["execution_outcome"]
+    taken = await record(saver, "waited")
+    assert taken.signals == {"come": {"from": "afar"}}
+    RAN.clear()
+    found = await replay(taken, known)
+    assert found.same, found.differences
+    assert RAN == []

@@ -238,8 +238,11 @@ async def test_a_key_and_a_moment_may_be_what_a_step_found(
     waits = out["execution_outcome"]["waiting"]["a"]
     assert (waits["for"], waits["until"]) == ("A 7", "2023-11-14T23:13:20+00:00")
     assert waits["latest"] == "2023-11-16T23:13:20+00:00"
+    [waits_for] = await due(it.saver)
+    assert waits_for.moment == it.clock.now() + 3600
     assert await it.signal("A 7") is True
     assert ran == [("take", None)]  # the moment has not come
+    assert await due(it.saver) == [waits_for]
     it.clock.advance(3601)
     await it.go_on()
     assert ran == [("take", None), ("a", None)]
