@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from framework.base.errors import PlanError, ValidationError
 from framework.base.plan import ExecutionPlan
@@ -52,6 +53,8 @@ async def plan_of_recipe(
     read = services.registry.capabilities[recipe.name].cls.parameters_from(request.task)
     if recipe.read(request.task) is None and read.keys() != recipe.parameters.keys():
         return None  # a value may be said in other words, so no default may take its place
+    if services.planner.can_correct:  # a model plans what is always there only where it is wanted
+        request = replace(request, active=(recipe.name,))
     try:
         return await ChainPlanner().plan(request)
     except PlanError:

@@ -193,6 +193,22 @@ async def test_a_request_in_known_words_costs_no_model_call(log: list[str]) -> N
     ]
 
 
+async def test_what_is_always_there_costs_no_call_either(log: list[str]) -> None:
+    @capability_node(always_active=True)
+    async def remember(fact: str) -> str:
+        """Remembers a fact."""
+        log.append("remember")
+        return fact
+
+    model = ScriptedModel(responses=[])
+    out = await ask(
+        build_graph(registry(await report(), remember), model=model),
+        "Write a weather report on Rome",
+    )
+    assert out["execution_outcome"]["done"] == ["report.w", "report.r"]
+    assert (model.calls, log) == ([], ["look Rome 3", "write: Write about Rome"])
+
+
 async def test_a_request_in_other_words_costs_one_call_for_the_parameters(log: list[str]) -> None:
     plan = {"steps": [{"capability": "weather_report", "parameters": {"place": "Lima"}}]}
     model = ScriptedModel(responses=[plan])
