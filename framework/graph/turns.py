@@ -84,7 +84,7 @@ class Turn:
         self._control = RunControl()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._ended_by = ""
+        self._ended_by, self._finished = "", False
 
     def stop(self) -> None:
         """Cancel what runs."""
@@ -170,6 +170,7 @@ class Turn:
                     end.model_calls += 1
                     end.input_tokens += event.get("input_tokens", 0)
                     end.output_tokens += event.get("output_tokens", 0)
+                self._finished |= event.get("event_type") == "turn_finished"
                 take(event)
 
     def _read(self, snapshot: StateSnapshot, stopped: str, end: TurnEnd) -> None:
@@ -184,7 +185,8 @@ class Turn:
         if services is not None:
             end.files = files_made(services.registry.context_types, values)
         if end.error is None:
-            left = (stopped if snapshot.tasks else "") or ("waiting" if snapshot.interrupts else "")
+            cut = stopped if snapshot.tasks or not self._finished else ""
+            left = cut or ("waiting" if snapshot.interrupts else "")
             end.status = left or end.outcome.get("status", "failed")
             end.answer = "" if snapshot.tasks else last_answer(values)
         end.outcome["status"] = end.status

@@ -94,7 +94,7 @@ def create_app(
             *ledger.routes(kept),
             *agui.routes(runs),
             *openai.routes(runs, serve),
-            *health.routes(runs),
+            *health.routes(runs, services.settings.name),
             *entries,
         ],
         middleware=[Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH])],

@@ -27,6 +27,7 @@ from framework.base.errors import (
     ValidationError,
 )
 from framework.base.ports import Caller
+from framework.engine.entry import admitted
 from framework.engine.thread_lease import lend
 from framework.graph.signals import signal as send_signal
 from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
@@ -132,18 +133,19 @@ class Runs:
             raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        request = {
+        given = {
             "message": message,
             "plan": plan,
             "answers": answers,
             "context": context,
             "history": list(history) if history else None,
         }
-        return await self._begin(
-            caller,
-            self._threads.kept(caller, thread_id),
-            {name: value for name, value in request.items() if value is not None},
-        )
+        request = {name: value for name, value in given.items() if value is not None}
+        kept = self._threads.kept(caller, thread_id)
+        if answers is None:
+            # What the graph would refuse is refused before anything is kept of it.
+            admitted(_given(request), _config(kept), self._graph.services, saved=True)
+        return await self._begin(caller, kept, request)
 
     async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
         if self._draining:
@@ -212,6 +214,11 @@ class Runs:
     ) -> TurnEnd | None:
         if self._draining:
             return None
+        if told and told[-1]["type"] in _ENDS:
+            # The process ended between the last event and the word of it.
+            status = (told[-1].get("result") or {}).get("status", "failed")
+            await self._log.set_status(run.run_id, status)
+            return None
         await self._log.set_status(run.run_id, "running")
         given, over = await self._input(run, again=bool(told) or run.status == "running")
         values = {} if self._is_new_turn(run) else await thread_values(self._graph, run.thread_id)
@@ -247,17 +254,7 @@ class Runs:
             return None, False
         if found is not None and (found.metadata or {}).get("run_id") == run.run_id:
             return None, not await self._is_unfinished(run.thread_id)
-        given: dict[str, Any] = {}
-        if "message" in request:
-            given["messages"] = [
-                *request.get("history", ()),
-                {"role": "user", "content": request["message"]},
-            ]
-        if "plan" in request:
-            given["planning_execution_plan"] = request["plan"]
-        if "context" in request:
-            given["capability_context_data"] = request["context"]
-        return given, False
+        return _given(request), False
 
     async def _is_unfinished(self, kept: str) -> bool:
         snapshot = await self._graph.aget_state(_config(kept))
@@ -321,7 +318,7 @@ class Runs:
     async def reachable(self) -> bool:
         """Tell whether the database answers."""
         try:
-            await self._log.unfinished("")
+            await self._log.get("")
         except PersistenceError:
             return False
         return True
@@ -453,7 +450,7 @@ class Runs:
 
     async def recover(self) -> None:
         """Go on with the runs that nobody goes on with, each under its id."""
-        for run in await self._log.unfinished():
+        for run in reversed(await self._log.unfinished()):
             if run.run_id in self._tasks or self._draining:
                 continue
             try:
@@ -495,6 +492,7 @@ class Runs:
 
 
 _MARK = 24
+_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
 
 
 def _question(kept: str, interrupt_id: str, value: Any) -> dict[str, Any]:
@@ -505,6 +503,21 @@ def _question(kept: str, interrupt_id: str, value: Any) -> dict[str, Any]:
     mark = hashlib.sha256(text.encode()).hexdigest()[:_MARK]
     name = base64.urlsafe_b64encode(kept.encode()).decode().rstrip("=")
     return {**asked, "question_id": f"{mark}-{name}", "interrupt_id": interrupt_id}
+
+
+def _given(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a graph is given for a request that opens a turn."""
+    given: dict[str, Any] = {}
+    if "message" in request:
+        given["messages"] = [
+            *request.get("history", ()),
+            {"role": "user", "content": request["message"]},
+        ]
+    if "plan" in request:
+        given["planning_execution_plan"] = request["plan"]
+    if "context" in request:
+        given["capability_context_data"] = request["context"]
+    return given
 
 
 def _config(kept: str) -> Any:

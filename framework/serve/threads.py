@@ -172,14 +172,10 @@ class Threads:
             "plan": {"steps": list(plan.get("steps") or [])} if plan else None,
             "steps": step_states(values),
             "results": to_plain(values.get("execution_step_results") or {}, lenient=True),
-            "open_run": next(
-                (
-                    run.run_id
-                    for run in await self._log.unfinished(self.owner(caller))
-                    if run.thread_id == kept
-                ),
-                None,
-            ),
+            "runs": [
+                {"run_id": run.run_id, "status": run.status, "opened": run.opened}
+                for run in await self._log.of_thread(kept)
+            ],
         }
 
     async def rename(self, caller: Caller, thread_id: str, title: str) -> dict[str, Any]:

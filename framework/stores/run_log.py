@@ -42,8 +42,10 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_run_events (
     data TEXT NOT NULL,
     PRIMARY KEY (run_id, seq)
 )"""
+_BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_runs_thread ON capgraph_runs (thread_id)"
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
+_MOST = 10_000
 _AT_ONCE = 500
 _AHEAD = 20_000
 """Events that may wait to be written; past that, runs wait."""
@@ -165,15 +167,26 @@ class RunLog:
         found = await self._run(f"SELECT {_COLUMNS} FROM capgraph_runs WHERE run_id = ?", (run_id,))
         return self._read(found[0]) if found else None
 
-    async def unfinished(self, owner: str | None = None) -> list[LoggedRun]:
-        """Return the runs that have not ended, the oldest first."""
-        return [run for run in await self._where(OPEN, owner) if run.is_open]
+    async def unfinished(self) -> list[LoggedRun]:
+        """Return the runs that have not ended, the latest first."""
+        known = [run for run in self._known.values() if run.is_open]
+        return known[::-1] + await self._where(f"status IN {OPEN}")
 
-    async def waiting(self, owner: str | None = None) -> list[str]:
-        """Name the threads whose last run ended with a question, the latest first."""
-        latest = {run.thread_id: run for run in await self._where((), owner)}
-        found = [run for run in latest.values() if run.status == "waiting"]
-        return [run.thread_id for run in sorted(found, key=lambda run: -run.opened)]
+    async def of_thread(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
+        """Return the last runs of a thread, the latest first."""
+        known = [run for run in self._known.values() if run.thread_id == thread_id]
+        return known[: -limit - 1 : -1] + await self._where("thread_id = ?", thread_id, limit=limit)
+
+    async def waiting(self, owner: str) -> list[str]:
+        """Name the threads of an owner whose last run ended with a question, the latest first."""
+        last = {run.thread_id: run for run in self._known.values() if run.owner == owner}
+        known = [run for run in last.values() if run.status == "waiting"][::-1]
+        known += await self._where(
+            "owner = ? AND status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs"
+            " AS other WHERE other.thread_id = capgraph_runs.thread_id)",
+            owner,
+        )
+        return [run.thread_id for run in known]
 
     async def set_status(self, run_id: str, status: str) -> None:
         """Say how far a run is; one that has ended tells nothing more."""
@@ -310,15 +323,11 @@ class RunLog:
         )
         return [(int(seq), self._unpacked(data)) for seq, data in found]
 
-    async def _where(self, statuses: Sequence[str], owner: str | None) -> list[LoggedRun]:
-        if self._rows is None:
-            return [run for run in self._known.values() if owner in {None, run.owner}]
-        asked = [f"status IN ({', '.join('?' * len(statuses))})"] if statuses else []
-        asked += ["owner = ?"] if owner is not None else []
-        where = f" WHERE {' AND '.join(asked)}" if asked else ""
+    async def _where(self, condition: str, *values: Any, limit: int = _MOST) -> list[LoggedRun]:
         found = await self._run(
-            f"SELECT {_COLUMNS} FROM capgraph_runs{where} ORDER BY opened, run_id",
-            (*statuses, *([owner] if owner is not None else [])),
+            f"SELECT {_COLUMNS} FROM capgraph_runs WHERE {condition}"
+            " ORDER BY opened DESC, run_id LIMIT ?",
+            (*values, limit),
         )
         return [self._read(row) for row in found]
 
@@ -327,6 +336,7 @@ class RunLog:
             return []
         await self._rows.table(_RUNS)
         await self._rows.table(_EVENTS)
+        await self._rows.table(_BY_THREAD)
         return (await self._rows.run(statement, values))[1]
 
     def _forget(self, run_id: str) -> None:

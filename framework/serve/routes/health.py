@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from framework.serve.openapi import document
 from framework.serve.runs import Runs
 
 
@@ -29,11 +30,12 @@ class _Collected:
         ]
 
 
-def routes(runs: Runs) -> list[Route]:
+def routes(runs: Runs, name: str) -> list[Route]:
     """Return the routes of whoever looks after the server.
 
     Args:
         runs: The runs.
+        name: Name of the agent.
     """
     registry = CollectorRegistry()
     registry.register(_Collected(runs))
@@ -50,7 +52,11 @@ def routes(runs: Runs) -> list[Route]:
             generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(document(name))
+
     return [
+        Route("/openapi.json", openapi),
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/metrics", metrics),
