@@ -214,7 +214,7 @@ def test_elsewhere_than_loopback_a_login_is_needed(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": "log", "TOY_GATE": "gate"}
     command = [sys.executable, "-m", "framework.cli", "serve", "--config", "agent.yml"]
     found = subprocess.run(
-        [*command, "--host", "0.0.0.0", "--port", "0", "--db", "memory"],  # noqa: S104
+        [*command, "--host", "0.0.0.0", "--port", "0", "--db", "memory"],
         cwd=place.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert found.returncode == 2
