@@ -23,7 +23,7 @@ from framework.stores import open_saver
 from framework.stores.rows import rows_of
 
 CONFIG: Any = {"configurable": {"thread_id": ""}}
-FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1]
+FATAL, PASSED, FOLDER, URL = 0, 0, Path(), sys.argv[1] if len(sys.argv) > 1 else ""
 
 
 def instant() -> None:
