@@ -227,6 +227,27 @@ class _Breaker:
         self._cells = open_cells(store)
         self._cell = f"breaker/{name}"
 
+    async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function and await what it gives.
+
+        Raises:
+            CircuitOpenError: It is not called, because the circuit is open.
+        """
+        admitted = await self._cells.achange(
+            self._cell, self._rules.admit, self._clock, self._rules.give_back
+        )
+        ticket = self._ticket(admitted)
+        try:
+            result = await awaited(fn(*args, **kwargs))
+        except BaseException as exc:
+            await self._aend(ticket, _verdict(exc))
+            raise
+        await self._aend(ticket, True)
+        return result
+
+    async def _aend(self, ticket: _Ticket | None, worked: bool | None) -> None:
+        await self._cells.achange(self._cell, self._rules.end(ticket, worked), self._clock)
+
     def _ticket(self, admitted: tuple[_Ticket | _Refused, bool]) -> _Ticket:
         ticket = admitted[0]
         if isinstance(ticket, _Refused):
@@ -320,23 +341,7 @@ class AsyncCircuitBreaker(_Breaker):
     'closed'
     """
 
-    async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and await what it gives.
-
-        Raises:
-            CircuitOpenError: It is not called, because the circuit is open.
-        """
-        admitted = await self._cells.achange(
-            self._cell, self._rules.admit, self._clock, self._rules.give_back
-        )
-        ticket = self._ticket(admitted)
-        try:
-            result = await awaited(fn(*args, **kwargs))
-        except BaseException as exc:
-            await self._end(ticket, _verdict(exc))
-            raise
-        await self._end(ticket, True)
-        return result
+    call = _Breaker.acall
 
     async def state(self) -> CircuitState:
         """Return what it does with calls now."""
@@ -348,18 +353,15 @@ class AsyncCircuitBreaker(_Breaker):
 
     async def record_success(self) -> None:
         """Take up a call that was made elsewhere and worked."""
-        await self._end(None, True)
+        await self._aend(None, True)
 
     async def record_failure(self) -> None:
         """Take up a call that was made elsewhere and failed."""
-        await self._end(None, False)
+        await self._aend(None, False)
 
     async def reset(self) -> None:
         """Close it."""
         await self._cells.achange(self._cell, self._rules.reset, self._clock)
-
-    async def _end(self, ticket: _Ticket | None, worked: bool | None) -> None:
-        await self._cells.achange(self._cell, self._rules.end(ticket, worked), self._clock)
 
 
 class CircuitBreakerBehavior:
