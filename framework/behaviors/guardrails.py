@@ -105,6 +105,25 @@ class AllowAllGuardrail:
         return GuardrailOutcome(True)
 
 
+class OneLook:
+    """What guards share that look at what goes in and at what comes out in one way, ``_look``."""
+
+    stages: Collection[GuardrailStage] = ("pre", "post")
+
+    def check_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """Look at parameters and inputs, where the guard looks at any."""
+        return self._look(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
+
+    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """Look at a result, where the guard looks at any."""
+        return self._look(value) if "post" in self.stages else GuardrailOutcome(True)
+
+    def _look(self, value: Any) -> GuardrailOutcome:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class GuardrailViolation:
     """One objection of one guard.

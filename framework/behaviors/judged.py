@@ -10,7 +10,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 
-from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage
+from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
 from framework.pipeline.run_config import running_model
 
 _MAX_JUDGED = 20_000
@@ -18,7 +18,7 @@ _MAX_JUDGED = 20_000
 _ROLE = "capability"
 
 
-class SchemaGuardrail:
+class SchemaGuardrail(OneLook):
     """Holds results, or what goes into a step, against a form.
 
     Args:
@@ -43,18 +43,8 @@ class SchemaGuardrail:
         action: Literal["deny", "ask", "retry"] = "deny",
     ) -> None:
         self._form: TypeAdapter[Any] = TypeAdapter(schema)
-        self._stage = stage
+        self.stages = (stage,)
         self._action = GuardrailOutcome(False, action=action).action
-
-    def check_pre(
-        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
-    ) -> GuardrailOutcome:
-        """Hold parameters and inputs against the form, where the stage is ``pre``."""
-        return self._look(dict(arguments)) if self._stage == "pre" else GuardrailOutcome(True)
-
-    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Hold a result against the form, where the stage is ``post``."""
-        return self._look(value) if self._stage == "post" else GuardrailOutcome(True)
 
     def _look(self, value: Any) -> GuardrailOutcome:
         try:
