@@ -5,12 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from configs.logger import get_logger
-from framework.telemetry.shipped import FanoutSink, RingBufferSink
-from framework.telemetry.sinks import _Outlet
+from framework.telemetry.shipped import FanoutSink, FileSink, RingBufferSink
 from framework.telemetry.usage import UsageSnapshot
 
 _COLUMNS = ("model", "input_tokens", "output_tokens", "tool_calls", "cost_usd")
@@ -65,7 +63,7 @@ class FanoutUsageSink(FanoutSink):
         self._all("record", model, usage, cost_usd)
 
 
-class SqliteUsageSink:
+class SqliteUsageSink(FileSink):
     """Keeps calls in a SQLite file, written by a thread of its own so that no event loop waits.
 
     Args:
@@ -73,29 +71,14 @@ class SqliteUsageSink:
         capacity: Calls that may wait to be written; what comes beyond is counted as lost.
     """
 
-    def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
-        self._path, self._unwritten = str(path), 0
-        self._outlet = _Outlet(self, capacity)
-
-    @property
-    def lost(self) -> int:
-        """How many calls there was no room for, or could not be written."""
-        return self._outlet.lost + self._unwritten
-
     def record(self, model: str, usage: UsageSnapshot, cost_usd: float | None) -> None:
         """Take up one call; it is written soon."""
         spent = (usage.prompt_tokens, usage.output_tokens, usage.tool_calls, cost_usd)
-        self._outlet.put(dict(zip(_COLUMNS, (model, *spent), strict=True)))
-
-    def flush(self) -> None:
-        """Wait until everything so far is written."""
-        self._outlet.wait()
-
-    close = flush
+        self.emit(dict(zip(_COLUMNS, (model, *spent), strict=True)))
 
     def totals(self) -> dict[str, dict[str, Any]]:
         """Return the sums of each model; ``cost_usd`` is ``None`` where a price was unknown."""
-        self.flush()
+        self._fed()
         with closing(self._open()) as conn:
             rows = conn.execute(
                 "SELECT model, count(*), sum(input_tokens), sum(output_tokens), sum(tool_calls),"
@@ -105,24 +88,19 @@ class SqliteUsageSink:
             names = ("calls", *_COLUMNS[1:])
             return {model: dict(zip(names, sums, strict=True)) for model, *sums in rows}
 
-    def emit(self, event: Any) -> None:
-        """Write one call; called on the sink's own thread."""
-        self.emit_many([event])
-
-    def emit_many(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write calls; called on the sink's own thread."""
-        rows = [tuple(event[name] for name in _COLUMNS) for event in events if "model" in event]
+    def _write(self, events: list[dict[str, Any]]) -> None:
+        rows = [tuple(event[name] for name in _COLUMNS) for event in events]
         try:
             with closing(self._open()) as conn, conn:
                 conn.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?)", rows)
-        except sqlite3.Error as exc:
-            self._unwritten += len(rows)
+        except sqlite3.Error as exc:  # whoever records a call does not wait for it
+            self.lost += len(rows)
             get_logger("framework", "usage").warning(
                 "%d calls were not written: %s", len(rows), exc
             )
 
     def _open(self) -> sqlite3.Connection:
-        conn = sqlite3.connect(self._path, timeout=30.0)
+        conn = sqlite3.connect(self.path, timeout=30.0)
         conn.execute("PRAGMA journal_mode = WAL")
         conn.execute(
             "CREATE TABLE IF NOT EXISTS usage (model TEXT NOT NULL, input_tokens INTEGER NOT NULL,"
