@@ -228,9 +228,8 @@ class Recipe(_Part):
                 was saved, recipes need each other in a circle, or the steps are no sound plan.
         """
         fix = "Correct the recipe's file, or save it again from a turn."
-        if circle := _circle(self, catalog):
-            told = " → ".join(circle)
-            raise RegistryError(f"The recipe {self.name!r} is part of a cycle: {told}.", fix=fix)
+        others = [found for s in catalog.capabilities.values() if (found := recipe_of(s))]
+        in_order([*others, self])
         wrong = []
         for name in sorted({*self.uses, *(str(s.get("capability")) for s in self.steps)}):
             spec = catalog.capabilities.get(name)
@@ -492,26 +491,9 @@ def in_order(recipes: Iterable[Recipe]) -> list[Recipe]:
         return [known[name] for name in TopologicalSorter(uses).static_order()]
     except CycleError as exc:
         raise RegistryError(
-            f"The recipes are a cycle: {' → '.join(exc.args[1])}.",
+            f"The recipes are part of a cycle: {' → '.join(reversed(exc.args[1]))}.",
             fix="Let one of them do without the others.",
         ) from None
-
-
-def _circle(recipe: Recipe, catalog: Catalog) -> list[str]:
-    """Return the way from a recipe back to itself; empty when there is none."""
-    ways = [[recipe.name]]
-    seen: set[str] = set()
-    while ways:
-        way = ways.pop()
-        one = recipe if way[-1] == recipe.name else recipe_of(catalog.capabilities.get(way[-1]))
-        for step in one.steps if one is not None else ():
-            name = str(step.get("capability"))
-            if name == recipe.name:
-                return [*way, name]
-            if name not in seen:
-                seen.add(name)
-                ways.append([*way, name])
-    return []
 
 
 async def _never(state: Any, **_: Any) -> None:

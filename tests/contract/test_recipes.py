@@ -447,7 +447,7 @@ async def test_recipes_in_a_circle_are_refused() -> None:
     known = registry(await report(), letter())
     step = {"context_key": "l", "capability": "letter", "parameters": {"place": "Oslo"}}
     turned = Recipe(name="weather_report", description="Turned round", steps=[step])
-    told = "part of a cycle: weather_report → letter → weather_report"
+    told = "part of a cycle: .*weather_report → letter"
     with pytest.raises(RegistryError, match=told):
         known.register(turned, override=True)
     with pytest.raises(RegistryError, match="part of a cycle: me → me"):
