@@ -4,18 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions bench-flow faults sizes format clean
+.PHONY: demo test browser test-long test-matrix check docs bench bench-selection bench-functions bench-flow faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
 	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?"
 
-test: check
+test: check browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# The console's tests want a browser; where none can be had they say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "No Chromium: the console's tests are skipped."
 
 # All of every sweep of which the above runs a sample; SEED chooses the samples.
 SEED ?= 1
-test-long: check faults
+test-long: check browser faults
 	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
 

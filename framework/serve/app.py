@@ -18,7 +18,7 @@ from framework.base.errors import CapgraphError, ConfigurationError
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, health, ledger, login, openai
+from framework.serve.routes import agui, api, console, health, ledger, login, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
 from framework.serve.threads import Threads
@@ -95,6 +95,7 @@ def create_app(
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name),
+            *console.routes(),
             *entries,
         ],
         middleware=[Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH])],
