@@ -127,15 +127,14 @@ class Logins:
 def proxied(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
     """Return whom a trusted proxy names; nobody where the request comes from elsewhere."""
     client = scope.get("client")
-    name = headers.get(proxy.user_header, "").strip()
-    if client is None or client[0] not in proxy.trusted or not name:
+    if client is None or client[0] not in proxy.trusted:
         return None
-
-    def read(header: str | None) -> str | None:
-        return headers.get(header) or None if header else None
-
-    role, tenant = read(proxy.role_header), read(proxy.tenant_header)
-    return Caller(name, role, tenant, authenticated=True)
+    named = [proxy.user_header, proxy.role_header, proxy.tenant_header]
+    said = [headers.getlist(header) if header else [] for header in named]
+    if any(len(values) > 1 for values in said):
+        return None  # one of them is what the client said, and not the proxy
+    user, role, tenant = (values[0].strip() if values else "" for values in said)
+    return Caller(user, role or None, tenant or None, authenticated=True) if user else None
 
 
 def caller_of(request: HTTPConnection) -> Caller:

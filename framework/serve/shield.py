@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.settings import ServeSettings
 from framework.base.ports import Caller
 from framework.behaviors.rate_limit import RateLimiter
 from framework.serve.identity import Identity
-from framework.serve.problems import problem
+from framework.serve.problems import problem, problem_of
 
 OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
 """What answers without a login, and tells nothing of a user."""
@@ -24,6 +26,8 @@ OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/
 _RETURNS = frozenset({"/login/oidc/callback"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODY_SECONDS = 30.0
+_LINGER_SECONDS = 5.0
+"""So long a refused body is read: whoever still sends would lose the answer with the connection."""
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -48,7 +52,9 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
 }
+_CLOSE = {"connection": "close"}
 
 
 class Shield:
@@ -91,27 +97,33 @@ class Shield:
         if scope["type"] != "http":
             await _refuse_scope(scope, receive, send)
             return
-        send = self._with_headers(scope, send)
+        sent = _Sent(send, self._headers)
+        try:
+            await self._answer(scope, receive, sent)
+        except ClientDisconnect:
+            return
+        except Exception as exc:
+            if sent.begun:
+                raise
+            await problem_of(exc)(scope, receive, sent)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
         refusal = refusal or await self._unwelcome(scope, caller)
+        if refusal is None and not scope["path"].startswith(self._uploads or "\0"):
+            body = await self._body(headers, receive)
+            if isinstance(body, bytes):
+                receive = _again(body, receive)
+            else:
+                refusal = body
         if refusal is not None:
-            await refusal(scope, receive, send)
+            await _refuse(refusal, scope, receive, send)
             return
         scope["capgraph.caller"] = caller
         if caller is not None:
             scope["user"] = _User(caller)
-        if not scope["path"].startswith(self._uploads or "\0"):
-            body = await self._body(headers, receive)
-            if body is None:
-                limit = self._settings.max_body_bytes
-                told = f"The body is longer than {limit:,} bytes."
-                fix = "Send less, or raise serve.max_body_bytes."
-                answer = problem(413, "CG-TOO-LARGE", told, fix, headers={"connection": "close"})
-                await answer(scope, receive, send)
-                return
-            receive = _again(body, receive)
         await self._app(scope, receive, send)
 
     def _foreign(self, scope: Scope, headers: Headers) -> ASGIApp | None:
@@ -124,10 +136,11 @@ class Shield:
         if any(not self._hosts.allows(origin, host) for origin in origins):
             told = f"Pages of {origins[0][:100]!r} may not ask this server."
             return problem(403, "CG-ORIGIN", told, "Add the origin to serve.allowed_origins.")
-        site = headers.get("sec-fetch-site", "none")
+        sites = headers.getlist("sec-fetch-site")
         known = any(origin in self._settings.allowed_origins for origin in origins)
         # A provider of logins sends people back from its own site.
-        if site in ("cross-site", "same-site") and not known and scope["path"] not in _RETURNS:
+        foreign = any(site not in ("same-origin", "none") for site in sites)
+        if foreign and not known and scope["path"] not in _RETURNS:
             return problem(403, "CG-ORIGIN", "Another site's page may not ask this server.")
         return None
 
@@ -152,36 +165,42 @@ class Shield:
             return problem(401, "CG-LOGIN", told, fix, {"www-authenticate": "Bearer"})
         return None
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the whole body; ``None`` where it is too long."""
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | ASGIApp:
+        """Return the whole body, or the refusal of one that is too long or too slow."""
         limit = self._settings.max_body_bytes
+        told = f"The body is longer than {limit:,} bytes."
+        too_long = problem(
+            413, "CG-TOO-LARGE", told, "Send less, or raise serve.max_body_bytes.", _CLOSE
+        )
         said = headers.get("content-length", "0")
         if not said.isdecimal() or int(said) > limit:
-            return None
-        parts: list[bytes] = []
-        size = 0
-        async with asyncio.timeout(_BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return b"".join(parts)
-                size += len(message.get("body", b""))
-                if size > limit:
-                    return None
-                parts.append(message.get("body", b""))
-                if not message.get("more_body"):
-                    return b"".join(parts)
+            return too_long
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for part in _parts(receive):
+                    body += part
+                    if len(body) > limit:
+                        return too_long
+        except TimeoutError:
+            return problem(408, "CG-TIMEOUT", "The body did not come.", "Send it again.", _CLOSE)
+        return bytes(body)
 
-    def _with_headers(self, scope: Scope, send: Send) -> Send:
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in self._headers.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
 
-        return sending
+class _Sent:
+    """What is sent, with the security headers on every answer."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send, self._headers = send, headers
+        self.begun = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in self._headers.items():
+                headers.setdefault(name, value)
+        await self._send(message)
 
 
 class Hosts:
@@ -266,6 +285,36 @@ async def _refuse_scope(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008})
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield what comes of a body.
+
+    Raises:
+        ClientDisconnect: The client went away before its end.
+    """
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+async def _refuse(refusal: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, and end when the body was sent."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        last = message["type"] == "http.response.body"
+        await send({**message, "more_body": True} if last else message)
+
+    await refusal(scope, receive, sending)
+    with suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            async for _ in _parts(receive):
+                pass
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:

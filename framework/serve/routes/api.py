@@ -27,6 +27,8 @@ async def body_of(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
         found = json.loads(raw) if raw.strip() else {}
+        # Half a character, or a number without end, could be kept and told by nothing.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
         raise MalformedError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
     if not isinstance(found, dict):

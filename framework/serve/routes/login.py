@@ -14,6 +14,7 @@ from starlette.routing import Route
 from framework.base.ports import Caller
 from framework.serve.identity import COOKIE, Logins
 from framework.serve.problems import problem
+from framework.serve.routes.api import body_of
 
 _STYLE = """
 :root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
@@ -105,11 +106,7 @@ def logged_in(logins: Logins, caller: Caller, token: str | None = None) -> Respo
 
 async def _given(request: Request) -> str:
     if request.headers.get("content-type", "").startswith("application/json"):
-        try:
-            found = await request.json()
-        except ValueError:
-            return ""
-        token = found.get("token") if isinstance(found, dict) else None
+        token = (await body_of(request)).get("token")
         return token if isinstance(token, str) else ""
     fields = parse_qs((await request.body()).decode("utf-8", "replace"))
     return fields.get("token", [""])[0]

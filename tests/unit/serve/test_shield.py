@@ -279,5 +279,8 @@ async def test_a_proxy_is_believed_only_where_it_is_trusted() -> None:
             "bytes": 0,
         }
         assert (await asking.get("/api/who")).status_code == 401
+        for name, value in (("x-forwarded-user", "eve"), ("x-role", "admin")):
+            twice = [(name, value), *said.items()]  # the proxy's stands behind the client's
+            assert (await asking.get("/api/who", headers=twice)).status_code == 401
     async with client(app, "10.0.0.8", "http://agent.example") as asking:
         assert (await asking.get("/api/who", headers=said)).status_code == 401
