@@ -16,21 +16,12 @@ from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import (
-    CallToolResult,
-    ElicitRequest,
-    ElicitRequestFormParams,
-    InputRequiredResult,
-    TextContent,
-    Tool,
-    ToolAnnotations,
-)
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 
+from framework.adapters.elicitation import answer_of, can_ask, elicited, is_first, told
 from framework.adapters.mcp import KEY
 from framework.adapters.request import request_schema
 from framework.adapters.task_graph import TaskGraph, task_graph
-from framework.approvals import STEP
 from framework.base.errors import CapgraphError
 from framework.base.ports import Caller
 from framework.base.spec import CapabilitySpec
@@ -42,7 +33,6 @@ from framework.registry import Registry
 WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
 _MAX_OPEN = 1_000
 """How many questions wait for their answers in memory; the oldest goes first."""
-_PLAIN_DECISIONS = ("approve", "reject", "rerun", "skip", "done")
 
 
 def as_mcp_server(
@@ -105,7 +95,7 @@ class _Offer:
     def tools(self) -> list[Tool]:
         """Describe all capabilities."""
         registry = self.services.registry
-        return [_tool(spec, registry) for spec in registry.capabilities.values()]
+        return [tool_of(spec, registry) for spec in registry.capabilities.values()]
 
     async def call(
         self, spec: CapabilitySpec, arguments: Mapping[str, Any], context: Context[Any, Any]
@@ -128,9 +118,7 @@ class _Offer:
                     answers = answers or await self._asked(asked, context, thread)
                     if isinstance(answers, (CallToolResult, InputRequiredResult)):
                         return answers
-                    said = {
-                        name: _answer(value, answers.get(name)) for name, value in asked.items()
-                    }
+                    said = {name: answer_of(name, value, answers) for name, value in asked.items()}
                     what, answers = Command(resume=said), {}
                 elif found.next:
                     what = None  # another process began with it
@@ -141,41 +129,36 @@ class _Offer:
         if not key:
             await self._forget(thread)
         if found.values.get("success", True):
-            return _said(found.values.get("output"))
-        return _said(str(found.values.get("error")), wrong=True)
+            return said_of(found.values.get("output"))
+        return said_of(str(found.values.get("error")), wrong=True)
 
     async def _asked(
         self, asked: Mapping[str, Any], context: Context[Any, Any], thread: str
     ) -> Mapping[str, Any] | CallToolResult | InputRequiredResult:
-        """Ask whoever sits at the client; the newest protocol asks by ending the call."""
-        request, can = context.request_context, context.client_capabilities
-        if can is None or can.elicitation is None:
+        if not can_ask(context):
             await self._forget(thread)
-            told = " ".join(_message(value) for value in asked.values())
-            return _said(
-                f"A person has to decide first, and this client cannot ask one. {told}"
-                f"{' Nothing was run.' if all(map(_is_first, asked.values())) else ''}"
+            return said_of(
+                "A person has to decide first, and this client cannot ask one."
+                f" {' '.join(map(told, asked.values()))}"
+                f"{' Nothing was run.' if all(map(is_first, asked.values())) else ''}"
                 " Fix: use a client with elicitation.",
                 wrong=True,
             )
-        forms = {name: _form(value) for name, value in asked.items()}
-        if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        answers = await elicited(asked, context, thread)
+        if isinstance(answers, InputRequiredResult):
             await self._keep(thread)
-            requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
-            return InputRequiredResult(input_requests=requests, request_state=thread)
-        ask, about = request.session.elicit_form, request.request_id
-        return {n: await ask(f.message, f.requested_schema, about) for n, f in forms.items()}
+        return answers
 
     async def _run(
         self, graph: TaskGraph, what: Any, config: Any, context: Context[Any, Any]
     ) -> None:
-        told = 0.0
+        known = 0.0
         async for event in graph.astream(what, config, stream_mode="custom"):
             if isinstance(event, Mapping) and event.get("event_type") == "step_progress":
                 # Each has to be more than the one before.
                 fraction = event.get("progress")
-                told = max(fraction, told + 1e-6) if fraction is not None else told + 1e-6
-                await context.report_progress(told, 1.0, event.get("message"))
+                known = max(fraction, known + 1e-6) if fraction is not None else known + 1e-6
+                await context.report_progress(known, 1.0, event.get("message"))
 
     def _graph(self, spec: CapabilitySpec) -> TaskGraph:
         if spec.name not in self._graphs:
@@ -240,7 +223,8 @@ async def _whole(run: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def _tool(spec: CapabilitySpec, registry: Registry) -> Tool:
+def tool_of(spec: CapabilitySpec, registry: Registry) -> Tool:
+    """Describe a capability as a tool."""
     output = registry.context_types.get(spec.provides[0]) if len(spec.provides) == 1 else None
     return Tool(
         name=spec.name,
@@ -269,72 +253,10 @@ def _configured(caller: Caller) -> dict[str, Any]:
     return {"langgraph_auth_user": user, "langgraph_auth_user_id": caller.user_id}
 
 
-def _said(output: Any, *, wrong: bool = False) -> CallToolResult:
+def said_of(output: Any, *, wrong: bool = False) -> CallToolResult:
+    """Return what a tool gave, or why it gave nothing."""
     if wrong:
         return CallToolResult(content=[TextContent(text=str(output))], is_error=True)
     data = output if isinstance(output, Mapping) else {"value": output}
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     return CallToolResult(content=[TextContent(text=text)], structured_content=data)
-
-
-# --- questions -----------------------------------------------------------------------------------
-
-
-def _form(value: Any) -> ElicitRequestFormParams:
-    schema: dict[str, Any] = {"properties": {"answer": {"type": "string"}}, "required": ["answer"]}
-    if _is_approval(value):
-        words = [w for w in value["steps"][0]["decisions"] if w in _PLAIN_DECISIONS]
-        decision = {"type": "string", "enum": words, "title": "Decision"}
-        reason = {"type": "string", "title": "Reason"}
-        schema = {
-            "properties": {"decision": decision, "reason": reason},
-            "required": ["decision"],
-        }
-    elif isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping):
-        schema = dict(value["schema"])
-    return ElicitRequestFormParams(
-        message=_message(value), requested_schema={"type": "object", **schema}
-    )
-
-
-def _is_approval(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "approval"
-
-
-def _is_first(value: Any) -> bool:
-    """Tell whether a question is put before anything ran."""
-    return _is_approval(value) and value["steps"][0].get("kind", STEP) == STEP
-
-
-def _message(value: Any) -> str:
-    """Say whole what is asked: what cannot be shown whole cannot be agreed to."""
-    if not _is_approval(value):
-        if isinstance(value, Mapping) and "message" in value:
-            return str(value["message"])
-        return value if isinstance(value, str) else json.dumps(value, default=str)
-    step = value["steps"][0]
-    parts = [
-        f"{step['capability']}: {step.get('description') or ''}",
-        str(step.get("reason") or ""),
-        f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
-    ]
-    if step.get("input_values"):
-        parts.append(f"Inputs: {json.dumps(step['input_values'], ensure_ascii=False)}.")
-    if value.get("problems"):
-        parts.append("The last answer could not be read: " + " ".join(value["problems"]))
-    return " ".join(part for part in parts if part)
-
-
-def _answer(value: Any, given: Any) -> Any:
-    accepted = getattr(given, "action", None) == "accept"
-    content = dict(given.content or {}) if accepted else {}
-    if _is_approval(value):
-        key = value["steps"][0]["context_key"]
-        if not content:
-            return {
-                key: {"decision": "reject", "reason": "whoever sits at the client did not agree"}
-            }
-        return {key: {name: part for name, part in content.items() if part}}
-    if isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping):
-        return content if accepted else None
-    return content.get("answer")

@@ -110,9 +110,13 @@ def output_of(record: StepRecord) -> Any:
 
     A plain value, which stands alone under ``value``, comes as itself.
     """
-    found = {kind: next(iter(entries.values())) for kind, entries in record.contexts.items()}
+    return plain_output({kind: next(iter(one.values())) for kind, one in record.contexts.items()})
+
+
+def plain_output(given: Mapping[str, Any]) -> Any:
+    """Return what a step gave, by type, as whoever asked for it reads it; see :func:`output_of`."""
     found = {
         kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
-        for kind, data in found.items()
+        for kind, data in given.items()
     }
     return next(iter(found.values())) if len(found) == 1 else found or None

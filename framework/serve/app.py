@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import importlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
-from framework.base.errors import CapgraphError, ConfigurationError
+from configs.logger import get_logger
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    MissingExtraError,
+    require_extra,
+)
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.problems import problem, problem_of
@@ -26,7 +35,7 @@ from framework.serve.tokens import TokenFile
 from framework.stores.run_log import RunLog
 
 if TYPE_CHECKING:
-    from configs.settings import Settings
+    from configs.settings import ServeSettings, Settings
 
 
 def create_app(
@@ -76,15 +85,20 @@ def create_app(
         identity = auth
     entries = login.routes(identity) if isinstance(identity, Logins) else []
 
+    protocols, entered = protocol_routes(graph, runs, threads, serve)
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await graph.warm_up()
         looking = asyncio.create_task(runs.serve())
-        try:
-            yield
-        finally:
-            looking.cancel()
-            await runs.drain()
+        async with contextlib.AsyncExitStack() as stack:
+            for one in entered:
+                await stack.enter_async_context(one())
+            try:
+                yield
+            finally:
+                looking.cancel()
+                await runs.drain()
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
     kept = Ledger(graph, threads, serve.overseers)
@@ -96,6 +110,7 @@ def create_app(
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name),
             *console.routes(),
+            *protocols,
             *entries,
         ],
         middleware=[Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH])],
@@ -105,6 +120,25 @@ def create_app(
     app.state.runs, app.state.threads = runs, threads
     app.state.link = identity.link if isinstance(identity, Logins) else None
     return app
+
+
+def protocol_routes(
+    graph: Any, runs: Runs, threads: Threads, settings: ServeSettings
+) -> tuple[list[BaseRoute], list[Callable[[], AbstractAsyncContextManager[None]]]]:
+    """Return the routes of the protocols whose extras are installed, and what they live in."""
+    routes: list[BaseRoute] = []
+    entered = []
+    for extra, module in (("mcp", "mcp.server"),):
+        try:
+            require_extra(module, extra)
+        except MissingExtraError as exc:
+            get_logger("serve", "app").info("/%s is not there: %s", extra, exc.fix)
+            continue
+        made = importlib.import_module(f"framework.serve.routes.{extra}")
+        found, lives = made.endpoint(runs, threads, graph.services, settings)
+        routes += found
+        entered.append(lives)
+    return routes, entered
 
 
 async def _told(_: Request, error: Exception) -> Response:

@@ -103,13 +103,28 @@ class Threads:
         named = each_thread_id(self._saver, limit=limit, prefix=self.owner(caller))
         return [kept async for kept in named]
 
-    async def create(self, caller: Caller, title: str = "") -> str:
-        """Make an empty thread."""
-        thread_id = uuid.uuid4().hex
+    async def create(
+        self,
+        caller: Caller,
+        title: str = "",
+        *,
+        thread_id: str | None = None,
+        contexts: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Make an empty thread.
+
+        Args:
+            caller: Whose.
+            title: What it is called.
+            thread_id: Its name, where it has to be a certain one.
+            contexts: Context data that stands there before the first turn, by type and key.
+        """
+        thread_id = thread_id or uuid.uuid4().hex
         kept = self.kept(caller, thread_id)
+        given = {"capability_context_data": contexts} if contexts else {}
         # Written as a node that ends a turn, so that nothing is left to run.
         await self._graph.aupdate_state(
-            _config(kept), {"execution_outcome": {"status": _NEW}}, as_node="error"
+            _config(kept), {"execution_outcome": {"status": _NEW}, **given}, as_node="error"
         )
         if title:
             await self.rename(caller, thread_id, title)

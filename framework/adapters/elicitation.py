@@ -1,0 +1,228 @@
+"""Questions of capgraph as the flat forms of an MCP client, and what comes back as answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.server.mcpserver import Context
+from mcp_types import (
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    InputRequiredResult,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from framework.approvals import STEP
+
+Forms = dict[str, ElicitRequestFormParams]
+_TEXTS = {"reject": "reason", "respond": "message", "done": "outputs"}
+"""Decision to the field that goes with it."""
+_KEPT = ("title", "description", "minimum", "maximum", "minLength", "maxLength", "enum")
+"""What a client's forms may say of a field; the rest is checked here, and told when it is wrong."""
+_FLAT = {"string": str, "integer": int, "number": float, "boolean": bool}
+
+
+def can_ask(context: Context[Any, Any]) -> bool:
+    """Tell whether a person can be asked at the client."""
+    can = context.client_capabilities
+    return can is not None and can.elicitation is not None
+
+
+async def elicited(
+    asked: Mapping[str, Any], context: Context[Any, Any], state: str
+) -> Mapping[str, Any] | InputRequiredResult:
+    """Ask whoever sits at the client; the newest protocol asks by ending the call.
+
+    Args:
+        asked: Questions by name.
+        context: The call.
+        state: What the client brings again with the answers, where it asks by ending the call.
+
+    Returns:
+        What the client answered, form by form, or what the call has to end with.
+    """
+    forms = {name: form for one, value in asked.items() for name, form in _forms(one, value)}
+    request = context.request_context
+    if request.protocol_version in MODERN_PROTOCOL_VERSIONS:
+        requests = {name: ElicitRequest(params=form) for name, form in forms.items()}
+        return InputRequiredResult(input_requests=requests, request_state=state)
+    ask, about = request.session.elicit_form, request.request_id
+    return {n: await ask(f.message, f.requested_schema, about) for n, f in forms.items()}
+
+
+def is_first(value: Any) -> bool:
+    """Tell whether a question is put before anything ran."""
+    return is_approval(value) and value["steps"][0].get("kind", STEP) == STEP
+
+
+def is_approval(value: Any) -> bool:
+    """Tell whether a person decides about steps, and a capability does not ask on its own."""
+    return isinstance(value, Mapping) and isinstance(value.get("steps"), list)
+
+
+def told(value: Any) -> str:
+    """Say whole what is asked: what cannot be shown whole cannot be agreed to."""
+    if is_approval(value):
+        return " ".join(_about(step, value) for step in value["steps"])
+    if isinstance(value, Mapping) and "message" in value:
+        return str(value["message"])
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def answer_of(name: str, value: Any, given: Mapping[str, Any]) -> Any:
+    """Read what a client answered to one question.
+
+    Args:
+        name: The name of the question.
+        value: The question.
+        given: What the client answered, form by form.
+    """
+    if is_approval(value):
+        return {
+            step["context_key"]: _decided(step, given.get(_name(name, value, place)))
+            for place, step in enumerate(value["steps"])
+        }
+    content = _content(given.get(name))
+    if isinstance(value, Mapping) and isinstance(value.get("schema"), Mapping):
+        return content
+    return (content or {}).get("answer")
+
+
+def _name(name: str, value: Any, place: int) -> str:
+    return name if len(value["steps"]) == 1 else f"{name}/{place}"
+
+
+def _forms(name: str, value: Any) -> list[tuple[str, ElicitRequestFormParams]]:
+    if is_approval(value):
+        return [
+            (_name(name, value, place), _form(_about(step, value), *_fields(step)))
+            for place, step in enumerate(value["steps"])
+        ]
+    own = value.get("schema") if isinstance(value, Mapping) else None
+    if isinstance(own, Mapping):
+        schema = {"type": "object", **own}
+        return [(name, ElicitRequestFormParams(message=told(value), requested_schema=schema))]
+    return [(name, _form(told(value), {"answer": {"type": "string"}}, "answer"))]
+
+
+def _form(message: str, fields: Mapping[str, Any], needed: str) -> ElicitRequestFormParams:
+    schema = {"type": "object", "properties": dict(fields), "required": [needed]}
+    return ElicitRequestFormParams(message=message, requested_schema=schema)
+
+
+def _about(step: Mapping[str, Any], question: Mapping[str, Any]) -> str:
+    parts = [
+        f"{step['capability']}: {step.get('description') or ''}",
+        str(step.get("reason") or ""),
+        f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
+    ]
+    for name, title in (("input_values", "Inputs"), ("result", "Result")):
+        if step.get(name):
+            parts.append(f"{title}: {json.dumps(step[name], ensure_ascii=False, default=str)}.")
+    if question.get("problems"):
+        parts.append("The last answer could not be read: " + " ".join(question["problems"]))
+    return " ".join(part for part in parts if part)
+
+
+# --- one step ------------------------------------------------------------------------------------
+
+
+def _fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    words = list(step["decisions"])
+    fields = {text: {"type": "string", "title": text.capitalize()} for text in _texts(words)}
+    if "edit" in words:
+        fields |= _parameters(step)
+    decision = {"type": "string", "enum": words, "title": "Decision"}
+    return {"decision": decision, **fields}, "decision"
+
+
+def _texts(words: list[str]) -> list[str]:
+    return [text for word, text in _TEXTS.items() if word in words]
+
+
+def _parameters(step: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a field for each parameter; one that is no flat value is JSON as text."""
+    shown = step.get("parameters") or {}
+    schema = step.get("parameters_schema") or {}
+    declared = schema.get("properties") or {}
+    fields = {}
+    for name in [*declared, *(one for one in shown if one not in declared)]:
+        field = _flat(declared.get(name) or _seen(shown[name]), schema.get("$defs") or {})
+        if name in shown and shown[name] is not None:
+            as_it_is = isinstance(shown[name], _FLAT[field["type"]]) and not _is_json(field)
+            field["default"] = shown[name] if as_it_is else json.dumps(shown[name])
+        fields[_field(name)] = field
+    return fields
+
+
+def _field(name: str) -> str:
+    return f"parameters.{name}" if name == "decision" else name
+
+
+def _flat(schema: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    about = {word: schema[word] for word in ("title", "description") if word in schema}
+    found = schema
+    for _ in range(len(known) + 1):
+        if "$ref" in found:
+            found = known.get(str(found["$ref"]).removeprefix("#/$defs/"), {})
+        ways = [one for one in found.get("anyOf") or () if one.get("type") != "null"]
+        if len(ways) == 1:
+            found = ways[0]
+    kind = found.get("type")
+    if kind not in _FLAT:
+        return {"type": "string", **about, "description": _JSON + about.get("description", "")}
+    return {"type": kind, **{word: found[word] for word in _KEPT if word in found}, **about}
+
+
+_JSON = "As JSON. "
+
+
+def _is_json(field: Mapping[str, Any]) -> bool:
+    return str(field.get("description", "")).startswith(_JSON)
+
+
+def _seen(value: Any) -> dict[str, Any]:
+    """Describe a value of a parameter that nobody declared."""
+    return {"type": next((name for name, kind in _FLAT.items() if type(value) is kind), None)}
+
+
+def _content(given: Any) -> dict[str, Any] | None:
+    accepted = isinstance(given, ElicitResult) and given.action == "accept"
+    return dict(given.content or {}) if accepted else None
+
+
+def _decided(step: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    content = _content(given)
+    if not content:
+        return {"decision": "reject", "reason": "whoever sits at the client did not agree"}
+    word = content.get("decision")
+    shown = step.get("parameters") or {}
+    changed = _changed(step, content) if "edit" in step["decisions"] else {}
+    if word == "edit" or (word == "approve" and changed):
+        # Agreement holds for what the person saw last, and that is what the fields say.
+        return {"decision": "edit", "parameters": {**shown, **changed}}
+    answer = {"decision": word}
+    if isinstance(word, str) and (text := _TEXTS.get(word)) and content.get(text):
+        answer[text] = _parsed(content[text]) if word == "done" else content[text]
+    return answer
+
+
+def _changed(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    shown = step.get("parameters") or {}
+    found = {}
+    for name, field in _parameters(step).items():
+        given = content.get(name)
+        if given is None or given == field.get("default"):
+            continue
+        found[name.removeprefix("parameters.")] = _parsed(given) if _is_json(field) else given
+    return {name: value for name, value in found.items() if shown.get(name) != value}
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text  # what reads the answer says what is wrong with it
