@@ -44,6 +44,7 @@ from framework.serve.links import thread_link
 from framework.serve.problems import AnswerRefusedError, NotThereError
 from framework.serve.runs import Run, Runs
 from framework.serve.threads import Threads
+from framework.stores.run_log import OPEN
 
 ASK = "ask"
 _STATE_SECONDS = 24 * 3600.0
@@ -76,7 +77,7 @@ def endpoint(
             fix=f"Name some of {sorted(known)}.",
         )
     served = _Served(runs, threads, services, settings)
-    return [Route("/mcp", served)], served.running
+    return [Route("/mcp", served, methods=["GET", "POST", "DELETE"])], served.running
 
 
 class _Served:
@@ -186,8 +187,9 @@ class _Served:
             await self._threads.create(caller, name, thread_id=thread, contexts=contexts)
         else:
             record = before["results"].get(_STEP)
-            if before["open_run"]:
-                return await self._runs.get(caller, before["open_run"])
+            for one in before["runs"]:
+                if one["status"] in OPEN:
+                    return await self._runs.get(caller, one["run_id"])
             if record is not None and (record["success"] or spec.effect == "once"):
                 return Run("", thread, str(before["outcome"]))
         plan = {"steps": [{"context_key": _STEP, "capability": name, **step}]}
