@@ -6,12 +6,13 @@ import copy
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from configs.records import dataclass
 from framework.base.errors import CapgraphError
 
 

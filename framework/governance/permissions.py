@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeVar
 
+from configs.records import dataclass
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.ports import PermissionMode
 

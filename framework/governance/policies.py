@@ -7,11 +7,12 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from configs.logger import get_logger
+from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.governance.quality import QualityLevel
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
+from configs.records import dataclass
 from framework.base.errors import LimitError, ValidationError
 from framework.telemetry.usage import UsageTracker
 

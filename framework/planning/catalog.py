@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from configs.records import dataclass
 from framework.base import CapabilitySpec, Requirement
 from framework.base.value_context import LISTED, item_types
 from framework.planning.parameters import required_parameters

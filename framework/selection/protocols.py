@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
+from configs.records import dataclass
 from framework.registry import Candidate
 
 NOTHING_EXCLUDED: Mapping[str, str] = MappingProxyType({})

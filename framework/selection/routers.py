@@ -10,13 +10,14 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
+from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, Malformed, ModelError, ValidationError
 from framework.base.values import json_in, short_text

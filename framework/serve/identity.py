@@ -6,12 +6,13 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
+from configs.records import dataclass
 from configs.settings import ProxySettings, ServeSettings
 from framework.base.ports import Caller
 from framework.serve.tokens import TokenFile

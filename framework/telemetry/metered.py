@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
+from configs.records import dataclass
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
