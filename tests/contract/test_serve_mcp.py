@@ -37,7 +37,7 @@ async def listening(*capabilities: Any, **serve: Any) -> AsyncIterator[str]:
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            create_app(graph, auth=ByHeader(), host="127.0.0.1"),
+            await asyncio.to_thread(create_app, graph, auth=ByHeader(), host="127.0.0.1"),
             log_config=None,
             lifespan="on",
             timeout_graceful_shutdown=1,

@@ -79,7 +79,7 @@ async def served(
     known = capabilities or (read_level, OpenValve)
     settings = options.pop("settings", None) or Settings(serve=dict(serve or {}))
     graph = build_graph(known, checkpointer=saver or InMemorySaver(), settings=settings, **options)
-    app = create_app(graph, auth=ByHeader())
+    app = await asyncio.to_thread(create_app, graph, auth=ByHeader())
     async with app.router.lifespan_context(app), contextlib.AsyncExitStack() as stack:
 
         async def client(user: str = "ann", role: str = "") -> httpx.AsyncClient:
