@@ -127,7 +127,7 @@ class _Acting:
             PolicyAction.RECOVER_ONCE: self._recover,
             PolicyAction.ESCALATE: self._escalate,
             PolicyAction.STORE_GATE_FEEDBACK: self._feed_back,
-            PolicyAction.GENERATE_HANDOFF: self._hand_off,
+            PolicyAction.GENERATE_HANDOFF: lambda *_: "",
             PolicyAction.NOTIFY: lambda *_: "",
             PolicyAction.ABORT_PHASE: self._stop,
         }
@@ -240,9 +240,6 @@ class _Acting:
             return "There is nothing to tell the next plan."
         kept = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
         self.update["control_last_error"] = replace(kept, message=str(told)).to_state()
-        return ""
-
-    def _hand_off(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
         return ""
 
     def _stop(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from langchain_core.messages import AnyMessage
 
@@ -38,13 +37,15 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
-        from framework.planning import chain_plan  # not where a model plans
+        from framework.planning import StaticCatalog, chain_plan  # not where a model plans
 
         if request.look_again:
             return ExecutionPlan(steps=[])  # the plan goes on as it is
         active = [n for n in _in_reach(request) if n != request.failed_capability]
-        gone = {*request.out_of_reach, request.failed_capability or ""}
-        catalog = _Without(request.catalog, gone) if gone != {""} else request.catalog
+        gone, catalog = {*request.out_of_reach, request.failed_capability}, request.catalog
+        if gone != {None}:
+            left = {k: v for k, v in catalog.capabilities.items() if k not in gone}
+            catalog = StaticCatalog(left, catalog.infrastructure, catalog.given)
         if request.failed_capability is None:
             try:
                 return chain_plan(
@@ -71,15 +72,6 @@ class ChainPlanner:
                 severity=ErrorSeverity.CRITICAL,
             )
         return plan
-
-
-class _Without:
-    """A catalog from which capabilities are missing."""
-
-    def __init__(self, catalog: Any, names: Collection[str]) -> None:
-        self.capabilities = {k: v for k, v in catalog.capabilities.items() if k not in names}
-        self.infrastructure = catalog.infrastructure
-        self.given = catalog.given
 
 
 def _in_reach(request: PlanRequest) -> list[str]:

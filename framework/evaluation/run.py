@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import time
 import uuid
@@ -16,6 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from configs.errors import ConfigurationError
+from configs.near import nearest
 from framework.evaluation.dataset import Case, Dataset
 from framework.evaluation.metrics import plan_edges, plan_nodes
 from framework.evaluation.recording import TurnEnd, load_recording
@@ -190,8 +190,8 @@ def check_names(dataset: Dataset, registry: Registry) -> None:
         for field in ("capabilities", "optional"):
             for position, name in enumerate(getattr(case, field) or []):
                 if name not in registry.capabilities:
-                    near = difflib.get_close_matches(name, registry.capabilities, 1)
-                    hint = f" Did you mean {near[0]!r}?" if near else ""
+                    near = nearest(name, registry.capabilities)
+                    hint = f" Did you mean {near!r}?" if near else ""
                     problems.append(
                         f"  cases[{number}].{field}[{position}]: there is no capability"
                         f" {name!r}.{hint}"

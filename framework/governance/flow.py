@@ -20,7 +20,7 @@ from framework.base.ports import StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import item_types
 from framework.planning import CLOSING, PlanVersion, carry_over, fingerprints
-from framework.planning.references import FROM, reads_of, takes_signal
+from framework.planning.references import FROM, Keys, reads_of, takes_signal
 from framework.planning.waits import event_of
 from framework.registry import Registry
 from framework.state import TurnView
@@ -168,7 +168,7 @@ class InformationFlow:
         """Return the labels of all that a step is given."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
-        for read in reads_of(step, _Keys(given, view.contexts)):
+        for read in reads_of(step, Keys({"": given, **view.contexts})):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
             made = given.get(read.key) or dict(self._stored(read.key, view))
             # A list of a type goes by its own name; then all that bears the key counts.
@@ -256,16 +256,6 @@ class InformationFlow:
         if not problems:
             return Verdict()
         return Verdict(self._verdict if self._may_ask() else "deny", problems)
-
-
-class _Keys:
-    """The keys that a step can read; looked up and never listed, since a thread may hold many."""
-
-    def __init__(self, given: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> None:
-        self._rooms = [given, *stored.values()]
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in room for room in self._rooms)
 
 
 def labels_of_types(registry: Registry) -> dict[str, tuple[str, ...]]:

@@ -176,7 +176,7 @@ def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: Contex
     Raises:
         ValidationError: Nothing does; the severity is REPLANNING.
     """
-    key = key_in(text, _Keys(contexts))
+    key = key_in(text, Keys(contexts))
     parts = text[len(key) :].split(".")[1:]
     found = []
     for kind, stored in contexts.items():
@@ -203,8 +203,8 @@ def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: Contex
     )
 
 
-class _Keys:
-    """The keys of stored results, to look one up in."""
+class Keys:
+    """The keys of stored results; looked up and never listed, since a thread may hold many."""
 
     def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
         self._contexts = contexts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,6 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
                 "Leave 'callbacks' out, or add yours to the configuration of the run.",
             )
     yield from check_settings(settings, registry)
-    yield from check_behaviors(settings, registry)
 
 
 def _told(level: Literal["warning", "error"], text: str) -> Finding:
@@ -191,18 +190,23 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Make what settings declare around steps, as a graph would."""
     from framework.engine.bind import answer_gate_of, policies_of
-    from framework.engine.named import named
+    from framework.engine.named import named, of_capabilities, of_role
     from framework.governance.declared import permissions_from
     from framework.governance.spending import declared_budgets, declared_prices
+    from framework.pipeline.runner import StepRunner
 
-    own = [
-        (f"capabilities.{name}.behaviors", section["behaviors"])
-        for name, section in settings.capabilities.items()
-        if section.get("behaviors")
-    ]
+    def around(**given: Any) -> bool:
+        StepRunner(registry, settings, **given)  # says whether it can stand there
+        return any(given.values())
+
+    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
     ways: list[tuple[str, Any]] = [
-        ("behaviors", partial(named, settings.behaviors, "behaviors")),
-        *((where, partial(named, given, where)) for where, given in own),
+        ("behaviors", lambda: around(behaviors=named(settings.behaviors, "behaviors"))),
+        (
+            "capabilities.*.behaviors",
+            lambda: around(own_behaviors=of_capabilities(registry, settings)),
+        ),
+        *((where, partial(of_role, given, where)) for where, given in roles.items()),
         ("policies", lambda: settings.policies and policies_of((), settings)),
         ("answer_gate", partial(answer_gate_of, None, settings)),
         ("sinks", partial(named, settings.sinks, "sinks", "sink")),
@@ -241,27 +245,6 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
                 load_context(kind, key, data, registry.context_types)
             except ValidationError as exc:
                 yield Finding("configuration", "error", exc.message, "Correct it.")
-
-
-def check_behaviors(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Make every behaviour that the settings name, and see whether it can stand there."""
-    from framework.engine.named import named, of_capabilities, of_role
-    from framework.pipeline.runner import StepRunner
-
-    def around_steps() -> None:
-        StepRunner(registry, settings, behaviors=named(settings.behaviors, "behaviors"))
-
-    def around_capabilities() -> None:
-        StepRunner(registry, settings, own_behaviors=of_capabilities(registry, settings))
-
-    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
-    made: list[Callable[[], Any]] = [around_steps, around_capabilities]
-    made += [partial(of_role, given, where) for where, given in roles.items()]
-    for make in made:
-        try:
-            make()
-        except CapgraphError as exc:
-            yield Finding.of_error("behaviors", exc)
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
