@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from framework.serve.tokens import issue_token
 from tests.support.console_agent import HOSTILE
+from tests.support.console_server import Served
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
@@ -74,7 +78,7 @@ def test_ask_edit_refused_then_accepted(page: Any, served: Any) -> None:
     page.get_by_role("tab", name="Usage").click()
     page.get_by_test_id("usage").wait_for()
     page.get_by_role("tab", name="Timeline").click()
-    assert page.get_by_test_id("timeline").locator("rect.span").count() >= 3
+    page.get_by_test_id("timeline").locator("rect.span").nth(2).wait_for()
 
 
 def test_reject_with_a_reason(page: Any, served: Any) -> None:
@@ -243,16 +247,22 @@ def big(count: int = 500) -> dict[str, Any]:
 
 
 def test_a_plan_of_500_steps_stays_fast(page: Any, served: Any) -> None:
-    page.evaluate("() => undefined")
-    page.add_init_script(
-        "window.long = []; new PerformanceObserver((list) => { for (const one of list.getEntries())"
-        " window.long.push(one.duration); }).observe({ type: 'longtask', buffered: true });"
-    )
-    thread = served.run_plan(big())
+    thread = served.call("/api/threads", {})["thread_id"]
+    browser = page.context.browser
+    browser.start_tracing(page=page, categories=["toplevel"])
+    served.call(f"/api/threads/{thread}/runs", {"plan": big()})
     page.goto(f"{served.url}/?thread={thread}")
     status(page, "s499", "done", 120)
+    events = json.loads(browser.stop_tracing())["traceEvents"]
     assert page.get_by_test_id("step").count() >= 500
-    print("long tasks", page.evaluate("window.long"))
+    mains = {
+        (one["pid"], one["tid"])
+        for one in events
+        if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+    }
+    # Time of the processor, so that what else the machine does counts for nothing.
+    longest = max(one.get("tdur", 0) for one in events if (one["pid"], one["tid"]) in mains)
+    assert longest < 50_000
 
 
 def test_the_keyboard_alone_is_enough(page: Any) -> None:
@@ -293,3 +303,33 @@ def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> N
         )
         assert wide == [], part
     context.close()
+
+
+def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    token = issue_token(tokens, "ada")
+    server = Served(tmp_path, auth=tokens)
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        page.get_by_test_id("token-input").fill(token)
+        page.get_by_test_id("login").click()
+        page.get_by_test_id("message-input").wait_for()
+        headers = {"authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=server.url, headers=headers) as client:
+            thread = client.post("/api/threads").json()["thread_id"]
+            client.post(f"/api/threads/{thread}/runs", json={"plan": slow(4, 2)})
+        page.goto(f"{server.url}/?thread={thread}")
+        status(page, "s1", "running")
+        server.end()
+        page.get_by_text("connection lost").wait_for()
+        server.begin()
+        page.get_by_text("logged out").wait_for()
+        page.get_by_test_id("token-input").fill(token)
+        page.get_by_test_id("login").click()
+        status(page, "s3", "done", 60)
+        page.get_by_test_id("stop").wait_for(state="hidden")
+    finally:
+        context.close()
+        server.end()

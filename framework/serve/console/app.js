@@ -3,7 +3,7 @@
 import { Problem, call, follow, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
-import { empty, fromThread, reduce } from "./state.js";
+import { RUNS, empty, fromThread, openRun, reduce } from "./state.js";
 import { figuresOf, talkView } from "./talk.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
@@ -11,7 +11,6 @@ import { threadBar, threadsView } from "./threads.js";
 const LOOK = 5000;
 const LOOK_HIDDEN = 30000;
 const PAGE = 30;
-const RUNS = new Set(["running", "queued"]);
 
 const views = {};
 const later = {
@@ -48,7 +47,7 @@ const app = {
   async open(id, { push = true } = {}) {
     this.hangUp();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, stopping: false, problem: "", connection: "idle" });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, stopping: false, problem: "", connection: "idle", looks: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
     views.talk.toEnd();
     changed();
@@ -63,7 +62,10 @@ const app = {
     this.thread = thread;
     this.turn = fromThread(thread);
     this.loadFigures(thread);
-    if (thread.open_run) this.listen(thread.open_run);
+    const open = openRun(thread);
+    if (open) this.listen(open);
+    // Read while its run was ending: what it came to is there in a moment.
+    else if (thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
     else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
     changed();
   },
@@ -215,7 +217,7 @@ const app = {
       this.thread = thread;
       if (thread.messages?.length) this.turn = { ...this.turn, messages: thread.messages };
       this.loadFigures(thread);
-      if (thread.open_run) this.listen(thread.open_run, { keep: true });
+      if (openRun(thread)) this.listen(openRun(thread), { keep: true });
     } catch (error) { this.hangUp(); this.fail(error); }
     this.refreshThreads().catch(() => {});
   },
@@ -226,7 +228,7 @@ const app = {
   },
   async loadFigures(thread) {
     const id = this.threadId;
-    if (!Object.keys(thread.results ?? {}).length || thread.open_run) return;
+    if (!Object.keys(thread.results ?? {}).length || openRun(thread)) return;
     try {
       const state = await get(`${threadPath(id)}/state`);
       if (id === this.threadId) this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
@@ -338,7 +340,7 @@ function arrangeParts() {
     const on = tab.dataset.part === current;
     attr(tab, "aria-selected", String(on));
     attr(tab, "tabindex", on ? "0" : "-1");
-    if (on) tab.scrollIntoView?.({ block: "nearest", inline: "nearest" });
+    if (on && !middle.matches) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   changed();
 }

@@ -2,7 +2,7 @@
 
 import { CLOSING } from "./state.js";
 
-const WIDTH = 156, HEIGHT = 58, GAP_X = 46, GAP_Y = 14, COLUMN = 12;
+const WIDTH = 156, HEIGHT = 58, GAP_X = 46, GAP_Y = 14;
 export const SIZE = { width: WIDTH, height: HEIGHT };
 
 // Which steps each step needs, by place: inputs, conditions, lists and values of other steps.
@@ -48,16 +48,17 @@ export function arrange(steps) {
   for (const index of order) layer[index] = Math.max(-1, ...before[index].map((one) => layer[one] ?? -1)) + 1;
   const layers = [];
   for (const index of order) (layers[layer[index]] ??= []).push(index);
-  const row = [];
+  const rank = [];
+  const tall = Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
   const spots = [];
   let x = 0;
   for (const members of layers) {
     const wish = (index) => (before[index].length
-      ? before[index].reduce((sum, one) => sum + (row[one] ?? 0), 0) / before[index].length : index);
+      ? before[index].reduce((sum, one) => sum + (rank[one] ?? 0), 0) / before[index].length : index / steps.length);
     members.sort((a, b) => wish(a) - wish(b) || a - b);
-    const high = Math.min(COLUMN, members.length);
+    const high = Math.min(tall, members.length);
     members.forEach((index, n) => {
-      row[index] = n % high;
+      rank[index] = n / members.length;
       spots[index] = { x: x + Math.floor(n / high) * (WIDTH + GAP_Y), y: (n % high) * (HEIGHT + GAP_Y), high };
     });
     x += Math.ceil(members.length / high) * (WIDTH + GAP_Y) - GAP_Y + GAP_X;

@@ -15,6 +15,12 @@ export function empty() {
   };
 }
 
+export const RUNS = new Set(["running", "queued"]);
+
+export function openRun(thread) {
+  return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
+}
+
 // A thread as the server describes it when nothing of it is running.
 export function fromThread(thread) {
   const status = thread.questions ? "asks" : thread.outcome ?? "idle";

@@ -2,10 +2,10 @@
 
 import { attr, button, h, keyed, put, visible } from "./dom.js";
 import { render } from "./markdown.js";
+import { RUNS } from "./state.js";
 import { T } from "./text.js";
 
 const NEAR = 80;
-const WAITS = new Set(["running", "queued"]);
 
 export function talkView(app) {
   const log = h("div", { class: "log", role: "log", "aria-label": T.conversation, tabindex: 0 });
@@ -41,11 +41,12 @@ export function talkView(app) {
   });
 
   let follows = true;
+  let seen = [];
   log.addEventListener("scroll", () => { follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR; });
 
   function update() {
     const { turn } = app;
-    const runs = WAITS.has(turn.status);
+    const runs = RUNS.has(turn.status);
     const lastAnswer = turn.messages.findLast((one) => one.role === "assistant");
     keyed(messages, turn.messages, (one) => one.id ?? turn.messages.indexOf(one), (one) => messageNode(one), (node, one) => {
       const index = turn.messages.indexOf(one);
@@ -65,7 +66,10 @@ export function talkView(app) {
     const inInbox = app.shows("inbox");
     elsewhere.hidden = !inInbox || !mine.length;
     if (!inInbox) app.cards?.place(asked, mine);
-    if (follows) log.scrollTop = log.scrollHeight;
+    // Where the end is has to be measured, so it is only looked for when something was said.
+    const said = [turn.messages, app.figures, app.questions, runs, app.cards];
+    if (follows && said.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
+    seen = said;
   }
   return { node: h("section", { class: "part talk", "aria-label": T.parts.talk }, log, form), update,
     write: (text) => { input.value = text; input.focus(); }, toEnd: () => { follows = true; } };
