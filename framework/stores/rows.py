@@ -80,6 +80,13 @@ class SaverRows(Rows, ABC):
             await self._create(definition)
             self._made.add(definition)
 
+    async def beside(self) -> Rows:
+        """Return rows of the same database for what is written often and may be lost with power.
+
+        What they commit outlives the process all the same.
+        """
+        return self
+
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
         """Run one statement on a connection of its own."""
         try:
@@ -139,10 +146,18 @@ class SqliteRows(SaverRows):
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def _create(self, definition: str) -> None:
+        await self._find()
+        await self.run(definition)
+
+    async def beside(self) -> Rows:
+        """Return rows through a connection of their own, which does not wait for the disk."""
+        await self._find()
+        return FileRows(self._path) if self._path else self
+
+    async def _find(self) -> None:
         await self._saver.setup()
         _, files = await self.run("PRAGMA database_list")
         self._path = next(str(path) for _, name, path in files if name == "main")
-        await self.run(definition)
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""

@@ -23,7 +23,7 @@ from configs.records import dataclass
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.stores.reading import readable
-from framework.stores.rows import rows_of
+from framework.stores.rows import OwnRows, rows_of
 
 OPEN = ("queued", "running")
 """What a run's status says until it has ended."""
@@ -126,13 +126,14 @@ class RunLog:
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._rows: Rows | None = rows_of(saver)
+        self._saver_rows = rows_of(saver)
+        self._rows: Rows | None = self._saver_rows
         self._serde: Any = saver.serde
         self._known: dict[str, LoggedRun] = {}
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()
+        self._ready = False
         self.closing = asyncio.Event()
 
     # --- runs -----------------------------------------------------------------------------
@@ -309,6 +310,8 @@ class RunLog:
         self.closing.set()
         for live in self._live.values():
             live.wake()
+        if isinstance(self._rows, OwnRows):
+            self._rows.close()
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -335,9 +338,12 @@ class RunLog:
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if self._rows is None:
             return []
-        await self._rows.table(_RUNS)
-        await self._rows.table(_EVENTS)
-        await self._rows.table(_BY_THREAD)
+        if not self._ready:
+            if self._rows is self._saver_rows and self._saver_rows is not None:
+                self._rows = await self._saver_rows.beside()
+            for definition in (_RUNS, _EVENTS, _BY_THREAD):
+                await self._rows.table(definition)
+            self._ready = True
         return (await self._rows.run(statement, values))[1]
 
     def _forget(self, run_id: str) -> None:
