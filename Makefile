@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser test-long test-matrix check docs bench bench-selection bench-functions bench-flow faults sizes format clean
+.PHONY: demo test browser test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -58,6 +58,10 @@ bench-functions: $(VENV)/.dev
 
 bench-flow: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks.agentdojo_flow --docs docs/guides/guard_against_injection.md
+
+# Events of served runs against a bare stream of the same events, in one run; memory a stream.
+bench-serve: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from configs.logger import get_logger
 from configs.records import dataclass
 from framework.approvals import read_answers
+from framework.approvals.questions import is_personal
 from framework.base.errors import (
     CapgraphError,
+    InfrastructureError,
     LimitError,
     PersistenceError,
     ThreadBusyError,
@@ -207,6 +209,10 @@ class Runs:
         except PersistenceError as exc:
             # Whoever starts next goes on with it: it stands in the log as not ended.
             get_logger("serve", "runs").error("The run %s was left: %s", run.run_id, exc)
+        except Exception as exc:
+            get_logger("serve", "runs").error("The run %s failed", run.run_id, exc_info=exc)
+            broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
+            await self._end(run, TurnEnd(run.thread_id, error=broken), translator)
         finally:
             self._log.leave(run.run_id)
 
@@ -348,11 +354,28 @@ class Runs:
         else:
             threads = await self._log.waiting(self._threads.owner(caller))
             threads += await self._threads.latest(caller, _OTHERS)
+            threads += await self._log.waiting() if caller.role is not None else []
+        own = self._threads.owner(caller)
         return [
             {**question, "thread_id": self._threads.shown(caller, kept)}
             for kept in dict.fromkeys(threads)
             for question in (await self._open(kept)).values()
+            if kept.startswith(own) or self._decides(caller, kept, question)
         ]
+
+    def _decides(self, caller: Caller, kept: str, question: Mapping[str, Any]) -> bool:
+        """Tell whether somebody may decide about a question of another user's thread.
+
+        It has to matter who agrees, and the role has to allow what is asked about.
+        """
+        permissions = self._graph.services.permissions
+        steps = question.get("steps")
+        if permissions is None or caller.role is None or not isinstance(steps, list):
+            return False
+        return self._threads.of_tenant(caller, kept) and all(
+            is_personal(step) and permissions.outcome(step["capability"], caller).allowed
+            for step in steps
+        )
 
     async def _open(self, kept: str) -> dict[str, dict[str, Any]]:
         """Return the open questions of a thread, by what the server calls them."""
@@ -372,14 +395,19 @@ class Runs:
         with suppress(ValueError):
             mark, _, name = question_id.partition("-")
             kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
-            if len(mark) == _MARK and kept.startswith(self._threads.owner(caller)):
-                thread = await self._threads.check(caller, self._threads.shown(caller, kept))
-                found = (await self._open(thread)).get(question_id)
-                if found is None:
-                    raise ConflictError(
-                        "The question is not open any more.", fix="List the open questions."
-                    )
-                return thread, found
+            if len(mark) != _MARK:
+                raise missing
+            found = (await self._open(kept)).get(question_id)
+            if not kept.startswith(self._threads.owner(caller)):
+                if found is None or not self._decides(caller, kept, found):
+                    raise missing
+                return kept, found
+            await self._threads.check(caller, self._threads.shown(caller, kept))
+            if found is None:
+                raise ConflictError(
+                    "The question is not open any more.", fix="List the open questions."
+                )
+            return kept, found
         raise missing
 
     async def answer(self, caller: Caller, question_id: str, answer: Any) -> Run:
@@ -458,6 +486,10 @@ class Runs:
                 lease = await leases_of(self._saver).take(run.thread_id)
             except ThreadBusyError:
                 continue  # another process has it
+            now = await self._log.get(run.run_id)
+            if now is None or not now.is_open:  # it ended meanwhile
+                await leases_of(self._saver).release(lease)
+                continue
             caller = Caller(**run.request["caller"])
             self._go(run, lease, caller, await self._log.take_up(run.run_id))
 

