@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from framework.base.errors import (
     Malformed,
     ModelError,
 )
+from framework.base.numbers import check_number
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import Job, current_job
 from framework.pipeline.settle import read_job_failure
@@ -96,14 +98,8 @@ class _Rules:
     def __post_init__(self) -> None:
         counts = {"failure_threshold": self.threshold, "half_open_max_probes": self.probes}
         for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(
-                    f"{name} is {count!r}.", fix="Give a whole number of at least 1."
-                )
-        if not _is_number(self.timeout) or self.timeout < 0:
-            raise ConfigurationError(
-                f"The recovery time-out is {self.timeout!r}.", fix="Give seconds, 0 or more."
-            )
+            check_number(name, count, least=1, whole=True, error=ConfigurationError)
+        check_number("The recovery time-out", self.timeout, error=ConfigurationError)
 
     def state(self, value: dict[str, Any], now: float) -> CircuitState:
         if value["opened"] is None:
@@ -185,10 +181,6 @@ def _closed(era: int) -> dict[str, Any]:
     return {"failures": 0, "opened": None, "era": era, "probes": {}, "probed": False}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _refusal(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
     if seconds is None:
         told = f"{name!r} is being probed after failures, and no more calls are let in meanwhile."
@@ -256,8 +248,8 @@ class _Breaker:
 
 
 def _rules(threshold: int, timeout: float, probes: int, store: Any) -> _Rules:
-    lease = math.inf if store is None else max(timeout, 60.0) if _is_number(timeout) else timeout
-    return _Rules(threshold, timeout, probes, lease)
+    made = _Rules(threshold, timeout, probes)
+    return made if store is None else replace(made, lease=max(timeout, 60.0))
 
 
 def _verdict(exc: BaseException) -> bool | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import math
 import threading
 import uuid
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args
 from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import LimitError, ValidationError
+from framework.base.numbers import check_number
 from framework.governance.counters import FAILURES, METRICS, Change, Place, Refusal
 from framework.stores.cells import FOREVER, Cells, MemoryCells, open_cells
 from framework.telemetry.usage import ModelPricing
@@ -515,10 +515,7 @@ def amounts(given: Mapping[str, float]) -> dict[str, int]:
                 f"{name!r} is nothing that a budget counts.",
                 fix=f"Use {', '.join((*METRICS, FAILURES))}.",
             )
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
-        if not math.isfinite(value) or value < 0:
-            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+        check_number(name, value)
         found[name] = round(value * _UNITS.get(name, 1))
     return found
 

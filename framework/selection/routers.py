@@ -20,6 +20,7 @@ from configs.logger import get_logger
 from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, Malformed, ModelError, ValidationError
+from framework.base.numbers import check_number
 from framework.base.values import json_in, short_text
 from framework.selection.texts import MAX_CHARACTERS
 
@@ -249,10 +250,7 @@ class LoadBalancingRouter(BaseRouter):
         super().__init__()
         self._weights = dict(agent_weights or {})
         for name, weight in self._weights.items():
-            if isinstance(weight, bool) or not (math.isfinite(weight) and weight >= 0):
-                raise ConfigurationError(
-                    f"The weight of {name!r} is {weight!r}.", fix="Give a number of at least 0."
-                )
+            check_number(f"The weight of {name!r}", weight, error=ConfigurationError)
         self._load = load
         self._credit: dict[str, float] = {}
         self._lock = threading.Lock()
