@@ -24,7 +24,7 @@ from framework.base import (  # noqa: E402  a foreign 'configs' would fail in he
 from framework.base.ports import Verdict  # noqa: E402
 
 if TYPE_CHECKING:
-    from framework.engine import bind
+    from framework.engine.bind import bind
     from framework.graph import build_graph, open_graph, signal
     from framework.planning import Recipe
     from framework.registry import Registry

@@ -16,6 +16,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import PlannedStep, copy_key
 from framework.base.ports import Attempt, Element, Failure, StepRecord
@@ -23,7 +24,6 @@ from framework.base.spec import CapabilitySpec
 from framework.base.value_context import LISTED
 from framework.engine.envelopes import Envelope, one_signal, own
 from framework.state import TurnView
-from framework.telemetry import StepFailed, StepFinished, StepStarted, emit
 
 MOST_AT_ONCE = 1000
 """Copies of one step in one superstep."""
@@ -92,7 +92,9 @@ class Copies:
             FatalExecutionError: One failed with severity FATAL.
             GraphBubbleUp: Some interrupted themselves; all others have run.
         """
-        emit(StepStarted(task_objective=self._attempt.objective, **self._attempt.event()))
+        telemetry.emit(
+            telemetry.StepStarted(task_objective=self._attempt.objective, **self._attempt.event())
+        )
         under_way: set[asyncio.Task[None]] = set()
         try:
             todo = [n for n in range(len(self._elements)) if not self._record(n)]
@@ -154,7 +156,7 @@ class Copies:
             missing=missing,
         )
         told = {"duration": found.execution_time, **self._attempt.event()}
-        emit(StepFinished(outputs=found.outputs, **told))
+        telemetry.emit(telemetry.StepFinished(outputs=found.outputs, **told))
         return found
 
     def stripped(self) -> list[Envelope]:
@@ -184,7 +186,9 @@ class Copies:
     def _failed(self, error: Failure) -> StepRecord:
         found = self._made(error=error)
         told = {"duration": found.execution_time, **self._attempt.event()}
-        emit(StepFailed(severity=error.severity.value, message=error.message, **told))
+        telemetry.emit(
+            telemetry.StepFailed(severity=error.severity.value, message=error.message, **told)
+        )
         return found
 
     def _nothing(self, record: Mapping[str, Any]) -> Failure:

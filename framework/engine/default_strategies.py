@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from langchain_core.messages import AnyMessage
 
+import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
 from framework.planning.reach import missing
@@ -15,7 +16,6 @@ from framework.planning.strategies import (
     PlanRequest,
     last_request,
 )
-from framework.telemetry import AnswerToken, emit
 
 
 class LastMessageExtractor:
@@ -114,7 +114,7 @@ class SummaryAnswerer:
         """Put the answer together and stream it piece by piece."""
         text = self.compose(request)
         for piece in _pieces(text):
-            emit(AnswerToken(text=piece))
+            telemetry.emit(telemetry.AnswerToken(text=piece))
         return text
 
     def compose(self, request: AnswerRequest) -> str:

@@ -41,8 +41,8 @@ from framework.pipeline.failures import clear_failure, fatal, killed, raise_fail
 from framework.pipeline.run_config import current_runtime, raw_errors_wanted
 from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
-from framework.telemetry import about
 from framework.telemetry.metered import counting
+from framework.telemetry.sinks import about
 
 _COUNTED = {
     "orchestrator": "plans",

@@ -35,9 +35,9 @@ from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
-from framework.telemetry import about
 from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import counting
+from framework.telemetry.sinks import about
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)

@@ -12,7 +12,7 @@ from framework.base.errors import LimitError, StoppedError
 from framework.base.ports import Attempt
 from framework.pipeline.job import Inner, Job
 from framework.pipeline.settle import failed_record
-from framework.telemetry import about
+from framework.telemetry.sinks import about
 
 
 def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:

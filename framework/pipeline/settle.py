@@ -9,6 +9,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+import framework.telemetry as telemetry
 from configs.logger import get_logger
 from configs.records import dataclass
 from configs.streaming import is_heard
@@ -23,15 +24,7 @@ from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
 from framework.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
 from framework.state import dump_context
-from framework.telemetry import (
-    Status,
-    StepFailed,
-    StepFinished,
-    StepSkipped,
-    StepStarted,
-    about,
-    emit,
-)
+from framework.telemetry.sinks import about
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +141,9 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             return question
         if is_heard() and not (attempt.given and attempt.given.told):
             duration = found.execution_time
-            emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+            telemetry.emit(
+                telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
+            )
         return found
 
 
@@ -219,8 +214,8 @@ def announce(job: Job, attempt: Attempt) -> None:
     if not is_heard():
         return
     name = attempt.capability
-    emit(Status(message=f"Executing {name}...", component=name, progress=0.1))
-    emit(StepStarted(task_objective=attempt.objective, **attempt.event()))
+    telemetry.emit(telemetry.Status(message=f"Executing {name}...", component=name, progress=0.1))
+    telemetry.emit(telemetry.StepStarted(task_objective=attempt.objective, **attempt.event()))
 
 
 def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
@@ -271,14 +266,14 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
 def passed_over(job: Job, attempt: Attempt, found: Skipped) -> StepRecord:
     """Return the record of a step that nobody will run, and say so."""
     more = {"reason": found.reason, "not_needed": found.not_needed}
-    emit(StepSkipped(**more, **attempt.event()))
+    telemetry.emit(telemetry.StepSkipped(**more, **attempt.event()))
     return _record(job, attempt, skipped=found.reason, not_needed=found.not_needed)
 
 
 def tell_failed(job: Job, attempt: Attempt, failure: Failure) -> None:
     """Say that a try failed, in the stream and in the log."""
-    emit(
-        StepFailed(
+    telemetry.emit(
+        telemetry.StepFailed(
             duration=job.seconds(),
             severity=failure.severity.value,
             message=failure.message,

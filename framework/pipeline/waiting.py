@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import framework.telemetry as telemetry
 from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Question
@@ -27,7 +28,6 @@ from framework.planning.waits import (
     told_wait,
 )
 from framework.stores.waits import signal_for, taken
-from framework.telemetry import WaitOver, emit
 from framework.telemetry.audit import note
 
 
@@ -67,7 +67,7 @@ async def waited(job: Job, attempt: Attempt, step: PlannedStep) -> Question | di
             severity=ErrorSeverity.CRITICAL,
         )
     how = "signal" if sent is not None else "time"
-    emit(WaitOver(by=how, key=record["for"] or None, **attempt.event()))
+    telemetry.emit(telemetry.WaitOver(by=how, key=record["for"] or None, **attempt.event()))
     note("waited", step=attempt.key, by_what=how, event=record["for"] or None)
     return {SIGNAL: sent["value"]} if sent is not None else {}
 
