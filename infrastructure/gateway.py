@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import HumanMessage
@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from configs.records import dataclass
 from framework.base import ValidationError
 from framework.engine.entry import check_switches
 from framework.planning.waits import is_wait

@@ -8,10 +8,9 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from configs.records import dataclass
 
 from .limits import Level, SandboxLimits
 

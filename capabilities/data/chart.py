@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +18,6 @@ from capabilities.data.scope import choose_table
 from capabilities.data.session import Session, open_session
 from capabilities.data.wording import date_text, value_text
 from capabilities.data.words import fold
-from configs.records import dataclass
 from framework.base import CapabilityError, ValidationError, require_extra
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,6 @@ from capabilities.data.scope import Scope, replan
 from capabilities.data.session import Session
 from capabilities.data.units import conversion
 from capabilities.data.wording import bucket_text, date_range
-from configs.records import dataclass
 
 MOST_GROUPS = 60
 MOST_ROWS = 15

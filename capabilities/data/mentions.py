@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from capabilities.data.lexicon import CONCEPTS, HIGH, LOW, NOTHING
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.units import unit_in_name
 from capabilities.data.words import Word, fold, name_words, words_of
-from configs.records import dataclass
 
 _LONGEST = 6
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from capabilities.data import lexicon as lex
 from capabilities.data.mentions import (
@@ -20,7 +20,6 @@ from capabilities.data.query import Filter
 from capabilities.data.units import is_unit
 from capabilities.data.words import blank, fold, name_words, words_of
 from capabilities.periods.connect import ParsedTime
-from configs.records import dataclass
 from framework.base import ValidationError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import combinations
 from typing import Literal
@@ -19,7 +19,6 @@ from capabilities.data.readings import (
 from capabilities.data.session import Session, Table, identifier
 from capabilities.data.units import guess_temperature_unit, unit_in_name
 from capabilities.data.words import name_words
-from configs.records import dataclass
 from framework.base import ValidationError
 
 Kind = Literal["number", "category", "text", "flag", "empty"]

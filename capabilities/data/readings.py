@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
 from capabilities.data.session import identifier, literal
 from capabilities.data.words import fold, name_words, words_set
-from configs.records import dataclass
 
 MISSING = ("", "-", "--", "na", "n/a", "nan", "null", "none", "nil", "?", ".", "missing", "-999.0")
 MARKS = ", ".join(literal(mark) for mark in MISSING)

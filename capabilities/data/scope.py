@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +16,6 @@ from capabilities.data.readings import number_sql, time_sql
 from capabilities.data.session import Session, identifier
 from capabilities.data.units import conversion
 from capabilities.data.words import fold, name_words
-from configs.records import dataclass
 from framework.base import ErrorSeverity, ValidationError
 
 _PLACE = re.compile(r" \(column \d+\)$")

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from capabilities.data import sqlite_rows
 from capabilities.data.work import Work, current_work
-from configs.records import dataclass
 from framework.base import CapabilityError, ErrorSeverity, ValidationError, require_extra
 
 if TYPE_CHECKING:

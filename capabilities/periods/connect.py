@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from capabilities.periods.items import Interval, Item, Options, long_date, resolve, season_months
 from capabilities.periods.recurring import find_recurring
 from capabilities.periods.scan import scan
-from configs.records import dataclass
 
 _RANGE = re.compile(
     r"^\s*,?\s*(?:up\s+)?(?:to|until|till|through|thru|-|\u2013|\u2014)\s*(?:the\s+)?$", re.I

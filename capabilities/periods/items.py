@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import calendar
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from configs.records import dataclass
 from framework.base import ValidationError
 
 MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_name) if number}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from capabilities.periods.items import NUMBERS, WEEKDAYS
-from configs.records import dataclass
 
 _DAY_NAMES = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
 _WEEKDAY = re.compile(

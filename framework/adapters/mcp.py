@@ -13,7 +13,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any, ClassVar, NoReturn
@@ -39,7 +39,6 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field, ValidationError
 
-from configs.records import dataclass
 from framework.adapters.declare import declare
 from framework.adapters.foreign import own_name, plain_schema, plain_text
 from framework.base.capability import BaseCapability

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-from configs.records import dataclass
 from configs.scoped import scoped
 from framework.agents.result import AgentResult, said_in
 from framework.base import BaseCapability, capability_node

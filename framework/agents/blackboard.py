@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from configs.records import dataclass
 from framework.base.dict_form import DictForm
 from framework.stores.state_store import BaseStateStore
 

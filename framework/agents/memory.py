@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +12,6 @@ from langchain_core.messages.utils import count_tokens_approximately, get_buffer
 from langchain_core.tools import StructuredTool
 from langgraph.runtime import Runtime, get_runtime
 
-from configs.records import dataclass
 from framework.base.errors import ConfigurationError
 
 _SHORTEN = (

@@ -6,7 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
-from configs.records import dataclass
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState
 from framework.agents.result import AgentResult, AgentStep

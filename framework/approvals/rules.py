@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.approvals.questions import STEP, is_personal
 from framework.base.errors import ValidationError
 from framework.state import TurnView

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from configs.records import dataclass
+from dataclasses import dataclass
+
 from framework.base.numbers import check_number
 
 

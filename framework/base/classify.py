@@ -11,10 +11,10 @@ import email.utils
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from configs.records import dataclass
 from framework.base.errors import (
     CapabilityError,
     CapgraphError,

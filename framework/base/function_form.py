@@ -6,13 +6,12 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
-from configs.records import dataclass
 from framework.base.capability import BaseCapability
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext

@@ -6,11 +6,11 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.records import dataclass
 from framework.base.plan import PlannedStep
 
 

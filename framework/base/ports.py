@@ -8,12 +8,11 @@ plain values, so the place where a step is asked for and the place where it runs
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from configs.records import dataclass
 from framework.base.classify import ErrorClassification
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from configs.records import dataclass
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 

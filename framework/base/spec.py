@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
@@ -18,7 +18,6 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
-from configs.records import dataclass
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from configs.logger import ComponentLogger, get_logger
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep

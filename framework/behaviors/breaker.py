@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.classify import diagnose
 from framework.base.clock import Clock, SystemClock, as_clock, later, running_clock

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from configs.errors import ConfigurationError
-from configs.records import dataclass
 from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
 
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from configs.errors import ConfigurationError
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.pipeline.failures import REFUSED_BY_GUARDS

@@ -8,11 +8,11 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.errors import ConfigurationError
-from configs.records import dataclass
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver

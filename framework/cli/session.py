@@ -10,12 +10,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigurationError
-from configs.records import dataclass
 
 if TYPE_CHECKING:
     from langgraph.types import StateSnapshot

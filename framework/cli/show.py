@@ -10,9 +10,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from configs.records import dataclass
 from framework import telemetry as told
 from framework.base.plan import plan_key
 from framework.cli.questions import question_lines

@@ -6,13 +6,12 @@ import asyncio
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
 from configs.logger import clean_text, get_logger
-from configs.records import dataclass
 from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
 
 REPORTING_DAYS = 15

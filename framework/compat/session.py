@@ -21,14 +21,13 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from configs.logger import get_logger, mask_secrets
-from configs.records import dataclass
 from framework.base.awaiting import awaited, waited
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError

@@ -14,13 +14,12 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from configs.records import dataclass
 from framework.base.awaiting import awaited, to_its_end
 from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
 from framework.pipeline.lifecycle import Lifecycle, Phase

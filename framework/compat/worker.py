@@ -6,13 +6,12 @@ import copy
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.errors import CapgraphError
 
 

@@ -6,12 +6,11 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.types import Overwrite
 
-from configs.records import dataclass
 from framework.approvals import PLAN
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened

@@ -13,12 +13,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
-from configs.records import dataclass
 from framework.base.budget import TurnBudget
 from framework.base.plan import PlannedStep, copy_key, plan_key
 from framework.base.ports import Attempt, Failure, Question, StepRecord

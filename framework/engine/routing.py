@@ -6,10 +6,10 @@ It reads the state and writes nothing; the router node does what the route says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from configs.limits import Limits
-from configs.records import dataclass
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import plan_key
 from framework.base.ports import Failure

@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 
 from configs.limits import Limits
 from configs.logger import SecretMasker, get_logger
-from configs.records import dataclass
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.awaiting import awaited
 from framework.base.clock import Clock

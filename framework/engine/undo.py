@@ -7,10 +7,9 @@ after the other, the last effect first, through the same door; then the turn end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.errors import CapgraphError, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Verdict

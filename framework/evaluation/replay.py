@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import UsageMetadataCallbackHandler
@@ -13,7 +14,6 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 
 from configs.logger import mask_data
-from configs.records import dataclass
 from framework.base.errors import (
     PersistenceError,
     ValidationError,

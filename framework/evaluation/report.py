@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
 
-from configs.records import dataclass
 from framework.evaluation.dataset import Case, Thresholds
 from framework.evaluation.metrics import Counts, count_edges, count_items
 

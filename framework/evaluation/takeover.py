@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from configs.records import dataclass
 from framework.approvals.questions import QUESTION_VERSION
 from framework.approvals.rules import list_rules
 from framework.base.approval_policy import ApprovalPolicy

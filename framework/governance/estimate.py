@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from configs.records import dataclass
 from framework.base.spec import CapabilitySpec
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from configs.records import dataclass
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.base.ports import PermissionMode
 

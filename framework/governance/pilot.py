@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.ports import PermissionMode
 from framework.behaviors import (
     GuardrailBehavior,

@@ -6,12 +6,11 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.numbers import check_number
 from framework.governance.quality import QualityLevel

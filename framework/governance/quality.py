@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import CapgraphError, ErrorSeverity, PolicyError
 from framework.base.plan import ExecutionPlan

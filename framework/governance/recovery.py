@@ -8,13 +8,12 @@ import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.awaiting import awaited, waited
 from framework.base.classify import Category, category_of, cause_chain
 from framework.base.errors import ModelError

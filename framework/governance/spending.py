@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from uuid import UUID
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.records import dataclass
 from configs.scoped import scoped
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Attempt, Caller, CallNext, Question, Rows

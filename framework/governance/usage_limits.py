@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from configs.records import dataclass
 from framework.base.errors import LimitError, ValidationError
 from framework.base.numbers import check_number
 from framework.telemetry.usage import UsageTracker

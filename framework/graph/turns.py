@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.logger import get_logger, mask_secrets
-from configs.records import dataclass
 from framework.base.errors import CapgraphError, InfrastructureError
 
 if TYPE_CHECKING:

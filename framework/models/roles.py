@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import mask_secrets
-from configs.records import dataclass
 from configs.settings import ModelSettings
 from framework.base import (
     ConfigurationError,

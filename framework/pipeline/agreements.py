@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import Caller
 from framework.pipeline.journal import Journal

@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 
-from configs.records import dataclass
 from framework.base.errors import CapabilityError, ErrorSeverity
 
 

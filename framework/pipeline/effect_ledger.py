@@ -14,11 +14,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
 
-from configs.records import dataclass
 from framework.approvals import UNKNOWN
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext

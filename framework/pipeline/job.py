@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from configs.records import dataclass
 from configs.scoped import scoped
 from framework.base.budget import TurnBudget
 from framework.base.context import CapabilityContext

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from configs.records import dataclass
 from framework.base.awaiting import to_its_end
 
 Phase = Literal["validate", "setup", "execute", "teardown"]

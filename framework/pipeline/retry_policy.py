@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from configs.limits import Limits
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.ports import RetryRule
 from framework.base.values import to_plain
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
 import framework.telemetry as telemetry
 from configs.logger import get_logger
-from configs.records import dataclass
 from configs.streaming import is_heard
 from framework.approvals import RESULT
 from framework.base.errors import ErrorSeverity, PersistenceError, ValidationError

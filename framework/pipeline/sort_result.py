@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.types import Overwrite
 
-from configs.records import dataclass
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, ValidationError
 from framework.base.plan import PlannedStep

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from configs.records import dataclass
 from framework.base import CapabilitySpec, Requirement
 from framework.base.value_context import LISTED, item_types
 from framework.planning.parameters import required_parameters

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from configs.records import dataclass
 from framework.base import ExecutionPlan
 from framework.planning.catalog import Available, Catalog
 from framework.planning.parameters import replace_at

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from configs.records import dataclass
 
 Path = tuple[str | int, ...]
 """Where in a step a problem sits, e.g. ``("inputs", 0, "DATASET")``."""

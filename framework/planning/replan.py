@@ -6,12 +6,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from configs.records import dataclass
 from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
 from framework.planning.reading import capability_of, step_key, steps_of

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from configs.records import dataclass
 from framework.base import CapabilityContext
 from framework.base.value_context import ValueContext
 from framework.planning.problems import Path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from configs.records import dataclass
 from framework.base import CapabilityContext, CapabilitySpec, Requirement
 from framework.base.value_context import LISTED
 from framework.planning.catalog import (

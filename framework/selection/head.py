@@ -16,10 +16,10 @@ makes "none fits" reliable when there are only a few capabilities.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from configs.records import dataclass
 from framework.base import ValidationError
 from framework.registry import Candidate
 from framework.selection.texts import describe, normalise, pieces, readable, unrelated

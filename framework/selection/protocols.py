@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
-from configs.records import dataclass
 from framework.registry import Candidate
 
 NOTHING_EXCLUDED: Mapping[str, str] = MappingProxyType({})

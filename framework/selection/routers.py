@@ -10,14 +10,13 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, Malformed, ModelError, ValidationError
 from framework.base.numbers import check_number

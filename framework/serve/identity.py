@@ -6,13 +6,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, cookie_parser
 
-from configs.records import dataclass
 from configs.settings import ProxySettings, ServeSettings
 from framework.base.ports import Caller
 from framework.serve.tokens import TokenFile

@@ -14,11 +14,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.approvals import read_answers
 from framework.approvals.questions import is_personal
 from framework.base.errors import (

@@ -9,12 +9,11 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.errors import ConfigurationError
 from framework.base.files import write_whole
 from framework.base.ports import Caller

@@ -7,6 +7,7 @@ reset at the start of a turn, what a caller may send and the documentation follo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from types import UnionType
 from typing import (
@@ -26,7 +27,6 @@ from weakref import WeakKeyDictionary
 from langgraph.channels.base import BaseChannel
 from langgraph.types import Overwrite
 
-from configs.records import dataclass
 from framework.base.errors import ConfigurationError
 
 Lifetime = Literal["turn", "thread"]

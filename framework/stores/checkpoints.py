@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -17,7 +17,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.store.base import BaseStore
 
-from configs.records import dataclass
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.dict_form import DictForm
 from framework.base.errors import ConfigurationError, PersistenceError, ValidationError

@@ -15,13 +15,13 @@ import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
 from framework.base.ports import Rows
 from framework.stores.rows import rows_of

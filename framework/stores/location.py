@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from configs.logger import mask_secrets
-from configs.records import dataclass
 from framework.base.errors import ConfigurationError
 
 MEMORY = ":memory:"

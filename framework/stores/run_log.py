@@ -13,13 +13,12 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.stores.reading import readable

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.clock import SystemClock
 from framework.base.errors import PersistenceError, StoppedError
 from framework.base.ports import Rows

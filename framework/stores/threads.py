@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from configs.records import dataclass
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
 from framework.planning.waits import is_wait, told_wait

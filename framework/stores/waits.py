@@ -12,12 +12,11 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from configs.records import dataclass
 from framework.base.ports import Caller, Rows
 from framework.langgraph_compat import open_interrupts
 from framework.stores.records import NEVER, read_record, write_record

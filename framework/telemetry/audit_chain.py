@@ -13,10 +13,10 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.ports import now_text
 from framework.base.values import to_plain
 from framework.telemetry.audit import canonical

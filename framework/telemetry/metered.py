@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 from uuid import UUID
@@ -22,7 +22,6 @@ from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
 import framework.telemetry as telemetry
-from configs.records import dataclass
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from configs.records import dataclass
 from framework.base.errors import require_extra
 from framework.base.ports import now_text
 from framework.telemetry.agent_events import AgentEvent, AgentEventName

@@ -9,11 +9,10 @@ import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, Literal, Protocol
 
-from configs.records import dataclass
 from framework.base.errors import ValidationError
 from framework.base.numbers import check_number
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from configs.records import dataclass
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.base.threads import in_thread

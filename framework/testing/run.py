@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from configs.records import dataclass
 from configs.settings import Settings
 from framework.base import CapabilityContext, CapabilitySpec, PlannedStep
 from framework.base.errors import ValidationError

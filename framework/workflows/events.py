@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -15,7 +15,6 @@ from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 
 from configs.logger import get_logger
-from configs.records import dataclass
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
 from framework.engine.envelopes import one_signal

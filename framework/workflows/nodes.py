@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NotRequired
 from uuid import uuid4
 
@@ -16,7 +16,6 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from configs.records import dataclass
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.base.awaiting import awaited
 from framework.base.errors import CapgraphError, ConfigurationError, FatalExecutionError

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from configs.errors import CapgraphError
-from configs.records import dataclass
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
 from framework.cli.options import Config, Data, Database, Model, Plain, Thread
 from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe

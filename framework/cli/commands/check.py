@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from configs.errors import CapgraphError, ConfigurationError
-from configs.records import dataclass
 from framework.cli.exit_codes import ExitCode
 from framework.cli.options import Config, Database, Json, Model
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from configs.records import dataclass
 from framework.serve.routes.login import login_page, not_there
 
 FILES = Path(__file__).parents[1] / "console"

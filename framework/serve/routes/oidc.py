@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from configs.errors import CapgraphError
 from configs.logger import get_logger
-from configs.records import dataclass
 from configs.settings import OidcSettings
 from framework.base import require_extra
 from framework.base.ports import Caller
