@@ -15,7 +15,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from framework.approvals import STEP
+from framework.approvals import STEP, is_approval, question_text
 
 Forms = dict[str, ElicitRequestFormParams]
 _TEXTS = {"reject": "reason", "respond": "message", "done": "outputs"}
@@ -58,20 +58,6 @@ def is_first(value: Any) -> bool:
     return is_approval(value) and value["steps"][0].get("kind", STEP) == STEP
 
 
-def is_approval(value: Any) -> bool:
-    """Tell whether a person decides about steps, and a capability does not ask on its own."""
-    return isinstance(value, Mapping) and isinstance(value.get("steps"), list)
-
-
-def told(value: Any) -> str:
-    """Say whole what is asked: what cannot be shown whole cannot be agreed to."""
-    if is_approval(value):
-        return " ".join(_about(step, value) for step in value["steps"])
-    if isinstance(value, Mapping) and "message" in value:
-        return str(value["message"])
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def answer_of(name: str, value: Any, given: Mapping[str, Any]) -> Any:
     """Read what a client answered to one question.
 
@@ -98,33 +84,24 @@ def _name(name: str, value: Any, place: int) -> str:
 def _forms(name: str, value: Any) -> list[tuple[str, ElicitRequestFormParams]]:
     if is_approval(value):
         return [
-            (_name(name, value, place), _form(_about(step, value), *_fields(step)))
+            (
+                _name(name, value, place),
+                _form(question_text({**value, "steps": [step]}), *_fields(step)),
+            )
             for place, step in enumerate(value["steps"])
         ]
     own = value.get("schema") if isinstance(value, Mapping) else None
     if isinstance(own, Mapping):
         schema = {"type": "object", **own}
-        return [(name, ElicitRequestFormParams(message=told(value), requested_schema=schema))]
-    return [(name, _form(told(value), {"answer": {"type": "string"}}, "answer"))]
+        return [
+            (name, ElicitRequestFormParams(message=question_text(value), requested_schema=schema))
+        ]
+    return [(name, _form(question_text(value), {"answer": {"type": "string"}}, "answer"))]
 
 
 def _form(message: str, fields: Mapping[str, Any], needed: str) -> ElicitRequestFormParams:
     schema = {"type": "object", "properties": dict(fields), "required": [needed]}
     return ElicitRequestFormParams(message=message, requested_schema=schema)
-
-
-def _about(step: Mapping[str, Any], question: Mapping[str, Any]) -> str:
-    parts = [
-        f"{step['capability']}: {step.get('description') or ''}",
-        str(step.get("reason") or ""),
-        f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
-    ]
-    for name, title in (("input_values", "Inputs"), ("result", "Result")):
-        if step.get(name):
-            parts.append(f"{title}: {json.dumps(step[name], ensure_ascii=False, default=str)}.")
-    if question.get("problems"):
-        parts.append("The last answer could not be read: " + " ".join(question["problems"]))
-    return " ".join(part for part in parts if part)
 
 
 # --- one step ------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 
-from framework.adapters.elicitation import answer_of, can_ask, elicited, is_first, told
+from framework.adapters.elicitation import answer_of, can_ask, elicited, is_first
 from framework.adapters.mcp import KEY
 from framework.adapters.request import request_schema
 from framework.adapters.task_graph import TaskGraph, task_graph
+from framework.approvals import question_text
 from framework.base.errors import CapgraphError
 from framework.base.ports import Caller
 from framework.base.spec import CapabilitySpec
@@ -139,7 +140,7 @@ class _Offer:
             await self._forget(thread)
             return said_of(
                 "A person has to decide first, and this client cannot ask one."
-                f" {' '.join(map(told, asked.values()))}"
+                f" {' '.join(map(question_text, asked.values()))}"
                 f"{' Nothing was run.' if all(map(is_first, asked.values())) else ''}"
                 " Fix: use a client with elicitation.",
                 wrong=True,

@@ -180,6 +180,40 @@ def _moved(schema: Any, number: int) -> Any:
     }
 
 
+def question_text(question: Any) -> str:
+    """Say whole, in words, what is asked: what cannot be shown whole cannot be agreed to.
+
+    >>> question_text({"steps": [{"capability": "pay", "description": "Pay.", "parameters": {}}]})
+    'pay: Pay. Parameters: {}.'
+    """
+    if is_approval(question):
+        told = [_step_text(step) for step in question["steps"]]
+        problems = question.get("problems") or ()
+        if problems:
+            told.append("The last answer could not be read: " + " ".join(problems))
+        return " ".join(told)
+    if isinstance(question, Mapping) and "message" in question:
+        return str(question["message"])
+    return question if isinstance(question, str) else json.dumps(question, default=str)
+
+
+def is_approval(question: Any) -> bool:
+    """Tell whether a person decides about steps, and a capability does not ask on its own."""
+    return isinstance(question, Mapping) and isinstance(question.get("steps"), list)
+
+
+def _step_text(step: Mapping[str, Any]) -> str:
+    parts = [
+        f"{step['capability']}: {step.get('description') or ''}",
+        str(step.get("reason") or ""),
+        f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
+    ]
+    for name, title in (("input_values", "Inputs"), ("result", "Result")):
+        if step.get(name):
+            parts.append(f"{title}: {json.dumps(step[name], ensure_ascii=False, default=str)}.")
+    return " ".join(part for part in parts if part)
+
+
 def is_personal(asked: Mapping[str, Any]) -> bool:
     """Tell whether it matters who agrees to what is asked."""
     return "needed" in (asked.get("approvals") or {})

@@ -128,7 +128,7 @@ def protocol_routes(
     """Return the routes of the protocols whose extras are installed, and what they live in."""
     routes: list[BaseRoute] = []
     entered = []
-    for extra, module in (("mcp", "mcp.server"),):
+    for extra, module in (("mcp", "mcp.server"), ("a2a", "a2a.server.routes")):
         try:
             require_extra(module, extra)
         except MissingExtraError as exc:

@@ -150,7 +150,7 @@ def document(title: str) -> dict[str, Any]:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": title, "version": _version()},
+        "info": {"title": title, "version": server_version()},
         "paths": paths,
         "components": {
             "schemas": {"Problem": _PROBLEM},
@@ -195,7 +195,8 @@ def _described(operation: Operation) -> dict[str, Any]:
     return found
 
 
-def _version() -> str:
+def server_version() -> str:
+    """Return the version of what is installed."""
     try:
         return version("capgraph")
     except PackageNotFoundError:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1.0
 _RECOVER_SECONDS = 30.0
 _HOUR = 3600.0
+_TURNS = 500
+"""So many runs are looked through for those of a turn."""
 _OTHERS = 50
 """So many threads are looked at whose question no run of the server asked: a fork, the command line."""
 
@@ -291,6 +293,31 @@ class Runs:
             raise NotThereError("There is no such run.", fix="Begin one.")
         return run
 
+    async def turn(self, caller: Caller, run_id: str) -> list[Run]:
+        """Return the runs of a turn: the one that began it, and those that went on with it.
+
+        Raises:
+            NotThereError: There is no such run, or it began no turn.
+        """
+        first = await self._mine(caller, run_id)
+        if not self._is_new_turn(first):
+            raise NotThereError("No turn began with this run.", fix="Name the first run of one.")
+        found: list[LoggedRun] = []
+        for run in await self._log.of_thread(first.thread_id, _TURNS):
+            found = [run, *found]
+            if run.run_id == run_id:
+                break
+            if self._is_new_turn(run):
+                found = []
+        else:
+            found = [first]
+        return [self._shown(caller, run) for run in found]
+
+    async def begun(self, caller: Caller) -> list[Run]:
+        """Return the runs that began a turn of the caller's, the latest first."""
+        found = await self._log.of_owner(self._threads.owner(caller), _TURNS)
+        return [self._shown(caller, run) for run in found if self._is_new_turn(run)]
+
     def _shown(self, caller: Caller, run: LoggedRun) -> Run:
         return Run(run.run_id, self._threads.shown(caller, run.thread_id), run.status)
 
@@ -339,6 +366,28 @@ class Runs:
         if (turn := self._turns.get(run_id)) is not None:
             turn.stop()
         return self._shown(caller, run)
+
+    async def withdraw(self, caller: Caller, run_id: str) -> Run:
+        """Cancel a turn that waits for a person: its question is not open any more.
+
+        Raises:
+            NotThereError: There is no such run.
+            ThreadBusyError: The thread is being run.
+        """
+        run = await self._mine(caller, run_id)
+        lease = await leases_of(self._saver).take(run.thread_id)
+        try:
+            # Written as a node that ends a turn, so that nothing is left to run.
+            with lend(lease):
+                await self._graph.aupdate_state(
+                    _config(run.thread_id), {"execution_outcome": {"status": "cancelled"}}, "error"
+                )
+            if (wait := await waits_of(self._saver).of(run.thread_id)) is not None:
+                await waits_of(self._saver).drop(wait)
+            await self._log.set_status(run_id, "cancelled")
+        finally:
+            await leases_of(self._saver).release(lease)
+        return await self.get(caller, run_id)
 
     # --- questions ------------------------------------------------------------------------
 

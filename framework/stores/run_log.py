@@ -176,6 +176,11 @@ class RunLog:
         known = [run for run in self._known.values() if run.thread_id == thread_id]
         return known[: -limit - 1 : -1] + await self._where("thread_id = ?", thread_id, limit=limit)
 
+    async def of_owner(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
+        """Return the last runs of an owner, the latest first."""
+        known = [run for run in self._known.values() if run.owner == owner]
+        return known[: -limit - 1 : -1] + await self._where("owner = ?", owner, limit=limit)
+
     async def waiting(self, owner: str | None = None) -> list[str]:
         """Name the threads whose last run ended with a question, the latest first.
 

@@ -2,55 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import httpx2
 import pytest
-import uvicorn
-from langgraph.checkpoint.memory import InMemorySaver
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from configs.settings import Settings
-from framework import build_graph
 from framework.adapters.mcp import KEY
 from framework.base.errors import ConfigurationError
-from framework.serve.app import create_app
-from tests.support.served import ByHeader, OpenValve, read_level
+from tests.support.listening import listening
+from tests.support.served import OpenValve
 
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 TOOLS = {"mcp": {"tools": ["read_level", "open_valve"]}}
-
-
-@asynccontextmanager
-async def listening(*capabilities: Any, **serve: Any) -> AsyncIterator[str]:
-    """Serve a graph on loopback; gives the address."""
-    settings = Settings(serve=serve)
-    graph = build_graph(
-        capabilities or (read_level, OpenValve), checkpointer=InMemorySaver(), settings=settings
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            await asyncio.to_thread(create_app, graph, auth=ByHeader(), host="127.0.0.1"),
-            log_config=None,
-            lifespan="on",
-            timeout_graceful_shutdown=1,
-        )
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve([listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
 
 
 @asynccontextmanager

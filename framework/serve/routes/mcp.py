@@ -31,10 +31,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from configs.settings import ServeSettings
-from framework.adapters.elicitation import answer_of, can_ask, elicited, told
+from framework.adapters.elicitation import answer_of, can_ask, elicited
 from framework.adapters.mcp import KEY
 from framework.adapters.mcp_server import said_of, tool_of
 from framework.adapters.request import plain_output, request_of
+from framework.approvals import question_text
 from framework.base.errors import CapgraphError, ConfigurationError, ValidationError
 from framework.base.ports import Caller
 from framework.engine.services import Services
@@ -256,7 +257,7 @@ class _Served:
         request: Any = context.request_context.request
         link = thread_link(self._settings, request, run.thread_id)
         text = (
-            f"A person has to decide first. {told(question)}"
+            f"A person has to decide first. {question_text(question)}"
             f" Fix: answer at {link} or use a client with elicitation."
         )
         place = {"status": "waiting", "thread": run.thread_id, "run_id": run.run_id}

