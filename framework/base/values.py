@@ -129,9 +129,15 @@ def _copied(value: Any) -> Any:
         for key in value:
             if type(key) is not str:
                 raise _Odd
-        return {key: _copied(item) for key, item in value.items()}
+        # Leaves are told apart here: a call for each would be most of the work.
+        return {
+            key: item
+            if item is None or ((of := type(item)) is str and item.isascii()) or of is bool
+            else _copied(item)
+            for key, item in value.items()
+        }
     if kind is list:
-        return [_copied(item) for item in value]
+        return [item if type(item) is str and item.isascii() else _copied(item) for item in value]
     if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
         return value
     raise _Odd

@@ -15,7 +15,7 @@ from framework.base.plan import plan_key
 from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
-from framework.planning import CLOSING, Catalog, dependencies, ready_steps
+from framework.planning import CLOSING, Catalog, ready_steps
 from framework.planning.waits import WAIT
 
 RUN = "capabilities"
@@ -136,7 +136,6 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     todo = [step for step in steps if step.get("capability") not in CLOSING]
     if state.get("control_is_awaiting_validation"):
         return Route("approval", "A person looks at the plan first.")
-    needs = dependencies(plan)
     settled = {*done, *(key for key, record in results.items() if record.get("skipped"))}
     gone = _gone(todo, registry, settled)
     if gone:
@@ -152,7 +151,7 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     pending = state.get("execution_pending_approvals") or {}
     waiting = {plan_key(key) for key in pending}
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
-    ready = [key for key in ready_steps(plan, settled, depends=needs) if key not in closing]
+    ready = [key for key in ready_steps(plan, settled) if key not in closing]
     free = tuple(key for key in ready if key not in waiting)
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)

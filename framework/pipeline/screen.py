@@ -63,7 +63,8 @@ async def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped | Question:
     given = await waited(job, attempt, step)
     if isinstance(given, Question):
         return given
-    return resolved(replace(attempt, step=step), job.spec, job.view, types, given)
+    found = attempt if step is attempt.step else replace(attempt, step=step)
+    return resolved(found, job.spec, job.view, types, given)
 
 
 def resolved(

@@ -15,9 +15,10 @@ from framework.base.value_context import LISTED, ValueContext
 from framework.planning.conditions import comparisons
 from framework.planning.problems import Path
 from framework.planning.reading import is_too_deep
-from framework.planning.waits import SIGNAL, references_in
+from framework.planning.waits import SIGNAL, WAITS, references_in
 
 FROM = "$from"
+_BY_PATH = frozenset({"parameters", "when", "for_each", *WAITS})
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 
@@ -81,22 +82,24 @@ def fields_of(text: str, key: str) -> Path:
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
-def reads_of(step: object, known: Container[str] = ()) -> Iterator[Read]:
-    """Yield what a step reads, in its order.
+def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
+    """Return what a step reads, in its order.
 
     Args:
         step: The step.
         known: The context keys of the plan.
     """
     if not isinstance(step, dict):
-        return
+        return []
+    found = []
     inputs = step.get("inputs")
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
             if isinstance(label, str) and isinstance(key, str):
-                yield Read(("inputs", number, label), label, key)
-    for path, text in paths_of(step):
-        yield Read(path, FROM, key_in(text, known))
+                found.append(Read(("inputs", number, label), label, key))
+    if not _BY_PATH.isdisjoint(step):
+        found += [Read(path, FROM, key_in(text, known)) for path, text in paths_of(step)]
+    return found
 
 
 def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

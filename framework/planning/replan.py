@@ -145,6 +145,8 @@ def carry_over(
         key: step for key, step in _by_key(old_plan).items() if _finished(step_results.get(key))
     }
     planned = _by_key(new_plan)
+    if not finished:
+        return CarryOver(kept={}, rerun=tuple(planned), results={})
     doers: dict[str, list[str]] = {}
     for key, step in finished.items():
         work = _digest([*_content(step), _read(step, finished, {})], step)
