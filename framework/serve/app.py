@@ -132,7 +132,7 @@ def protocol_routes(
         try:
             require_extra(module, extra)
         except MissingExtraError as exc:
-            get_logger("serve", "app").info("/%s is not there: %s", extra, exc.fix)
+            get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
             continue
         made = importlib.import_module(f"framework.serve.routes.{extra}")
         found, lives = made.endpoint(runs, threads, graph.services, settings)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import subprocess
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +20,7 @@ from mcp_types import ElicitResult
 
 from framework.adapters.mcp import KEY
 from framework.base.errors import ConfigurationError
+from tests.support import mcp1_client
 from tests.support.listening import listening
 from tests.support.served import OpenValve
 
@@ -161,3 +168,56 @@ async def test_a_session_is_its_users() -> None:
         assert (await http.post("/mcp", json=listing)).status_code == 401
         headers["origin"] = "http://evil.example"
         assert (await http.post("/mcp", json=listing, headers=headers)).status_code == 403
+
+
+async def test_without_its_extra_a_protocol_is_not_there(monkeypatch: Any, caplog: Any) -> None:
+    for name in ("mcp.server", "a2a.server.routes"):
+        monkeypatch.setitem(sys.modules, name, None)
+    async with (
+        listening() as url,
+        httpx.AsyncClient(base_url=url, headers={"x-user": "ann"}) as http,
+    ):
+        for path in ("/mcp", "/a2a"):
+            assert (await http.post(path, json={})).status_code == 404
+        assert (await http.get("/.well-known/agent-card.json")).status_code == 404
+    assert "pip install 'capgraph[mcp]'" in caplog.text
+    assert "pip install 'capgraph[a2a]'" in caplog.text
+
+
+@pytest.fixture(scope="session")
+def first_generation(tmp_path_factory: Any) -> Path:
+    """A folder with `mcp` 1.x, which stands before 2.x on the path of another process."""
+    where: Path = tmp_path_factory.mktemp("mcp1")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(where)]
+    wanted = ["mcp>=1.25,<2", "httpx-sse"]
+    done = subprocess.run([*pip, *wanted], capture_output=True, text=True, timeout=240)
+    if done.returncode:
+        missing = "mcp 1.x cannot be installed here: its client is not tried"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
+    return where
+
+
+async def test_a_client_of_the_first_generation(first_generation: Path) -> None:
+    async def run(url: str, *answers: dict[str, Any]) -> Any:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, mcp1_client.__file__, url, "ann", json.dumps(answers)),
+            env={**os.environ, "PYTHONPATH": str(first_generation)},
+            stdout=subprocess.PIPE,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        return json.loads(out)
+
+    async with listening() as url:
+        found = await run(
+            url, {"decision": "edit", "litres": 900}, {"decision": "edit", "litres": 4}
+        )
+        left = await run(url)
+    assert found["protocol"] == "2025-11-25"
+    assert found["tools"] == ["ask"]
+    assert "900" in found["asked"][1]["message"]
+    assert found["result"]["status"] == "completed"
+    assert "open_valve began" in " ".join(message for *_, message in found["told"])
+    assert OpenValve.opened == [4.0]
+    assert left["result"]["status"] == "waiting"
+    assert f"{url}/?thread=" in left["result"]["text"]
