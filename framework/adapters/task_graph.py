@@ -152,7 +152,10 @@ def _said(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _agent(agent: Agent) -> Work:
     async def work(task: Any, runtime: Runtime[Any]) -> Mapping[str, Any]:
-        return _outcome(await agent.execute(task, runtime.context))
+        given = (task, runtime.context)
+        sync = is_sync(agent.execute)
+        found: Any = await in_thread(agent.execute, *given) if sync else agent.execute(*given)
+        return _outcome(await awaited(found))
 
     return work
 

@@ -37,9 +37,9 @@ from framework.telemetry.metered import METER
 def tool_capability(
     tool: BaseTool | Callable[..., Any],
     provides: ContextType | None = None,
-    *,
     effect: str = "none",
     permission: Any = None,
+    *,
     name: str | None = None,
     **options: Any,
 ) -> type[BaseCapability]:

@@ -137,7 +137,8 @@ class BaseAgent:
         # What a subclass writes itself is the work; whoever calls it comes in by the door.
         for name in ("execute", "stream_execute"):
             if name in vars(cls):
-                setattr(cls, name, _through_the_door(name, vars(cls)[name]))
+                door = getattr(BaseAgent, name)
+                setattr(cls, name, through_the_door(door, vars(cls)[name]))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.agent_id}>"
@@ -162,7 +163,7 @@ class BaseAgent:
     def _work(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
         own = getattr(type(self).execute, "own", None)
-        return self._build() if own is None else self._own_graph()
+        return self._build() if own is None else self._own_graph(self.execute)
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of this kind of agent."""
@@ -171,12 +172,12 @@ class BaseAgent:
             fix="Write 'async def execute(self, task, context=None)' and 'stream_execute'.",
         )
 
-    def _own_graph(self) -> StateGraph[Any, Any, Any, Any]:
+    def _own_graph(self, own: Callable[..., Any]) -> StateGraph[Any, Any, Any, Any]:
         async def work(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
             with scoped(_INSIDE, self):
                 if state.get("streamed") and hasattr(type(self).stream_execute, "own"):
                     return (await self._streamed(state["task"], runtime.context)).to_plain()
-                found = await self.execute(state["task"], runtime.context)
+                found = await own(state["task"], runtime.context)
                 return AgentResult.of(found).to_plain()
 
         builder = StateGraph(RunState, output_schema=RunOutput)
@@ -378,9 +379,8 @@ class BaseAgent:
         return result
 
 
-def _through_the_door(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+def through_the_door(door: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that runs a subclass's own one as the work of its graph."""
-    door = getattr(BaseAgent, name)
 
     @functools.wraps(own)
     def method(self: BaseAgent, task: str, context: Any = None) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.logger import get_logger
 from framework.agents.supervisor import SupervisorOrchestrator
+from framework.base.awaiting import awaited
 
 Discovery = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, str]]]]
 
@@ -78,7 +79,7 @@ class AgentDiscoveryBehavior:
         """
         if self._team is None:
             raise RuntimeError("There is no team to keep up to date. Fix: start(supervisor) first.")
-        agents, descriptions = await self._discover()
+        agents, descriptions = await awaited(self._discover())
         found = (dict(agents), dict(descriptions))
         if self._known is None or not _same(self._known, found):
             self._team.swap(*found)

@@ -165,11 +165,14 @@ class ReActAgent(BaseAgent):
             return {"messages": [message, *broken]}
         if why is None and form is None:
             return self._ended(state, [message], str(message.text), None)
+        given = as_json(str(message.text))
+        if form is not None and not calls and isinstance(given, dict):
+            why = None  # in whatever form it was asked for, this is an answer
         if why is None and form is not None:
             if len(calls) > len(answers):
                 why = f"{form.__name__} ends the work, so it stands alone."
             else:
-                given = answers[0]["args"] if answers else as_json(str(message.text))
+                given = answers[0]["args"] if answers else given
                 try:
                     output = form.model_validate(given).model_dump(mode="json")
                     return self._ended(state, [message], output, None)

@@ -143,9 +143,11 @@ def read_verdict(text: str) -> str | None:
 
     >>> read_verdict("YES."), read_verdict("NO: too short"), read_verdict("Yes, but it is late")
     (None, 'too short', 'Yes, but it is late')
+    >>> read_verdict("Yes: all of it"), read_verdict("Yes: but it is late")
+    (None, 'Yes: but it is late')
     """
     said = text.strip()
-    if re.fullmatch(r"yes\W*", said, re.IGNORECASE):
+    if re.fullmatch(r"yes(\W*|:(?!\s*(but|however|except)\b).*)", said, re.IGNORECASE | re.DOTALL):
         return None
     why = re.fullmatch(r"no\b\W*(.*)", said, re.IGNORECASE | re.DOTALL)
     return (why[1].strip() if why is not None else said) or "It was not accepted."

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
+from pydantic import ValidationError as PydanticValidationError
 
 from framework.agents.teams import BaseOrchestrator, Work, needed, written
 from framework.base.errors import ModelError
+from framework.base.values import short_text
 from framework.selection import BaseRouter
 
 _PLAN = """\
@@ -31,7 +33,11 @@ JSON object: {"answer": the answer}."""
 
 class _Subtask(BaseModel):
     agent: str = Field("", description="Name of the member that takes it.")
-    subtask: str = Field(description="What is to be done, complete in itself.")
+    # Models that write it by text call it either.
+    subtask: str = Field(
+        description="What is to be done, complete in itself.",
+        validation_alias=AliasChoices("subtask", "task"),
+    )
 
 
 class Subtasks(BaseModel):
@@ -146,4 +152,10 @@ def _read(text: str, task: str) -> Subtasks:
     except ValueError:
         found = []
     items = [{"subtask": one} if isinstance(one, str) else one for one in found]
-    return Subtasks.model_validate({"subtasks": items or [{"subtask": task}]})
+    try:
+        return Subtasks.model_validate({"subtasks": items or [{"subtask": task}]})
+    except PydanticValidationError as exc:
+        raise ModelError(
+            f"The model split the task into {short_text(items, 300)}, of which not all are subtasks.",
+            fix='A subtask is {"agent": …, "subtask": …}.',
+        ) from exc

@@ -19,9 +19,15 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
 from framework.adapters.task_graph import TaskGraph, task_graph
-from framework.agents.base import STEP, BaseAgent, RunOutput, RunState
+from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
 from framework.agents.result import AgentResult, AgentStep
-from framework.base.errors import CapgraphError, ConfigurationError, FatalExecutionError, ModelError
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    FatalExecutionError,
+    Malformed,
+    ModelError,
+)
 from framework.engine.envelopes import one_signal
 from framework.engine.services import Services
 from framework.models.calls import structured
@@ -82,6 +88,11 @@ class BaseOrchestrator(BaseAgent):
         self.members: Mapping[str, Any] = dict(members or {})
         self.router = router
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run" in vars(cls):
+            cls.run = through_the_door(BaseOrchestrator.run, vars(cls)["run"])  # type: ignore[method-assign]
+
     async def run(self, task: str, context: Any = None) -> OrchestratorResult:
         """Have the team work on a task.
 
@@ -92,9 +103,10 @@ class BaseOrchestrator(BaseAgent):
         found = await self.execute(task, context)
         known = dict(found.metadata)
         done = [(name, text, AgentResult.of(one)) for name, text, one in known.pop("subtasks", ())]
+        outputs = known.pop("agent_outputs", None)
         return OrchestratorResult(
             "" if found.output is None else found.output,
-            self._by_name(done),
+            self._by_name(done) if outputs is None else _results(outputs),
             done,
             known.pop("rounds", 0),
             success=found.success,
@@ -112,7 +124,26 @@ class BaseOrchestrator(BaseAgent):
 
     @abstractmethod
     async def lead(self, task: str, context: Any, work: Work) -> Any:
-        """Do the work of a team of one's own by ``work.ask``, ``work.give`` and ``work.route``; return the final output."""
+        """Do the work of a team of one's own by ``work.ask``, ``work.give`` and ``work.route``; return the final output.
+
+        A team that does all of it by itself writes ``run`` instead.
+        """
+
+    def _work(self) -> StateGraph[Any, Any, Any, Any]:
+        return self._own_graph(self._ran) if hasattr(type(self).run, "own") else super()._work()
+
+    async def _ran(self, task: str, context: Any) -> AgentResult:
+        """Run what a subclass wrote as ``run``, and make an agent's result of it."""
+        found = await self.run(task, context)
+        done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
+        outputs = {name: _plain(one) for name, one in found.agent_outputs.items()}
+        known = {"subtasks": done, "rounds": found.rounds, "agent_outputs": outputs}
+        return AgentResult(
+            found.final_output,
+            metadata={**found.metadata, **known},
+            success=found.success,
+            error=found.error,
+        )
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         if not self.members:
@@ -161,15 +192,25 @@ class Work:
         """Ask the leading model for an answer of a form.
 
         Raises:
-            ModelError: The call failed, or the model gave no such answer.
+            ModelError: The call failed.
+            Malformed: The model gave no such answer.
         """
         messages = [SystemMessage(told), HumanMessage(asked)]
 
         async def ask() -> Any:
             role = RoleModel("agent", self._team.model, limit_seconds=self._seconds)
-            return (await structured(role, form, messages)).model_dump(mode="json")
+            try:
+                return {"found": (await structured(role, form, messages)).model_dump(mode="json")}
+            except Malformed as exc:
+                # Kept as well: asked again, the model may say something else.
+                return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
-        return form.model_validate(await _once("ask", ask))
+        kept = await _once("ask", ask)
+        if "found" in kept:
+            return form.model_validate(kept["found"])
+        error = Malformed(kept["told"], fix=kept["fix"])
+        error.text = kept["text"]
+        raise error
 
     @property
     def _seconds(self) -> float | None:
@@ -248,6 +289,15 @@ class Work:
             success=not self.wrong,
             error="; ".join(self.wrong) or None,
         )
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    """Return the plain form of what a member gave."""
+    return AgentResult.of(found).to_plain()
+
+
+def _results(outputs: Mapping[str, Any]) -> dict[str, AgentResult]:
+    return {name: AgentResult.of(one) for name, one in outputs.items()}
 
 
 def _step(done: _Done) -> AgentStep:

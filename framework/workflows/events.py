@@ -6,13 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
+from typing_extensions import TypedDict
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
@@ -23,7 +24,6 @@ from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
     WorkflowGraph,
-    WorkflowInput,
     WorkflowNode,
     WorkflowOutput,
     WorkflowResult,
@@ -46,6 +46,13 @@ class WorkflowEvent:
     name: str
     payload: dict[str, Any] = field(default_factory=dict)
     source: str = "external"
+
+
+class _EventInput(TypedDict):
+    task: NotRequired[str]
+    event: NotRequired[Any]
+    events: NotRequired[list[Any]]
+    inputs: NotRequired[dict[str, Any]]
 
 
 Handler = Callable[[WorkflowEvent], Awaitable[WorkflowEvent | list[WorkflowEvent] | None]]
@@ -121,8 +128,9 @@ class EventDrivenWorkflow(BaseWorkflow):
         Raises:
             ValidationError: Something is no event.
         """
+        told = task_of(initial_input)
         events = [asdict(event) for event in _events_of(initial_input)]
-        given = {"task": task_of(initial_input), "inputs": {"events": events}}
+        given = {"task": told, "inputs": {"events": events}}
         return await self._run(given, context, config)
 
     def compile(
@@ -135,13 +143,13 @@ class EventDrivenWorkflow(BaseWorkflow):
         }
 
         async def run(state: Any) -> dict[str, Any]:
-            known = {"task": state["task"], **(state.get("inputs") or {})}
+            known = {**state, **(state.get("inputs") or {})}
+            known.pop("inputs", None)
+            task_of(known)
             return await self._handle_all(_events_of(known), handlers)
 
-        builder = StateGraph(
-            WorkflowOutput, input_schema=WorkflowInput, output_schema=WorkflowOutput
-        )
-        builder.add_node("events", run, input_schema=WorkflowInput)
+        builder = StateGraph(WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput)
+        builder.add_node("events", run, input_schema=_EventInput)
         builder.add_edge(START, "events")
         builder.add_edge("events", END)
         return builder.compile(checkpointer=checkpointer, name=self.name, **options)
@@ -183,6 +191,8 @@ class EventDrivenWorkflow(BaseWorkflow):
             handled += 1
             if event.name not in handlers:
                 get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
+                if handled <= len(first):  # what was asked for is not done
+                    wrong.append(f"nobody handles {event.name!r}")
             for found in await _side_by_side(handlers.get(event.name, ()), event):
                 following = found["metadata"].pop("events", [])
                 outputs.setdefault(event.name, []).append(found)

@@ -18,13 +18,18 @@ from typing_extensions import TypedDict
 
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.base.awaiting import awaited
-from framework.base.errors import CapgraphError, ConfigurationError, FatalExecutionError
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    FatalExecutionError,
+    ValidationError,
+)
 from framework.base.ports import Agent
 from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.values import short_text
 from framework.engine.services import Services
-from framework.langgraph_compat import INTERRUPT
+from framework.langgraph_compat import INTERRUPT, keys_of
 from framework.pipeline.run_config import current_runtime
 
 WorkflowGraph = CompiledStateGraph[Any, Any, Any, Any]
@@ -161,6 +166,7 @@ class BaseWorkflow(ABC):
 
         Raises:
             ConfigurationError: The nodes do not fit together.
+            ValidationError: There is no task.
         """
         given = {"task": task_of(initial_input), "inputs": dict(initial_input)}
         return await self._run(given, context, config)
@@ -210,7 +216,13 @@ def read(plain: Any) -> Any:
 
 
 def task_of(given: Mapping[str, Any]) -> str:
-    """Return the task that named values stand for: ``task``, ``query``, else all of them as JSON."""
+    """Return the task that named values stand for: ``task``, ``query``, else all of them as JSON.
+
+    Raises:
+        ValidationError: They are none, or the task says nothing.
+    """
+    if not isinstance(given, Mapping) or not any(value is not None for value in given.values()):
+        raise ValidationError(f"{given!r} is no task.", fix='Give {"task": …}.')
     for name in ("task", "query"):
         if given.get(name) is not None:
             return given[name] if isinstance(given[name], str) else _text(given[name])
@@ -288,7 +300,7 @@ def _given(
     if isinstance(getattr(node.agent, "capability_spec", None), CapabilitySpec):
         whole = node.inputs_map and set(values) != {"task"}
         return {"task": values if whole else task_of(values)}, None
-    takes = graph.get_input_jsonschema().get("properties") or {}
+    takes, _ = keys_of(graph) or ([], [])
     further = {name: value for name, value in values.items() if name in takes}
     is_agent = isinstance(node.agent, Agent) and not hasattr(node.agent, "compile")
     return {**further, "task": task_of(values)}, values if is_agent else None

@@ -205,3 +205,11 @@ def test_a_graph_of_another_shape_is_refused_with_its_keys() -> None:
     builder.add_edge(START, "work")
     with pytest.raises(ConfigurationError, match="name"):
         task_graph(builder)
+
+
+async def test_an_agent_that_knows_no_await_works_in_a_thread() -> None:
+    class Plain:
+        def execute(self, task: str, context: Any = None) -> dict[str, Any]:
+            return {"output": threading.current_thread() is threading.main_thread()}
+
+    assert (await task_graph(Plain()).ainvoke({"task": "x"}))["output"] is False

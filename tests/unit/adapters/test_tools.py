@@ -292,3 +292,12 @@ async def test_a_tool_that_wants_the_configuration_gets_it() -> None:
     said: Any = {"messages": [("user", "go")], "planning_execution_plan": plan}
     out = await graph.ainvoke(said, {"configurable": {"thread_id": "7"}})
     assert out["capability_context_data"]["OUT"]["k"] == {"value": "7"}
+
+
+def test_what_a_tool_is_given_may_stand_in_a_row() -> None:
+    def add(a: int) -> int:
+        """Add one."""
+        return a + 1
+
+    spec = tool_capability(add, "SUM", "once", "WORKSPACE_WRITE").capability_spec
+    assert (spec.provides, spec.effect) == (("SUM",), "once")

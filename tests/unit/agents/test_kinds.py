@@ -116,6 +116,11 @@ async def test_yes_but_is_no_yes() -> None:
     assert (result.output, result.metadata["critiques"]) == ("4", ["Yes, but it is wrong."])
 
 
+async def test_a_yes_may_say_why() -> None:
+    model = scripted("4", "YES: all of it is there.")
+    assert (await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")).success
+
+
 async def test_an_inner_failure_is_a_critique_of_its_own() -> None:
     endless = calls(call("add", a=1, b=1))
     model = scripted(endless, "4", "YES")

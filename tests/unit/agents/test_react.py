@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
@@ -280,3 +280,13 @@ async def test_text_that_cannot_be_read_is_never_a_success() -> None:
     assert result.output is None
     assert "3 answers" in str(result.error)
     assert "neither an action nor a final answer" in model.asked[1][-1].text
+
+
+async def test_a_model_without_tools_answers_a_form_in_json() -> None:
+    model = FakeListChatModel(responses=['{"total": 4}'])
+
+    class Sum(BaseModel):
+        total: int
+
+    result = await ReActAgent(model, tools=[add], response_format=Sum).execute("2 + 2?")
+    assert (result.output, result.success) == (Sum(total=4), True)

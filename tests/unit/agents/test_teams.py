@@ -7,14 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
 from framework import bind, capability_node
 from framework.agents import (
     AgentDiscoveryBehavior,
+    AgentResult,
     BaseOrchestrator,
     DebateOrchestrator,
+    OrchestratorResult,
     PipelineOrchestrator,
     SupervisorOrchestrator,
     SwarmOrchestrator,
@@ -332,3 +335,43 @@ def test_handing_over_is_a_command_or_a_tool() -> None:
     assert handoff("support").goto == "support"
     assert handoff("support", parent=True).graph == Command.PARENT
     assert handoff_tool("support").name == "transfer_to_support"
+
+
+async def test_a_team_that_writes_only_run_is_complete() -> None:
+    seen: list[str] = []
+
+    class Noted(BaseBehavior):
+        def before_execute(self, context: Any) -> None:
+            seen.append(context.task)
+
+    class Own(BaseOrchestrator):
+        async def run(self, task: str, context: Any = None) -> OrchestratorResult:
+            done = AgentResult(task * 2)
+            return OrchestratorResult(task.upper(), {"a": done}, [("a", task, done)], rounds=1)
+
+    team = Own(behaviors=[Noted()])
+    found = await team.run("x")
+    assert (found.final_output, found.rounds, found.agent_outputs["a"].output) == ("X", 1, "xx")
+    assert found.metadata["execution_id"]
+    assert (await team.execute("y")).output == "Y"
+    assert (await team.compile().ainvoke({"task": "z"}))["output"] == "Z"
+    assert seen == ["x", "y", "z"]
+
+
+async def test_a_model_that_writes_its_split_as_text_is_asked_once() -> None:
+    def ask(task: str) -> str:
+        return f"{task}: {interrupt('which one?')}"
+
+    model = FakeListChatModel(responses=['[{"agent": "a", "task": "look"}]', "Done.", "again"])
+    graph = SupervisorOrchestrator(model, {"a": ask}).compile(InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert "__interrupt__" in await graph.ainvoke({"task": "x"}, config)
+    out = await graph.ainvoke(Command(resume="this"), config)
+    assert (out["output"], out["steps"][0]["observation"]) == ("Done.", "look: this")
+
+
+async def test_a_split_that_is_none_is_told() -> None:
+    model = FakeListChatModel(responses=['[{"agent": "a"}, 7]'])
+    found = await SupervisorOrchestrator(model, {"a": Worker("a")}).run("x")
+    assert not found.success
+    assert "not all are subtasks" in str(found.error)

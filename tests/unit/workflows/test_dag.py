@@ -1,6 +1,7 @@
 """Directed acyclic workflows: order, conditions, names, failures, going on."""
 
 import asyncio
+import typing
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
 from framework import bind, capability_node
-from framework.base import ConfigurationError
+from framework.base import ConfigurationError, ValidationError
 from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
 
 
@@ -257,3 +258,21 @@ def test_random_workflows_do_what_a_plain_reading_says(data, size):
     assert seen == status
     assert found.success == (not broken & {n for n, s in status.items() if s == "failed"})
     assert all(len(w.calls) == (status[w.name] in ("done", "failed")) for w in workers)
+
+
+async def test_a_graph_whose_state_is_of_the_standard_library_is_a_node():
+    class State(typing.TypedDict, total=False):  # what LangGraph's pages write
+        task: str
+        output: str
+
+    builder = StateGraph(State)
+    builder.add_node("up", lambda given: {"output": given["task"].upper()})
+    builder.add_edge("__start__", "up")
+    found = await DAGWorkflow([WorkflowNode("a", builder.compile())]).run({"task": "x"})
+    assert (found.final_output, found.success) == ("X", True)
+
+
+@pytest.mark.parametrize("given", [None, {}, "x", {"task": None}])
+async def test_what_is_no_task_is_an_error(given):
+    with pytest.raises(ValidationError, match="no task"):
+        await DAGWorkflow([WorkflowNode("a", Worker("a"))]).run(given)

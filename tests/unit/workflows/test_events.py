@@ -138,3 +138,23 @@ async def test_what_is_no_event_is_told():
     flow.on("started", odd)
     found = await flow.run(started())
     assert found.error == "started: a handler gave 'text', which is no WorkflowEvent"
+
+
+async def test_its_graph_takes_an_event():
+    flow = EventDrivenWorkflow(terminal_event="done")
+
+    async def half(event):
+        return WorkflowEvent("done", {"output": event.payload["n"] / 2})
+
+    flow.on("started", half)
+    config = {"configurable": {"thread_id": "1"}}
+    out = await flow.compile(InMemorySaver()).ainvoke(started(n=8), config)
+    assert (out["output"], out["success"]) == (4.0, True)
+
+
+async def test_what_was_asked_for_and_nobody_handles_is_no_success():
+    found = await EventDrivenWorkflow().run(started())
+    assert (found.success, found.error) == (False, "nobody handles 'started'")
+    for given in (None, {}):
+        with pytest.raises(ValidationError, match="no task"):
+            await EventDrivenWorkflow().run(given)
