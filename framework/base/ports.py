@@ -269,6 +269,16 @@ class StepRecord:
     elements: int | None = None
     missing: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, attempt: Attempt, **found: Any) -> StepRecord:
+        """Return what an attempt left behind.
+
+        >>> StepRecord.of(Attempt("read", {}, "level"), skipped="no need").key
+        'level'
+        """
+        about = (attempt.key, attempt.capability, attempt.index, attempt.objective)
+        return cls(*about, **found)
+
     @property
     def outputs(self) -> dict[str, str]:
         """Context type to the key under which the output is stored."""

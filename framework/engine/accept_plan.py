@@ -21,6 +21,7 @@ from framework.engine.routing import LOOKED
 from framework.engine.services import Services
 from framework.governance.flow import words_of
 from framework.governance.spending import running_spending
+from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -307,6 +308,13 @@ async def _review(
     if author == "approval":
         await ledger.agreements.agree(digest, PLAN)
         return {}
+    return await want_review(plan, digest, problems, ledger)
+
+
+async def want_review(
+    plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
+) -> dict[str, Any]:
+    """Return the update by which a person looks at a plan before it goes on."""
     await ledger.agreements.want_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,

@@ -347,13 +347,7 @@ def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
         capability=attempt.capability,
         key=attempt.key,
     )
-    return StepRecord(
-        key=attempt.key,
-        capability=attempt.capability,
-        index=attempt.index,
-        objective=attempt.objective,
-        error=failure,
-    )
+    return StepRecord.of(attempt, error=failure)
 
 
 def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any]:

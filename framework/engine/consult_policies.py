@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.approvals import PLAN
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure, StepRecord, now_text
+from framework.base.ports import Failure, StepRecord
+from framework.engine.accept_plan import want_review
 from framework.engine.caller_plan import plan_digest
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
@@ -220,17 +220,8 @@ class _Acting:
             return "A person would have to decide, and nothing would keep the question."
         told = str(params.get("message") or f"The rule {rule.name!r} asks a person.")
         problems = [told, *([self._failure.message] if self._failure else [])]
-        agreements = self._services.ledger(view).agreements
-        await agreements.want_review(plan_digest(view.plan), problems)
-        self.update |= {
-            "control_is_awaiting_validation": True,
-            "control_validation_context": {
-                "kind": PLAN,
-                "plan": (view.plan.get("stamp") or {}).get("id"),
-                "problems": problems,
-            },
-            "control_validation_timestamp": now_text(),
-        }
+        digest, ledger = plan_digest(view.plan), self._services.ledger(view)
+        self.update |= await want_review(view.plan, digest, problems, ledger)
         self._taken_back(tries=1)
         return ""
 

@@ -173,15 +173,8 @@ class Copies:
         return found
 
     def _made(self, **found: Any) -> StepRecord:
-        attempt, now = self._attempt, asyncio.get_running_loop().time()
-        return StepRecord(
-            key=attempt.key,
-            capability=attempt.capability,
-            index=attempt.index,
-            objective=attempt.objective,
-            execution_time=now - self._began,
-            **found,
-        )
+        spent = asyncio.get_running_loop().time() - self._began
+        return StepRecord.of(self._attempt, execution_time=spent, **found)
 
     def _failed(self, error: Failure) -> StepRecord:
         found = self._made(error=error)

@@ -224,10 +224,10 @@ class HandedBack:
         if "question" in saved:
             return Question(**saved["question"])
         if "failure" in saved:
-            about = (attempt.key, attempt.capability, attempt.index, attempt.objective)
             failure = replace(Failure.from_state(saved["failure"]), key=attempt.key)
             stopped = {k: v for k, v in saved["update"].items() if k in _STOPPED}
-            return StepRecord(*about, error=failure, attempts=failure.attempts, updates=stopped)
+            told = {"error": failure, "attempts": failure.attempts, "updates": stopped}
+            return StepRecord.of(attempt, **told)
         entry = saved["update"]["execution_step_results"][saved["key"]]
         given = Given(_returned(saved, entry), "record")
         found = await call_next(replace(attempt, number=entry.get("attempts", 1), given=given))

@@ -65,7 +65,7 @@ def model_strategies(
     roles = {
         role: RoleModel(
             role,
-            model if role == "answer" else unstreamed(model),
+            unstreamed(model, role),
             limit,
             (*shared, *own.get(role, ())),
             clock,

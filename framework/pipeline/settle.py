@@ -297,11 +297,8 @@ def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepReco
 
 
 def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
-    return StepRecord(
-        key=attempt.key,
-        capability=attempt.capability,
-        index=attempt.index,
-        objective=attempt.objective,
+    return StepRecord.of(
+        attempt,
         attempts=attempt.number,
         execution_time=job.seconds(),
         source=job.source,

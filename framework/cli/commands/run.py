@@ -11,7 +11,7 @@ import typer
 
 from configs.errors import CapgraphError, ConfigurationError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Database, Model, Thread
+from framework.cli.options import Config, Database, Model, Thread, read_value
 
 if TYPE_CHECKING:
     from framework.workflows import WorkflowResult
@@ -62,7 +62,7 @@ def run(
             loaded = await asyncio.to_thread(load_workflow, workflow, known, services=services)
             given: Any = None if task is None else {"task": task}
             if answer is not None:
-                given = Command(resume=_value(answer))
+                given = Command(resume=read_value(answer))
             graph = loaded.compile(agent.saver)
             place: Any = {"thread_id": thread or new_thread_id(), "user_id": settings.user}
             async with hold(agent.saver, {"configurable": place}):
@@ -95,13 +95,6 @@ def run(
         asks = "interrupts" in result.metadata
         print_error(CapgraphError(result.error, fix="Answer with --answer." if asks else None))
     raise typer.Exit(ExitCode.of_status(_status(result)))
-
-
-def _value(answer: str) -> Any:
-    try:
-        return json.loads(answer)
-    except ValueError:
-        return answer
 
 
 def _status(result: WorkflowResult) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Database, Json, Model
+from framework.cli.options import Config, Database, Json, Model, read_value
 
 app = typer.Typer()
 
@@ -47,19 +46,10 @@ def signal_(
         data=None,
         thread=thread,
     ) as session:
-        sent = signal(session.agent.graph, thread, key, _read(value), run=False)
+        sent = signal(session.agent.graph, thread, key, read_value(value), run=False)
         waited = session.runner.run(sent)
         if waited and not later:
             end = session.turn(None, None, None)
             raise typer.Exit(ExitCode.of_status(end.status))
     if not as_json:
         say("A step waits for it." if waited else "No step waits for it now; it is kept.")
-
-
-def _read(value: str | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
