@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcp.server.mcpserver import Context
 from mcp_types import (
@@ -107,39 +107,43 @@ def _form(message: str, fields: Mapping[str, Any], needed: str) -> ElicitRequest
 # --- one step ------------------------------------------------------------------------------------
 
 
+class _Field(NamedTuple):
+    """A parameter in a form."""
+
+    name: str
+    schema: dict[str, Any]
+    is_json: bool
+    """Whether it is no flat value, and is therefore JSON as text."""
+
+
 def _fields(step: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     words = list(step["decisions"])
-    fields = {text: {"type": "string", "title": text.capitalize()} for text in _texts(words)}
+    fields = {
+        text: {"type": "string", "title": text.capitalize()}
+        for word, text in _TEXTS.items()
+        if word in words
+    }
     if "edit" in words:
-        fields |= _parameters(step)
+        fields |= {name: field.schema for name, field in _parameters(step).items()}
     decision = {"type": "string", "enum": words, "title": "Decision"}
     return {"decision": decision, **fields}, "decision"
 
 
-def _texts(words: list[str]) -> list[str]:
-    return [text for word, text in _TEXTS.items() if word in words]
-
-
-def _parameters(step: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a field for each parameter; one that is no flat value is JSON as text."""
+def _parameters(step: Mapping[str, Any]) -> dict[str, _Field]:
+    """Return what each parameter is in a form, by the name it has there."""
     shown = step.get("parameters") or {}
     schema = step.get("parameters_schema") or {}
     declared = schema.get("properties") or {}
     fields = {}
     for name in [*declared, *(one for one in shown if one not in declared)]:
-        field = _flat(declared.get(name) or _seen(shown[name]), schema.get("$defs") or {})
-        if name in shown and shown[name] is not None:
-            as_it_is = isinstance(shown[name], _FLAT[field["type"]]) and not _is_json(field)
-            field["default"] = shown[name] if as_it_is else json.dumps(shown[name])
-        fields[_field(name)] = field
+        field, is_json = _flat(declared.get(name) or _seen(shown[name]), schema.get("$defs") or {})
+        if shown.get(name) is not None:
+            field["default"] = json.dumps(shown[name]) if is_json else shown[name]
+        fields[f"parameters.{name}" if name == "decision" else name] = _Field(name, field, is_json)
     return fields
 
 
-def _field(name: str) -> str:
-    return f"parameters.{name}" if name == "decision" else name
-
-
-def _flat(schema: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(schema: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     about = {word: schema[word] for word in ("title", "description") if word in schema}
     found = schema
     for _ in range(len(known) + 1):
@@ -150,15 +154,9 @@ def _flat(schema: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]
             found = ways[0]
     kind = found.get("type")
     if kind not in _FLAT:
-        return {"type": "string", **about, "description": _JSON + about.get("description", "")}
-    return {"type": kind, **{word: found[word] for word in _KEPT if word in found}, **about}
-
-
-_JSON = "As JSON. "
-
-
-def _is_json(field: Mapping[str, Any]) -> bool:
-    return str(field.get("description", "")).startswith(_JSON)
+        told = " ".join(["As JSON.", *([about["description"]] if "description" in about else [])])
+        return {"type": "string", **about, "description": told}, True
+    return {"type": kind, **{word: found[word] for word in _KEPT if word in found}, **about}, False
 
 
 def _seen(value: Any) -> dict[str, Any]:
@@ -189,12 +187,11 @@ def _decided(step: Mapping[str, Any], given: Any) -> dict[str, Any]:
 
 def _changed(step: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     shown = step.get("parameters") or {}
-    found = {}
-    for name, field in _parameters(step).items():
-        given = content.get(name)
-        if given is None or given == field.get("default"):
-            continue
-        found[name.removeprefix("parameters.")] = _parsed(given) if _is_json(field) else given
+    found = {
+        field.name: _parsed(content[name]) if field.is_json else content[name]
+        for name, field in _parameters(step).items()
+        if content.get(name) is not None
+    }
     return {name: value for name, value in found.items() if shown.get(name) != value}
 
 

@@ -99,6 +99,25 @@ async def test_an_approval_is_asked_by_elicitation(log: Path, mode: str) -> None
 
 
 @MODES
+async def test_a_person_edits_and_is_asked_again_where_that_does_not_fit(
+    log: Path, mode: str
+) -> None:
+    class Edits(Person):
+        async def __call__(self, context: Any, params: Any) -> ElicitResult:
+            self.content = {"decision": "edit", "amount": 2 if self.asked else "many"}
+            return await super().__call__(context, params)
+
+    person = Edits()
+    async with Client(
+        as_mcp_server(own.services(log)), mode=mode, elicitation_callback=person
+    ) as client:
+        assert text(await client.call_tool("pay", {"amount": 3})) == "paid 2"
+    assert len(person.asked) == 2
+    assert "many" in person.asked[1]
+    assert log.read_text().splitlines() == ["pay 2"]
+
+
+@MODES
 async def test_a_question_of_the_capabilitys_own_is_asked_too(mode: str) -> None:
     @capability_node
     async def count() -> str:
