@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -18,6 +18,12 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || echo "No Chromium: the console's tests are skipped."
+	@test -e .cache/axe/node_modules || npm install --silent --no-save --prefix .cache/axe axe-core@4 \
+	  || echo "No axe-core: the console's accessibility is not tried."
+
+# The pictures of the console in its guide.
+pictures: $(VENV)/.dev browser
+	PICTURES=keep $(BIN)/python -m pytest -q tests/console/test_pictures.py
 
 # All of every sweep of which the above runs a sample; SEED chooses the samples.
 SEED ?= 1

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.console_server import Served
+from tests.support.console_server import Served, missing
 
 BROWSER = Path("/usr/bin/chromium")
-REQUIRED = os.environ.get("BROWSER_TESTS") == "required"
-"""Set by the continuous integration: there, what is missing is a failure."""
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -24,14 +21,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-def missing(what: str) -> None:
-    """Skip, or fail where a browser has to be at hand."""
-    told = f"{what} is missing: 'apt-get install chromium' and the dev extra bring what is needed"
-    if REQUIRED:
-        pytest.fail(told)
-    pytest.skip(told)
 
 
 @pytest.fixture(scope="module")

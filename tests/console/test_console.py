@@ -12,12 +12,13 @@ import pytest
 
 from framework.serve.tokens import issue_token
 from tests.support.console_agent import HOSTILE
-from tests.support.console_server import Served
+from tests.support.console_server import AXE, Served, missing
 
 pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
 
 ASK = "read the level of the tank, get the forecast and open the valve"
+PARTS = ["Plan", "Timeline", "Inbox", "Ledger", "Usage", "History", "Agent"]
 
 
 def ask(page: Any, text: str = ASK) -> None:
@@ -289,8 +290,7 @@ def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> N
     page.goto(served.url)
     ask(page)
     page.get_by_test_id("question").wait_for()
-    parts = ["Talk", "Threads", "Plan", "Timeline", "Inbox", "Ledger", "Usage", "History", "Agent"]
-    for part in parts:
+    for part in ["Talk", "Threads", *PARTS]:
         tab = page.get_by_role("tab", name=part)
         if tab.is_visible():
             tab.click()
@@ -333,3 +333,43 @@ def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> N
     finally:
         context.close()
         server.end()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> None:
+    if not AXE.exists():
+        missing("axe-core (npm)")
+    context = served.logged_in(browser.new_context(color_scheme=scheme, bypass_csp=True))
+    page = context.new_page()
+    found: list[str] = []
+
+    def look(where: str) -> None:
+        page.wait_for_timeout(300)
+        page.add_script_tag(path=str(AXE))
+        result = page.evaluate("() => axe.run()")
+        found.extend(
+            f"{where}: {one['id']}: {one['nodes'][0]['html'][:200]}"
+            for one in result["violations"]
+            if one["impact"] in {"serious", "critical"}
+        )
+
+    page.goto(served.url)
+    look("empty")
+    ask(page)
+    page.get_by_test_id("question").get_by_label("Litres").fill("-5")
+    page.get_by_test_id("approve").click()
+    page.get_by_test_id("problem").wait_for()
+    page.get_by_test_id("step").first.click()
+    look("question")
+    page.get_by_test_id("question").get_by_label("Litres").fill("5")
+    page.get_by_test_id("approve").click()
+    page.get_by_test_id("answer").wait_for()
+    for part in PARTS:
+        page.get_by_role("tab", name=part).click()
+        look(part)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for part in ["Talk", "Threads", *PARTS]:
+        page.get_by_role("tab", name=part).click()
+        look(f"narrow {part}")
+    context.close()
+    assert found == []

@@ -59,6 +59,38 @@ async def rain_forecast() -> Forecast:
     return Forecast(rain_mm=12.0, text=HOSTILE)
 
 
+class Soil(CapabilityContext):
+    """How wet the ground is."""
+
+    moisture: float
+
+    def get_summary(self) -> str:
+        return f"The moisture of the soil is {self.moisture:.0%}."
+
+
+class Need(CapabilityContext):
+    """How much water the garden needs."""
+
+    litres: float
+
+    def get_summary(self) -> str:
+        return f"The garden needs **{self.litres:g} litres**."
+
+
+@capability_node
+async def measure_soil() -> Soil:
+    """Measure the moisture of the soil."""
+    await asyncio.sleep(0.3)
+    return Soil(moisture=0.18)
+
+
+@capability_node
+async def garden_need(soil: Soil) -> Need:
+    """Estimate the need of the garden."""
+    await asyncio.sleep(0.25)
+    return Need(litres=36.5)
+
+
 class Opening(BaseModel):
     litres: float = Field(5.0, gt=0, le=50, description="How much water to let out")
     mode: Literal["slow", "fast"] = "slow"

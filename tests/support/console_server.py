@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+AXE = Path(__file__).parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
+REQUIRED = os.environ.get("BROWSER_TESTS") == "required"
+"""Set by the continuous integration: there, what is missing is a failure."""
 
 AGENT = """
 name: tank
@@ -17,6 +22,14 @@ description: Looks after a tank.
 modules: [tests.support.console_agent]
 audit: {keep: true}
 """
+
+
+def missing(what: str) -> None:
+    """Skip, or fail where a browser has to be at hand."""
+    told = f"{what} is missing: 'apt-get install chromium' and the dev extra bring what is needed"
+    if REQUIRED:
+        pytest.fail(told)
+    pytest.skip(told)
 
 
 class Served:

@@ -100,7 +100,7 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-export function when(time) {
+export function when(time, short = false) {
   const date = new Date(typeof time === "number" ? time * (time < 1e11 ? 1000 : 1) : time);
-  return Number.isNaN(date.getTime()) ? "" : date.toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+  return Number.isNaN(date.getTime()) ? "" : date.toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: short ? undefined : "2-digit", hour12: false });
 }

@@ -40,8 +40,9 @@ function references(value, name, add) {
   }
 }
 
-// Columns by distance from the beginning; a long column is broken, so that it stays readable.
-export function arrange(steps) {
+// Layers by distance from the beginning: columns, or rows where there is little width (`room`, in
+// pixels). A long layer is broken, so that it stays readable.
+export function arrange(steps, room = Infinity) {
   const before = needs(steps);
   const layer = [];
   const order = topological(before);
@@ -51,6 +52,8 @@ export function arrange(steps) {
   const rank = [];
   const tall = Math.max(10, Math.ceil(Math.sqrt(steps.length * 1.3)));
   const spots = [];
+  const down = room < 420;
+  if (down) return { ...rows(layers, Math.max(1, Math.floor((room + GAP_Y) / (WIDTH + GAP_Y)))), before, down };
   let x = 0;
   for (const members of layers) {
     const wish = (index) => (before[index].length
@@ -68,6 +71,20 @@ export function arrange(steps) {
   return {
     before, spots, width: Math.max(WIDTH, x - GAP_X), height: tallest * (HEIGHT + GAP_Y) - GAP_Y,
   };
+}
+
+function rows(layers, across) {
+  const spots = [];
+  let y = 0;
+  for (const members of layers) {
+    members.forEach((index, n) => {
+      const inRow = Math.min(across, members.length - Math.floor(n / across) * across);
+      const left = ((across - inRow) * (WIDTH + GAP_Y)) / 2;
+      spots[index] = { x: left + (n % across) * (WIDTH + GAP_Y), y: y + Math.floor(n / across) * (HEIGHT + GAP_Y) };
+    });
+    y += Math.ceil(members.length / across) * (HEIGHT + GAP_Y) - GAP_Y + 30;
+  }
+  return { spots, width: across * (WIDTH + GAP_Y) - GAP_Y, height: y - 30 };
 }
 
 function topological(before) {

@@ -60,7 +60,7 @@ export function planView(app) {
     const wanted = plans.filter((one, n) => n === plans.length - 1 || showOld.has(one.id));
     const sameBoards = drawn.length === wanted.length && drawn.every((board, n) => board.fits(wanted[n]));
     if (!sameBoards) {
-      drawn = wanted.map((one) => boardOf(one, one === plan, select));
+      drawn = wanted.map((one) => boardOf(one, one === plan, select, boards.clientWidth - 12));
       boards.replaceChildren(...drawn.map((board, n) => h("div", null,
         wanted.length > 1 ? h("h3", null, T.version(wanted[n].version)) : null, board.node)));
       // A wide plan is made smaller as far as it can still be read.
@@ -93,8 +93,8 @@ export function planView(app) {
 }
 
 // One version. Nodes are made a few at a time, and touched only where a step has changed.
-function boardOf(plan, live, select) {
-  const { before, spots, width, height } = arrange(plan.steps);
+function boardOf(plan, live, select, room) {
+  const { before, spots, width, height, down } = arrange(plan.steps, room);
   const ground = s("svg", { width, height, "aria-hidden": "true" });
   const lines = s("path", { class: "line" });
   const critical = s("path", { class: "line critical" });
@@ -125,6 +125,11 @@ function boardOf(plan, live, select) {
       for (const one of before[index]) {
         if ((path.has(index) && path.has(one)) !== of) continue;
         const from = spots[one];
+        if (down) {
+          const x = from.x + SIZE.width / 2, y = from.y + SIZE.height, to = spot.x + SIZE.width / 2;
+          found += `M${x} ${y}C${x} ${y + 18} ${to} ${spot.y - 18} ${to} ${spot.y}`;
+          continue;
+        }
         const x = from.x + SIZE.width, y = from.y + SIZE.height / 2, to = spot.y + SIZE.height / 2;
         const bend = Math.max(18, (spot.x - x) / 2);
         found += `M${x} ${y}C${x + bend} ${y} ${spot.x - bend} ${to} ${spot.x} ${to}`;

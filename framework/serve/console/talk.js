@@ -65,11 +65,17 @@ export function talkView(app) {
     const mine = app.questions.filter((one) => one.thread_id === app.threadId);
     const inInbox = app.shows("inbox");
     elsewhere.hidden = !inInbox || !mine.length;
+    const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
     // Where the end is has to be measured, so it is only looked for when something was said.
     const said = [turn.messages, app.figures, app.questions, runs, app.cards];
     if (follows && said.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
     seen = said;
+    // A question is read from its beginning.
+    if (follows && asked.childElementCount > asks) {
+      follows = false;
+      asked.lastChild.scrollIntoView({ block: "start" });
+    }
   }
   return { node: h("section", { class: "part talk", "aria-label": T.parts.talk }, log, form), update,
     write: (text) => { input.value = text; input.focus(); }, toEnd: () => { follows = true; } };

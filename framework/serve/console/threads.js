@@ -30,7 +30,7 @@ export function threadsView(app) {
       put(link.children[0], visible(one.title || T.untitled));
       const word = one.thread_id === app.threadId && app.turn.status !== "idle" ? app.turn.status : one.questions ? "asks" : one.outcome;
       attr(link.children[1], "data-outcome", word);
-      put(link.children[1], [T.outcome[word] ?? word ?? "", one.updated_at ? when(one.updated_at) : ""].filter(Boolean).join(" · "));
+      put(link.children[1], [T.outcome[word] ?? word ?? "", one.updated_at ? when(one.updated_at, true) : ""].filter(Boolean).join(" · "));
     });
   }
   return { node, update };
