@@ -64,11 +64,11 @@ right answer (keys, inputs, outputs, the closing step) the model leaves out, and
 
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
-    'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
-    " of the earlier step whose context_key is key. Only if the request calls for it, a step has when"
-    ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters take'
-    ' {"$from":"item"}), optional, look_again (plan the rest when it is done), or wait_until "2h" (or a'
-    " moment with its offset)."
+    'A parameter may be {"$from":"key"} or {"$from":"key.field"}: the result of the earlier step with'
+    " context_key key, or a field of it. Only if the request calls for it, a step has when"
+    ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters:'
+    ' {"$from":"item"}), optional, look_again (replan after it), or wait_until "2h" (or a'
+    " moment with offset)."
 )
 
 

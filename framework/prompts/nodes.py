@@ -48,10 +48,10 @@ class ClassificationPrompt(PromptBuilder):
     instructions = (
         "Rules:\n"
         "- Choose what the request itself asks for. What a chosen capability needs in turn is"
-        " added without you; adding it does no harm.\n"
+        " added without you.\n"
         "- A request may need several capabilities. Choose none when none can serve it, as for"
-        " small talk or a subject that no capability covers.\n"
-        "- Use the names exactly as they are listed. There are no others.\n"
+        " small talk or a subject that none covers.\n"
+        "- Use the names exactly as listed; there are no others.\n"
         f"- {DATA_RULE}"
     )
 
@@ -86,14 +86,14 @@ class OrchestratorPrompt(PromptBuilder):
     role = "You plan how an agent answers a request."
     instructions = (
         "Rules:\n"
-        "- steps: capabilities of the list, named exactly, in order, as few as needed, with the"
-        " parameters that have no fitting default. The answer is written from their results"
-        " later: guess none.\n"
+        "- steps: listed capabilities, named exactly, in order, as few as needed, with the"
+        " parameters that have no fitting default. The answer is written from their results:"
+        " guess none.\n"
         "- Results reach later steps by type. Only where several fit, inputs names them: numbers"
         " of earlier steps (from 1) or keys of stored results.\n"
         "- Act on the world only if asked to.\n"
-        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask the person"
-        " back: the step clarify, its question in task_objective."
+        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask back:"
+        " the step clarify, its question in task_objective."
     )
 
     def get_reference(self, *, capabilities: str = "", guides: str = "", **_: Any) -> str:
