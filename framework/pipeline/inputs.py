@@ -52,8 +52,9 @@ def resolve_inputs(
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():
-        values = [_load(spec, kind, key, context_data, types) for key in keys]
-        inputs[kind] = values[0] if len(values) == 1 else values
+        values = [v for key in keys for v in _load_many(spec, kind, key, context_data, types)]
+        alone = len(keys) == 1 and keys[0] in context_data.get(kind, {})
+        inputs[kind] = values[0] if alone else values
     return inputs
 
 

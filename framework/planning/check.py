@@ -239,6 +239,8 @@ class _Checker:
             supplied = view.contracts[found[0]]
             types = supplied.spec.provides if supplied is not None else ()
             cause = f"step {found[0] + 1} supplies {listing(types)}, not {kind}"
+            if kind in types:
+                cause = f"step {found[0] + 1} runs over a list and supplies several {kind}, not one"
         elif stored := view.stored_as(read.key):
             cause = f"the stored context of this name is of type {listing(stored)}, not {kind}"
         else:

@@ -115,7 +115,8 @@ class PlanView:
             # The answer takes what copies of a step gave as well as what one gave.
             closing = label != FROM and capability_of(self.steps[index]) in CLOSING
             return label + MANY if closing else label
-        return contract.wants.get(label, label)
+        # So does what a capability is given without having asked for it.
+        return contract.wants.get(label, label if label == FROM else label + MANY)
 
     def fits(self, place: int, need: str) -> bool:
         """Tell whether a step's result can meet a need; a reference takes any result."""

@@ -221,7 +221,7 @@ def task_of(given: Mapping[str, Any]) -> str:
     Raises:
         ValidationError: They are none, or the task says nothing.
     """
-    if not isinstance(given, Mapping) or not any(value is not None for value in given.values()):
+    if not isinstance(given, Mapping) or (given and all(v is None for v in given.values())):
         raise ValidationError(f"{given!r} is no task.", fix='Give {"task": …}.')
     for name in ("task", "query"):
         if given.get(name) is not None:

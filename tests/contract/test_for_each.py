@@ -11,6 +11,7 @@ from langgraph.types import Command, interrupt
 
 from configs.settings import load_settings
 from framework import CapabilityContext, build_graph, capability_node
+from framework.adapters import agent_capability, tool_capability
 from framework.base import IdempotencyKey
 from framework.engine import copies
 from framework.governance import InformationFlow
@@ -528,3 +529,65 @@ def test_what_reads_one_does_not_take_a_list(world: World) -> None:
     steps[2] = {"context_key": "t", "capability": "read_one", "inputs": [{"ROW": "w"}]}
     found = check_plan({"steps": steps}, registered(*world.capabilities(), read_one))
     assert [problem.code for problem in found] == ["CG-P15"]
+
+
+async def test_an_agent_is_given_the_results_of_a_list_without_having_asked() -> None:
+    seen: list[str] = []
+
+    async def add_up(task: str) -> str:
+        seen.append(task)
+        return "sum"
+
+    class Hours(CapabilityContext):
+        hours: list[int]
+
+    @capability_node
+    async def given_hours() -> Hours:
+        """Say which hours."""
+        return Hours(hours=[3, 1])
+
+    def tenfold(v: int) -> dict[str, int]:
+        """Multiply by ten."""
+        return {"got": v * 10}
+
+    graph = build_graph(
+        [given_hours, tool_capability(tenfold, "FETCHED"), agent_capability(add_up, "add_up")]
+    )
+    over: Any = {"of": "h.hours", "as": "item", "on_failure": "stop"}
+    steps: Any = [
+        {"context_key": "h", "capability": "given_hours"},
+        {"context_key": "x", "capability": "tenfold", "parameters": {"v": {"$from": "item"}}}
+        | {"for_each": over},
+        {"context_key": "s", "capability": "add_up", "task_objective": "Add."}
+        | {"inputs": [{"FETCHED": "x"}]},
+    ]
+    given: Any = {"messages": [("user", "go")], "planning_execution_plan": {"steps": steps}}
+    out = await graph.ainvoke(given)
+    assert out["execution_outcome"]["status"] == "completed"
+    assert seen == ['Add.\n\n{"FETCHED": [{"got": 30}, {"got": 10}]}']
+
+
+async def test_what_takes_one_is_not_given_several_and_says_so() -> None:
+    class Hours(CapabilityContext):
+        hours: list[int]
+
+    @capability_node
+    async def given_hours() -> Hours:
+        """Say which hours."""
+        return Hours(hours=[3, 1])
+
+    def fetch(v: int) -> int:
+        """Fetch."""
+        return v
+
+    agent = agent_capability(lambda task: task, "add_up", requires=["FETCHED"])
+    steps: Any = [
+        {"context_key": "h", "capability": "given_hours"},
+        {"context_key": "x", "capability": "fetch", "parameters": {"v": {"$from": "item"}}}
+        | {"for_each": {"of": "h.hours", "as": "item", "on_failure": "stop"}},
+        {"context_key": "s", "capability": "add_up", "inputs": [{"FETCHED": "x"}]},
+    ]
+    given: Any = {"messages": [("user", "go")], "planning_execution_plan": {"steps": steps}}
+    graph = build_graph([given_hours, tool_capability(fetch, "FETCHED"), agent])
+    out = await graph.ainvoke(given)
+    assert "supplies several FETCHED, not one" in out["messages"][-1].text

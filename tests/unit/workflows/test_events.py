@@ -155,6 +155,6 @@ async def test_its_graph_takes_an_event():
 async def test_what_was_asked_for_and_nobody_handles_is_no_success():
     found = await EventDrivenWorkflow().run(started())
     assert (found.success, found.error) == (False, "nobody handles 'started'")
-    for given in (None, {}):
-        with pytest.raises(ValidationError, match="no task"):
-            await EventDrivenWorkflow().run(given)
+    with pytest.raises(ValidationError, match="no task"):
+        await EventDrivenWorkflow().run(None)
+    assert not (await EventDrivenWorkflow().run({})).success
