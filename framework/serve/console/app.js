@@ -10,7 +10,7 @@ import { threadBar, threadsView } from "./threads.js";
 
 const LOOK = 5000;
 const LOOK_HIDDEN = 30000;
-const PAGE = 30;
+const PAGE = 15;
 
 const views = {};
 const later = {
@@ -82,17 +82,21 @@ const app = {
     return id;
   },
   async refreshThreads(filter = this.filter) {
+    const same = filter === this.filter;
     this.filter = filter;
     const page = await get(query("/api/threads", { ...filter, limit: PAGE }));
     if (filter !== this.filter) return;
-    this.threads = page.items;
-    this.threadsNext = page.next;
+    // Pages that were asked for stay.
+    const first = new Set(page.items.map((one) => one.thread_id));
+    const others = same && page.next ? this.threads.filter((one) => !first.has(one.thread_id)) : [];
+    if (!others.length) this.threadsNext = page.next;
+    this.threads = [...page.items, ...others];
     const mine = page.items.find((one) => one.thread_id === this.threadId);
-    if (mine && this.thread) {
-      const moved = mine.updated_at !== this.thread.updated_at;
+    if (mine) {
+      const moved = this.thread && mine.updated_at !== this.thread.updated_at;
       this.thread = { ...this.thread, title: mine.title, updated_at: mine.updated_at };
       // Somebody else went on with this thread: another tab, the command line, another protocol.
-      if (moved && !this.following) this.reload();
+      if (moved && !this.following) this.reload().catch(this.fail);
     }
     changed();
   },
@@ -113,6 +117,7 @@ const app = {
   async remove() {
     try {
       await call("DELETE", threadPath(this.threadId));
+      this.threads = this.threads.filter((one) => one.thread_id !== this.threadId);
       await this.newThread();
       await this.refreshThreads();
     } catch (error) { this.fail(error); }
@@ -165,10 +170,10 @@ const app = {
     }
   },
   async stop() {
-    if (!this.turn.run) return;
+    if (!this.following) return;
     this.stopping = true;
     changed();
-    try { await post(`/api/runs/${encodeURIComponent(this.turn.run)}/stop`); } catch (error) { this.stopping = false; this.fail(error); }
+    try { await post(`/api/runs/${encodeURIComponent(this.following)}/stop`); } catch (error) { this.stopping = false; this.fail(error); }
   },
   async answer(question, answer) {
     const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });

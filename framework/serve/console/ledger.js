@@ -10,20 +10,21 @@ const USAGE = ["model", "day", "user", "calls", "input_tokens", "output_tokens",
 
 // A list of the server, page by page.
 function pages(path, none, name, columns, flat = (item) => item) {
+  const asked = {};
   const place = h("div");
   const more = button(T.more, () => load(), { hidden: true });
   let items = [];
   let next = null;
   async function load(anew) {
     if (anew) { items = []; next = null; }
-    const page = await get(query(path, { limit: 50, after: next }));
+    const page = await get(query(path, { ...asked, limit: 50, after: next }));
     const found = page.items ?? (Array.isArray(page) ? page : Object.keys(page).length ? [page] : []);
     items = [...items, ...found.map(flat)];
     next = page.next ?? null;
     more.hidden = !next;
     place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name) : h("p", { class: "quiet" }, none));
   }
-  return { node: h("div", null, place, more), load: () => load(true).catch((error) => place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)))) };
+  return { asked, node: h("div", null, place, more), load: () => load(true).catch((error) => place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)))) };
 }
 
 export function ledgerView(app) {
@@ -47,8 +48,10 @@ export function ledgerView(app) {
 export function usageView(app) {
   const now = h("div");
   const all = pages("/api/usage", T.noUsage, T.all);
+  const by = h("select", { "aria-label": T.by, class: "narrow" }, ["model", "day", "user"].map((word) => h("option", { value: word }, T.usageBy[word])));
+  by.addEventListener("change", () => { all.asked.by = by.value; all.load(); });
   const node = h("section", { class: "part side", testid: "usage", "aria-label": T.parts.usage },
-    h("h2", null, T.parts.usage), h("h3", null, T.thisRun), now, h("h3", null, T.all), all.node);
+    h("h2", null, T.parts.usage), h("h3", null, T.thisRun), now, h("div", { class: "bar" }, h("h3", null, T.all), by), all.node);
   const load = onceA(app, () => all.load());
   let of = null;
   return { node, update: () => {

@@ -130,6 +130,8 @@ export const T = {
   noUsage: "No model has been called.",
   thisRun: "This turn",
   all: "All in all",
+  by: "Counted by",
+  usageBy: { model: "by model", day: "by day", user: "by user" },
   calls: "model calls",
   tokensIn: "tokens in",
   tokensOut: "tokens out",

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -17,6 +16,7 @@ from starlette.routing import Route
 from configs.settings import ServeSettings
 from framework.base.ports import Caller
 from framework.serve.identity import caller_of
+from framework.serve.links import thread_link
 from framework.serve.problems import MalformedError, problem
 from framework.serve.routes.api import body_of
 from framework.serve.runs import Run, Runs
@@ -47,8 +47,7 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Route]:
         run = await runs.start(
             caller, thread or uuid.uuid4().hex, message=message, history=None if thread else history
         )
-        base = (settings.base_url or str(request.base_url)).rstrip("/")
-        answer = _Answer(runs, caller, run, f"{base}/#/threads/{quote(run.thread_id, safe='')}")
+        answer = _Answer(runs, caller, run, thread_link(settings, request, run.thread_id))
         if body.get("stream"):
             options = body.get("stream_options")
             usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
