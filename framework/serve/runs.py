@@ -562,6 +562,10 @@ class Runs:
             self._next_pruning = now + _HOUR
             await self._log.prune(self._settings.keep_runs_days * 86_400)
 
+    async def closed(self) -> None:
+        """Wait until what ran has come to a point, and nobody is told anything more."""
+        await self._log.closing.wait()
+
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Begin nothing else; what runs comes to a point from which another process goes on."""
         self._draining = True

@@ -6,6 +6,7 @@ whoever sits at the client, in the console, or by any other protocol.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -36,7 +37,12 @@ from framework.adapters.mcp import KEY
 from framework.adapters.mcp_server import said_of, tool_of
 from framework.adapters.request import plain_output, request_of
 from framework.approvals import question_text
-from framework.base.errors import CapgraphError, ConfigurationError, ValidationError
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    PersistenceError,
+    ValidationError,
+)
 from framework.base.ports import Caller
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import digest_of
@@ -101,17 +107,32 @@ class _Served:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep the sessions of clients of the older protocol."""
-        # By which names and from whose pages it may be asked is the shield's to say, alone.
-        self._manager = StreamableHTTPSessionManager(
-            self._server, max_request_body_size=self._settings.max_body_bytes
-        )
-        async with self._manager.run():
+        """Keep the sessions of clients of the older protocol, until the server ends."""
+        begun = asyncio.Event()
+
+        async def keep() -> None:
+            # By which names and from whose pages it may be asked is the shield's to say, alone.
+            self._manager = StreamableHTTPSessionManager(
+                self._server, max_request_body_size=self._settings.max_body_bytes
+            )
+            async with self._manager.run():
+                begun.set()
+                await self._runs.closed()
+
+        # In a task of its own: whoever enters the lifespan may leave it in another one.
+        task = asyncio.create_task(keep())
+        await begun.wait()
+        try:
             yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: a session, and a question's state, belong to whoever opened them."""
         assert self._manager is not None, "the application's lifespan has to be entered"
+        if self._runs.draining:
+            raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
         caller: Caller = scope["capgraph.caller"]
         token = AccessToken(
             token="",

@@ -29,7 +29,7 @@ GUARDS = {
     "content-security-policy": "default-src 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "",
 }
