@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
@@ -68,6 +68,15 @@ bench-flow: $(VENV)/.bench
 # Events of served runs against a bare stream of the same events, in one run; memory a stream.
 bench-serve: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5
+
+# Ten minutes of requests that are made up from the description of the API.
+fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis
+	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q tests/unit/serve/test_fuzzed.py
+
+# Its parts and those of LangGraph's server do not go together: an environment of its own.
+$(VENV)/fuzz/bin/schemathesis: | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)/fuzz
+	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)

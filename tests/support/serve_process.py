@@ -10,14 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from framework.serve.tokens import issue_token, revoke_token
 from tests.support import PATIENCE
+from tests.support.served import PLAN, READ
 
 ROOT = Path(__file__).parents[2]
+CANARY = "canary-5d1e"
 Headers = Sequence[tuple[str, str]]
 
 
@@ -118,3 +121,40 @@ def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
             process.send_signal(signal.SIGTERM)
             code = process.wait(PATIENCE)
         assert code == 0, (folder / "err").read_text()
+
+
+class Things(NamedTuple):
+    """What ann has."""
+
+    thread: str
+    run: str
+    question: str
+    checkpoint: str
+
+
+def things_of(served: Served, token: str, mark: str) -> Things:
+    def post(path: str, body: Any) -> Any:
+        answer = served.ask("POST", path, token, body=body)
+        assert answer.status in (201, 202), answer
+        return answer.json()
+
+    def settled(run: str) -> str:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            status = served.ask("GET", f"/api/runs/{run}", token).json()["status"]
+            if status not in ("queued", "running"):
+                return str(status)
+            time.sleep(0.02)
+        raise AssertionError("the run does not end")
+
+    thread = post("/api/threads", {"title": f"{mark} title"})["thread_id"]
+    plan = json.loads(json.dumps(READ).replace("Look.", f"{mark} objective"))
+    settled(
+        post(f"/api/threads/{thread}/runs", {"message": f"{mark} said", "plan": plan})["run_id"]
+    )
+    plan = json.loads(json.dumps(PLAN).replace("Look.", f"{mark} objective"))
+    run = post(f"/api/threads/{thread}/runs", {"message": f"{mark} said", "plan": plan})["run_id"]
+    assert settled(run) == "waiting"
+    [question] = served.ask("GET", f"/api/questions?thread_id={thread}", token).json()["items"]
+    history = served.ask("GET", f"/api/threads/{thread}/history", token).json()["items"]
+    return Things(thread, run, question["question_id"], history[0]["checkpoint_id"])

@@ -16,6 +16,7 @@ from framework.base.errors import ValidationError
 from framework.base.ports import Caller
 from framework.serve.identity import caller_of
 from framework.serve.problems import AnswerRefusedError, MalformedError
+from framework.serve.routes.api import body_of
 from framework.serve.runs import Runs
 from framework.serve.streams import Pages, stream
 from framework.serve.translate import Translator, interrupt_of
@@ -37,7 +38,7 @@ def routes(runs: Runs) -> list[Route]:
         from ag_ui.core import RunAgentInput
 
         try:
-            given = RunAgentInput.model_validate_json(await request.body())
+            given = RunAgentInput.model_validate(await body_of(request))
         except PydanticError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -26,13 +26,20 @@ async def body_of(request: Request) -> dict[str, Any]:
     """
     raw = await request.body()
     try:
-        found = json.loads(raw) if raw.strip() else {}
+        found = json.loads(raw, parse_int=_number) if raw.strip() else {}
         # Half a character, or a number without end, could be kept and told by nothing.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
         raise MalformedError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
     if not isinstance(found, dict):
         raise MalformedError("The body is no JSON object.", fix='Send {"…": …}.')
+    return found
+
+
+def _number(text: str) -> int:
+    found = int(text)
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"{text[:40]} does not fit 64 bits")
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
 from typing import Any, NamedTuple
@@ -18,12 +17,10 @@ from framework import build_graph
 from framework.serve.app import create_app
 from framework.serve.identity import COOKIE
 from framework.serve.shield import OPEN
-from tests.support import PATIENCE
-from tests.support.serve_process import Answer, Served, serve_process
-from tests.support.served import PLAN, READ, OpenValve, read_level
+from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
+from tests.support.served import OpenValve, read_level
 from tests.support.sweeps import sample
 
-CANARY = "canary-5d1e"
 LIMIT = 1_048_576
 GUARDS = {
     "content-security-policy": "default-src 'none'",
@@ -69,15 +66,6 @@ class Entry(NamedTuple):
     path: str
 
 
-class Things(NamedTuple):
-    """What ann has."""
-
-    thread: str
-    run: str
-    question: str
-    checkpoint: str
-
-
 def entries(served: Served) -> list[Entry]:
     """Return the route table of the very application that the command serves."""
     graph = build_graph([read_level, OpenValve], checkpointer=InMemorySaver(), settings=Settings())
@@ -115,34 +103,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def anns(served: Served) -> Things:
     """Ann's thread: a finished run, a question, a title; each holds the canary."""
     return things_of(served, served.ann, CANARY)
-
-
-def things_of(served: Served, token: str, mark: str) -> Things:
-    def post(path: str, body: Any) -> Any:
-        answer = served.ask("POST", path, token, body=body)
-        assert answer.status in (201, 202), answer
-        return answer.json()
-
-    def settled(run: str) -> str:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            status = served.ask("GET", f"/api/runs/{run}", token).json()["status"]
-            if status not in ("queued", "running"):
-                return str(status)
-            time.sleep(0.02)
-        raise AssertionError("the run does not end")
-
-    thread = post("/api/threads", {"title": f"{mark} title"})["thread_id"]
-    plan = json.loads(json.dumps(READ).replace("Look.", f"{mark} objective"))
-    settled(
-        post(f"/api/threads/{thread}/runs", {"message": f"{mark} said", "plan": plan})["run_id"]
-    )
-    plan = json.loads(json.dumps(PLAN).replace("Look.", f"{mark} objective"))
-    run = post(f"/api/threads/{thread}/runs", {"message": f"{mark} said", "plan": plan})["run_id"]
-    assert settled(run) == "waiting"
-    [question] = served.ask("GET", f"/api/questions?thread_id={thread}", token).json()["items"]
-    history = served.ask("GET", f"/api/threads/{thread}/history", token).json()["items"]
-    return Things(thread, run, question["question_id"], history[0]["checkpoint_id"])
 
 
 def target(path: str, things: Things) -> str:
@@ -651,6 +611,11 @@ def test_odd_bodies_are_never_the_servers_failure(
                 answer = served.ask(one.method, path, served.ann, headers=typed, body=body)
                 told = f"{one.method} {one.path} {body[:120]!r}"
                 wrong += problematic(told, answer, protocol=one.path in ("/mcp", "/a2a"))
+    for part in ('"plan": {"x": 1%s}', '"context": {"x": [-1%s]}', '"value": 1%s', '"answer": 1%s'):
+        body = f"{{{part % ('0' * 25)}}}".encode()
+        for path in (f"threads/{own.thread}/runs", f"threads/{own.thread}/signals/go"):
+            answer = served.ask("POST", f"/api/{path}", served.ann, body=body)
+            wrong += refused(part, answer, 400, "CG-")
     assert wrong == []
     for path in ("/api/threads", "/api/questions", f"/api/threads/{own.thread}"):
         assert served.ask("GET", path, served.ann).status == 200, path
