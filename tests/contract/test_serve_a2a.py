@@ -118,6 +118,14 @@ async def test_an_approval_in_the_middle(streaming: bool) -> None:
         assert len(OpenValve.opened) == 2
         listed = await agent.list_tasks(ListTasksRequest(context_id=task.context_id))
         assert [one.id for one in listed.tasks] == [second.id, task.id]
+        first = await agent.list_tasks(ListTasksRequest(page_size=1))
+        rest = await agent.list_tasks(
+            ListTasksRequest(page_size=1, page_token=first.next_page_token)
+        )
+        assert [one.id for one in (*first.tasks, *rest.tasks)] == [second.id, task.id]
+        assert rest.next_page_token == ""
+        with pytest.raises(A2AError, match="page size"):
+            await agent.list_tasks(ListTasksRequest(page_size=-1))
 
 
 async def test_progress_is_streamed() -> None:

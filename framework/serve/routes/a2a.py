@@ -52,6 +52,7 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from a2a.utils.task import validate_page_size
 from google.protobuf.json_format import MessageToDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -74,7 +75,6 @@ _FINE = frozenset({"completed", "partial"})
 _RUNNING = {"queued": TaskState.TASK_STATE_SUBMITTED, "running": TaskState.TASK_STATE_WORKING}
 _ANSWER = "answer"
 _PAGE = 50
-_MOST = 100
 
 
 def endpoint(
@@ -271,7 +271,8 @@ class _Agent(RequestHandler):
     ) -> ListTasksResponse:
         """Return the caller's tasks, the latest first."""
         caller = _caller(context)
-        size = min(params.page_size or _PAGE, _MOST)
+        size = params.page_size or _PAGE
+        validate_page_size(size)
         with _told():
             begun = [
                 run
