@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,6 +27,7 @@ from framework.base.errors import (
 )
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
+from framework.serve.observed import Observed
 from framework.serve.problems import problem, problem_of
 from framework.serve.routes import agui, api, console, health, ledger, login, openai
 from framework.serve.runs import Runs
@@ -98,9 +100,11 @@ def create_app(
                 yield
             finally:
                 looking.cancel()
+                await asyncio.wait([looking])
                 await runs.drain()
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
+    registry = CollectorRegistry()
     kept = Ledger(graph, threads, serve.overseers)
     app = Starlette(
         routes=[
@@ -108,12 +112,15 @@ def create_app(
             *ledger.routes(kept),
             *agui.routes(runs),
             *openai.routes(runs, serve),
-            *health.routes(runs, services.settings.name),
+            *health.routes(runs, services.settings.name, registry),
             *console.routes(),
             *protocols,
             *entries,
         ],
-        middleware=[Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH])],
+        middleware=[
+            Middleware(Observed, registry),
+            Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH]),
+        ],
         exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
         lifespan=lifespan,
     )

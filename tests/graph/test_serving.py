@@ -187,6 +187,9 @@ def test_sigterm_hands_over_what_runs_and_ends_well(place: Place) -> None:
         assert client.post(name, json={"answer": "approve"}).status_code == 409
     assert place.log.count("opened") == 1
     assert place.end(signal.SIGTERM) == 0
+    lines = [json.loads(line) for line in (place.folder / "err").read_text().splitlines()]
+    assert {"POST", "/api/threads", 201} <= {v for line in lines for v in line.values()}
+    assert waits not in str(lines)
 
 
 @pytest.mark.may_block

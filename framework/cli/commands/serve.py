@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,7 @@ def serve(
     """Serve the agent: a console, a JSON API, AG-UI and more; SIGTERM hands over what runs."""
     import asyncio
 
+    from configs.logger import configure_logging
     from framework.base.errors import require_extra
     from framework.cli.agent import read_settings
 
@@ -47,6 +49,8 @@ def serve(
         require_extra(module, "serve")
     from framework.serve.shield import is_loopback
 
+    level = logging.getLogger("capgraph").getEffectiveLevel()
+    configure_logging(min(level, logging.INFO), json_lines=True)
     settings = read_settings(config)
     if auth is None and not is_loopback(host) and settings.serve.proxy is None:
         raise ConfigurationError(

@@ -32,14 +32,14 @@ class _Collected:
         ]
 
 
-def routes(runs: Runs, name: str) -> list[Route]:
+def routes(runs: Runs, name: str, registry: CollectorRegistry) -> list[Route]:
     """Return the routes of whoever looks after the server.
 
     Args:
         runs: The runs.
         name: Name of the agent.
+        registry: Where numbers are kept.
     """
-    registry = CollectorRegistry()
     registry.register(_Collected(runs))
 
     async def healthz(_: Request) -> Response:

@@ -360,6 +360,7 @@ async def test_what_looks_after_the_server_learns_nothing_of_users() -> None:
         names = [line.split("{")[0].split()[0] for line in text.splitlines() if line[0] != "#"]
         assert names
         assert all(name.startswith("capgraph_") for name in names)
+        assert 'route="/api/runs/{id}/events",status="200"' in text
         assert 'capgraph_runs_ended_total{outcome="completed"} 1.0' in text
         assert "ann" not in text
         assert thread not in text
