@@ -93,15 +93,31 @@ def create_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await graph.warm_up()
         looking = asyncio.create_task(runs.serve())
-        async with contextlib.AsyncExitStack() as stack:
-            for one in entered:
-                await stack.enter_async_context(one())
+        ready, ending = asyncio.Event(), asyncio.Event()
+
+        async def live() -> None:
+            # What protocols live in has to be left by the task that entered it, whichever task
+            # of an outer application or of a test comes to the end of this.
             try:
-                yield
+                async with contextlib.AsyncExitStack() as stack:
+                    for one in entered:
+                        await stack.enter_async_context(one())
+                    ready.set()
+                    await ending.wait()
             finally:
-                looking.cancel()
-                await asyncio.wait([looking])
-                await runs.drain()
+                ready.set()
+
+        living = asyncio.create_task(live())
+        await ready.wait()
+        try:
+            if not living.done():
+                yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            await runs.drain()
+            ending.set()
+            await living
 
     handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
     registry = CollectorRegistry()
