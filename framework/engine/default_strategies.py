@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from langchain_core.messages import AnyMessage
 
@@ -10,12 +11,9 @@ import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
 from framework.planning.reach import missing
-from framework.planning.strategies import (
-    AnswerRequest,
-    ExtractedTask,
-    PlanRequest,
-    last_request,
-)
+
+if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
+    from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 
 
 class LastMessageExtractor:
@@ -23,6 +21,8 @@ class LastMessageExtractor:
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the text of the person's last message."""
+        from framework.planning.strategies import ExtractedTask, last_request
+
         return ExtractedTask(task=last_request(messages))
 
 

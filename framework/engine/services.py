@@ -33,7 +33,6 @@ from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
 from framework.pipeline.runner import StepRunner
-from framework.planning.strategies import Answerer, Planner, TaskExtractor, system_text
 from framework.prompts import PromptProvider
 from framework.registry import Registry
 from framework.state import TurnView
@@ -101,6 +100,7 @@ if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML a
     from framework.governance.flow import InformationFlow
     from framework.governance.permissions import Permissions
     from framework.governance.policies import PolicyEngine
+    from framework.planning.strategies import Answerer, Planner, TaskExtractor
     from framework.selection import Selector
     from framework.stores.retention import Retention
     from framework.telemetry.audit_log import AuditLog
@@ -213,6 +213,8 @@ class Services:
 
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
+        from framework.planning.strategies import system_text
+
         own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
         text = str(await awaited(own) or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import sys
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import closing, suppress
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -19,6 +18,9 @@ from framework.base.errors import PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
 from framework.stores.location import MEMORY, parse_url
+
+if TYPE_CHECKING:  # the library is loaded where there is such a database
+    import sqlite3
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
@@ -169,16 +171,20 @@ class SqliteRows(SaverRows):
                 rows = await conn.execute_fetchall(self._text(statement), values)
                 if conn.in_transaction:
                     await conn.commit()
-            except sqlite3.Error as exc:
-                with suppress(sqlite3.Error):
+            except self._errors() as exc:
+                with suppress(self._errors()):
                     await conn.rollback()
                 raise _refused(exc) from exc
             return conn.total_changes - before, list(rows)
 
     def _connect(self) -> Any:
+        import sqlite3
+
         return sqlite3.connect(self._path, timeout=5.0) if self._path else None
 
     def _errors(self) -> type[Exception]:
+        import sqlite3
+
         return sqlite3.Error
 
     def _text(self, statement: str) -> str:
@@ -318,6 +324,8 @@ class FileRows(OwnRows):
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
+        import sqlite3
+
         text = statement.format(now=repr(time.time()), **SqliteRows.words)
         try:
             with self._lock:
@@ -329,6 +337,8 @@ class FileRows(OwnRows):
             raise _refused(exc) from exc
 
     def _dial(self) -> sqlite3.Connection:
+        import sqlite3
+
         conn = sqlite3.connect(
             self._path, timeout=60.0, isolation_level=None, check_same_thread=False
         )
