@@ -373,3 +373,21 @@ def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> No
         look(f"narrow {part}")
     context.close()
     assert found == []
+
+
+def test_the_timeline_is_saved_and_moments_are_compared(page: Any, served: Any) -> None:
+    thread = served.run_plan(slow(2, 0.1))
+    page.goto(f"{served.url}/?thread={thread}#timeline")
+    page.get_by_test_id("timeline").locator("rect.span").nth(1).wait_for()
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    for name, start in {"SVG": b"<svg", "PNG": b"\x89PNG"}.items():
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save as {name}").click()
+        assert Path(download.value.path()).read_bytes().startswith(start)
+    page.get_by_role("tab", name="History").click()
+    marks = page.get_by_test_id("history").get_by_role("checkbox")
+    marks.nth(1).wait_for()
+    marks.first.check()
+    marks.last.check()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_test_id("history").locator("dl.diff dd.new").first.wait_for()
