@@ -67,7 +67,7 @@ bench-flow: $(VENV)/.bench
 
 # Events of served runs against a bare stream of the same events, in one run; memory a stream.
 bench-serve: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5
+	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5 --turns 1000
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis

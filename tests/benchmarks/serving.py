@@ -176,6 +176,28 @@ async def _measure(ports: tuple[int, int], pids: tuple[int, int], options: Any) 
           f" bare {bare_held / len(paths) / 1000:.0f} kB")  # fmt: skip
 
 
+async def _grow(port: int, pid: int, turns: int) -> None:
+    """Run turns without pauses, ten at once, and print what memory they leave behind."""
+    warm = {"steps": [{"context_key": "t", "capability": "tick",
+                       "parameters": {"events": 5, "pause": 0.0}}]}  # fmt: skip
+
+    async def some(count: int) -> None:
+        for _ in range(count):
+            thread = (await _post(port, "/api/threads", {}))["thread_id"]
+            run = (await _post(port, f"/api/threads/{thread}/runs", {"plan": warm}))["run_id"]
+            await _follow(port, f"/api/runs/{run}/events", [], [])
+
+    held = []
+    for _ in range(4):
+        await asyncio.gather(*(some(turns // 40) for _ in range(10)))
+        held.append(memory_of(pid))
+    print(
+        f"memory after each quarter of {turns // 40 * 40:,} turns:"
+        f" {', '.join(f'{one / 1e6:.1f}' for one in held)} MB;"
+        f" a turn of the last quarter leaves {(held[3] - held[2]) / (turns // 40 * 10) / 1000:.2f} kB"
+    )
+
+
 def main() -> None:
     """Measure, or serve."""
     parser = argparse.ArgumentParser()
@@ -183,6 +205,7 @@ def main() -> None:
     parser.add_argument("--listeners", type=int, default=5)
     parser.add_argument("--events", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.1)
+    parser.add_argument("--turns", type=int, default=0, help="turns that must leave no memory")
     parser.add_argument("--db", default="")
     parser.add_argument("--serve", choices=("agent", "bare"))
     parser.add_argument("--fd", type=int)
@@ -213,6 +236,8 @@ def main() -> None:
         try:
             pids = (processes[0].pid, processes[1].pid)
             asyncio.run(_measure((ports[0], ports[1]), pids, options))
+            if options.turns:
+                asyncio.run(_grow(ports[0], pids[0], options.turns))
         finally:
             for process in processes:
                 process.terminate()
