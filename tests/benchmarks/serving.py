@@ -67,7 +67,8 @@ async def _serve_agent(url: str, listening: socket.socket) -> None:
 
     serve = {"requests_per_minute": 1e6, "open_runs_per_user": 1000}
     async with open_saver(url) as saver:
-        settings = Settings(serve=serve)
+        # All runs at once: the default would have them wait for slots of the process.
+        settings = Settings(serve=serve, limits={"max_parallel": 1000})
         graph = build_graph([_ticker()], checkpointer=saver, settings=settings)
         app = create_app(graph, auth=Anybody())
         await Server(app, listening, lambda: None).listen()
