@@ -4,18 +4,30 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long test-matrix check docs bench bench-selection bench-functions bench-flow faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/capgraph ask --config configs/demo.yml \
 	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?"
 
-test: check
+test: check browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# The console's tests want a browser; where none can be had they say so.
+browser:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || echo "No Chromium: the console's tests are skipped."
+	@test -e .cache/axe/node_modules || npm install --silent --no-save --prefix .cache/axe axe-core@4 \
+	  || echo "No axe-core: the console's accessibility is not tried."
+
+# The pictures of the console in its guide.
+pictures: $(VENV)/.dev browser
+	PICTURES=keep $(BIN)/python -m pytest -q tests/console/test_pictures.py
 
 # All of every sweep of which the above runs a sample; SEED chooses the samples.
 SEED ?= 1
-test-long: check faults
+test-long: check browser faults
 	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
 
@@ -52,6 +64,19 @@ bench-functions: $(VENV)/.dev
 
 bench-flow: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks.agentdojo_flow --docs docs/guides/guard_against_injection.md
+
+# Events of served runs against a bare stream of the same events, in one run; memory a stream.
+bench-serve: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5 --turns 1000
+
+# Ten minutes of requests that are made up from the description of the API.
+fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis
+	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q tests/unit/serve/test_fuzzed.py
+
+# Its parts and those of LangGraph's server do not go together: an environment of its own.
+$(VENV)/fuzz/bin/schemathesis: | $(VENV)/bin/python
+	$(PYTHON) -m venv $(VENV)/fuzz
+	$(VENV)/fuzz/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
 
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults --seed $(SEED)

@@ -27,12 +27,16 @@ class Limits(Section):
     Attributes:
         max_parallel: Steps that run at once in one run.
         max_steps: Steps of one plan.
+        max_elements: Elements of a list over which one step of a plan runs.
         max_planning_attempts: Plans made for one turn, the first included.
+        max_looks: Times the rest of a plan is looked at again in one turn, after steps with
+            ``look_again``; after that the plan goes on as it is.
         max_reclassifications: Times the capabilities are chosen *again*.
         max_attempts: Upper bound of tries of one step or node, whatever its policy says.
         max_retry_delay_seconds: Upper bound of one wait between tries.
         step_timeout_seconds: Time limit of one attempt; ``None`` for none.
         run_timeout_seconds: Time limit of the steps of one turn; ``None`` for none.
+        max_wait_seconds: How long a step may wait for a moment or for an event.
         max_message_chars: Longest message that is accepted.
         max_model_calls: Calls of chat models in one turn.
         max_turn_attempts: Tries of all steps of one turn together; ``None`` for what the checked
@@ -41,12 +45,15 @@ class Limits(Section):
 
     max_parallel: int = Field(8, ge=1)
     max_steps: int = Field(1000, ge=1)
+    max_elements: int = Field(10_000, ge=1)
     max_planning_attempts: int = Field(2, ge=1)
+    max_looks: int = Field(5, ge=0)
     max_reclassifications: int = Field(1, ge=0)
     max_attempts: int = Field(10, ge=1)
     max_retry_delay_seconds: float = Field(60.0, ge=0)
     step_timeout_seconds: float | None = Field(300.0, gt=0)
     run_timeout_seconds: float | None = Field(3600.0, gt=0)
+    max_wait_seconds: float = Field(30 * 86_400.0, gt=0)
     max_message_chars: int = Field(200_000, ge=1)
     max_model_calls: int = Field(100, ge=1)
     max_turn_attempts: int | None = Field(None, ge=1)

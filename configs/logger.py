@@ -6,8 +6,11 @@ an application that wants output calls :func:`configure_logging` or its own set-
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
@@ -94,14 +97,19 @@ def get_logger(
     'capgraph.framework.router'
     """
     if name:
-        return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), name, color)
+        return _component(name, name, color)
     if not source or not component:
         raise ValueError(
             f"get_logger needs source and component, got source={source!r} and"
             f" component={component!r}. Fix: call get_logger('framework', 'router')"
             " or get_logger(name='my_app')."
         )
-    return ComponentLogger(logging.getLogger(f"{_ROOT}.{source}.{component}"), component, color)
+    return _component(f"{source}.{component}", component, color)
+
+
+@lru_cache(maxsize=1024)  # every step asks for its own
+def _component(name: str, component: str, color: str | None) -> ComponentLogger:
+    return ComponentLogger(logging.getLogger(f"{_ROOT}.{name}"), component, color)
 
 
 class SafeFormatter(logging.Formatter):
@@ -116,11 +124,27 @@ class SafeFormatter(logging.Formatter):
         return super().format(copy)
 
 
-def configure_logging(level: int | str = logging.WARNING) -> None:
+class JsonFormatter(SafeFormatter):
+    """Formatter that writes each record as one JSON object, with what ``extra={"fields": …}`` says."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render the record."""
+        told = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": super().format(record),
+            **mask_data(getattr(record, "fields", {})),
+        }
+        return json.dumps(told, ensure_ascii=False, default=str)
+
+
+def configure_logging(level: int | str = logging.WARNING, *, json_lines: bool = False) -> None:
     """Send the project's log records to standard error. Calling it again changes the level.
 
     Args:
         level: Lowest level that is shown.
+        json_lines: Whether each is written as a JSON object from now on.
     """
     root = logging.getLogger(_ROOT)
     root.setLevel(level)
@@ -129,3 +153,6 @@ def configure_logging(level: int | str = logging.WARNING) -> None:
         handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
         root.addHandler(handler)
         root.propagate = False
+    for known in root.handlers:
+        if json_lines and isinstance(known.formatter, SafeFormatter):
+            known.setFormatter(JsonFormatter("%(message)s"))

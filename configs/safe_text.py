@@ -34,24 +34,22 @@ _NAMES = (
     r"(?:api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key|encryption[_-]?key|token(?!s)"
     r"|secret|password|passwd|pwd|passphrase|authorization|credentials?|client[_-]?secret)"
 )
-_SECRET_NAME = re.compile(rf"(?i){_NAMES}s?$")
-_ENVIRONMENT_NAME = re.compile(r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$")
-_URL = re.compile(r"(://[^\s/:@\"']*:)([^\s/\"']*)@")
-_NAMED = re.compile(
+_SECRET_NAME = rf"(?i){_NAMES}s?$"
+_ENVIRONMENT_NAME = r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$"
+_URL = r"(://[^\s/:@\"']*:)([^\s/\"']*)@"
+_NAMED = (
     rf"(?i)({_NAMES}s?\\?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
     r"(?:\"[^\"]*\"|'[^']*'|\\\"[^\"\\]*\\\"|[^\s\"',;&}\])]+)"
 )
-_BEARER = re.compile(r"\b((?i:bearer|basic)\s+)(?=[^\s\"',;]+[\dA-Z=_])[^\s\"',;&}\])]{6,}")
-_SHAPES = re.compile(
+_BEARER = r"\b((?i:bearer|basic)\s+)(?=[^\s\"',;]+[\dA-Z=_])[^\s\"',;&}\])]{6,}"
+_SHAPES = (
     r"\b(?:sk-[\w-]{8,}|[spr]k_(?:live|test)_\w{8,}|gh[oprsu]_\w{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}|xapp-[\w-]{8,}|(?:AKIA|ASIA)[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|ya29\.[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gsk_[A-Za-z0-9]{20,}|npm_\w{30,}"
     r"|(?:xai|pplx|tvly)-[\w-]{16,}|lsv2_[a-z]{2}_\w{16,}"
     r"|eyJ[\w-]{8,2000}\.[\w-]{8,}(?:\.[\w-]*)?)"
 )
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
-)
+_PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 # Every event passes here: a union made anew at each look would cost as much as the rest.
 _PLAIN = (int, float, type(None))
 _MAPPINGS = (dict, Mapping)
@@ -63,6 +61,12 @@ _HINTS = (
     *("github_pat", "glpat", "xox", "xapp", "akia", "asia", "aiza", "ya29", "hf_", "gsk_", "npm_"),
     *("eyj", "xai-", "pplx-", "tvly-", "lsv2_"),
 )
+
+
+@functools.cache
+def _like(pattern: str) -> re.Pattern[str]:
+    # When a text first needs it: many programs never do, and it takes as long as a small room.
+    return re.compile(pattern)
 
 
 class SecretMasker:
@@ -96,7 +100,7 @@ class SecretMasker:
         environment = [
             value
             for name, value in os.environ.items()
-            if _ENVIRONMENT_NAME.search(name) and len(value) >= _SHORTEST_BY_NAME
+            if _like(_ENVIRONMENT_NAME).search(name) and len(value) >= _SHORTEST_BY_NAME
         ]
         return cls([*_secrets_of(settings), *environment, *values])
 
@@ -122,9 +126,9 @@ class SecretMasker:
                 break
         else:
             return text
-        text = _URL.sub(rf"\1{MASK}@", _PRIVATE_KEY.sub(MASK, text))
-        text = _BEARER.sub(rf"\1{MASK}", _NAMED.sub(_keep_quotes, text))
-        return _SHAPES.sub(MASK, text)
+        text = _like(_URL).sub(rf"\1{MASK}@", _like(_PRIVATE_KEY).sub(MASK, text))
+        text = _like(_BEARER).sub(rf"\1{MASK}", _like(_NAMED).sub(_keep_quotes, text))
+        return _like(_SHAPES).sub(MASK, text)
 
     def data(self, value: Any) -> Any:
         """Return a copy of plain data without secrets, in values and under telling names."""
@@ -159,7 +163,7 @@ def _keep_quotes(match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_secret(name: object) -> bool:
-    return isinstance(name, str) and _SECRET_NAME.search(name) is not None
+    return isinstance(name, str) and _like(_SECRET_NAME).search(name) is not None
 
 
 def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
@@ -175,7 +179,7 @@ def _secrets_of(value: Any, name: str = "") -> Iterator[str]:
         for item in value:
             yield from _secrets_of(item, name)
     elif isinstance(value, str):
-        yield from (unquote(password) for _, password in _URL.findall(value))
+        yield from (unquote(password) for _, password in _like(_URL).findall(value))
         if _is_secret(name) and len(value) >= _SHORTEST_BY_NAME:
             yield value
 
@@ -215,7 +219,7 @@ def mask_data(value: Any) -> Any:
 # Control characters but the tab, Unicode's category Cf, and what has a width of nothing or looks
 # like a space without being one: fillers, variation selectors, the blank of Braille, tags.
 # Lone surrogates cannot be encoded, and would end a program at print.
-_NEVER_RAW = re.compile(
+_NEVER_RAW = (
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
     "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164"
     "\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd"
@@ -231,4 +235,6 @@ def clean_text(text: str) -> str:
     >>> clean_text("pay\u200bpal")
     'pay\\u200bpal'
     """
-    return _NEVER_RAW.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+    return _like(_NEVER_RAW).sub(
+        lambda match: match.group().encode("unicode_escape").decode(), text
+    )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TypeVar
+from contextvars import ContextVar, Token
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-@contextmanager
-def scoped(variable: ContextVar[T], value: T) -> Iterator[None]:
+class scoped(Generic[T]):  # noqa: N801 - read as a verb: with scoped(variable, value)
     """Set a context variable inside the block, tasks that are started there included.
+
+    Every step passes several of these, so it is no generator.
 
     >>> depth: ContextVar[int] = ContextVar("depth", default=0)
     >>> with scoped(depth, 1):
@@ -21,8 +20,14 @@ def scoped(variable: ContextVar[T], value: T) -> Iterator[None]:
     >>> depth.get()
     0
     """
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token: Token[T] = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)

@@ -108,8 +108,8 @@ class PersistenceSettings(Section):
             and context data stay whole in any case.
         keep_checkpoints: How many checkpoints of a thread can still be gone back to.
         keep_days: Threads that were not saved for so many days are dropped, unless a person is
-            asked. These three are applied as turns end; ``capgraph threads prune`` does it at
-            once.
+            asked, and so is what calls used longer ago. These three are applied as turns end;
+            ``capgraph threads prune`` does it at once.
     """
 
     url: str | None = None
@@ -166,6 +166,90 @@ class PermissionSettings(Section):
     cedar: str | None = None
 
 
+class OidcSettings(Section):
+    """Logging in with OpenID Connect (the extra ``oidc``).
+
+    Attributes:
+        issuer: Address of the provider; its configuration stands below it.
+        client_id: What the provider calls this server.
+        client_secret: Secret that goes with it; none for a public client.
+        scopes: What is asked for.
+        user_claim: Claim that names the person.
+        role_claim: Claim that holds the role; nobody has one when not given.
+        tenant_claim: Claim that holds the tenant.
+    """
+
+    issuer: str
+    client_id: str
+    client_secret: SecretStr | None = None
+    scopes: list[str] = Field(default_factory=lambda: ["openid", "profile"])
+    user_claim: str = "sub"
+    role_claim: str | None = None
+    tenant_claim: str | None = None
+
+
+class ProxySettings(Section):
+    """A reverse proxy that says in headers who asks; believed only where it is trusted.
+
+    Attributes:
+        trusted: Addresses of the proxy.
+        user_header: Header that names the person.
+        role_header: Header that holds the role.
+        tenant_header: Header that holds the tenant.
+    """
+
+    trusted: list[str]
+    user_header: str = "x-forwarded-user"
+    role_header: str | None = None
+    tenant_header: str | None = None
+
+
+class McpServeSettings(Section):
+    """What MCP clients of the server may call besides ``ask``.
+
+    Attributes:
+        tools: Names of capabilities.
+    """
+
+    tools: list[str] = Field(default_factory=list)
+
+
+class ServeSettings(Section):
+    """How ``capgraph serve`` answers.
+
+    Attributes:
+        base_url: Under which address people reach it, where that is another than it listens on.
+        allowed_hosts: Further names under which it may be asked.
+        allowed_origins: Further origins whose pages may ask it.
+        max_body_bytes: Longest body of a request.
+        requests_per_minute: Requests of one person, or of one address without a login.
+        logins_per_minute: Attempts to log in from one address.
+        session_hours: How long a login lasts.
+        open_runs_per_user: Runs of one person that may be under way at once.
+        runs_at_once: Runs that go on at once; others wait in a row.
+        keep_runs_days: For how long the events of an ended run can be had again.
+        overseers: Roles that see everybody's effects, usage and audit; other users see their own.
+        mcp: What MCP clients may call.
+        oidc: Logging in with OpenID Connect.
+        proxy: A reverse proxy that says who asks.
+    """
+
+    base_url: str | None = None
+    allowed_hosts: list[str] = Field(default_factory=list)
+    allowed_origins: list[str] = Field(default_factory=list)
+    max_body_bytes: int = Field(1_048_576, ge=1)
+    requests_per_minute: float = Field(1200, gt=0)
+    logins_per_minute: float = Field(20, gt=0)
+    session_hours: float = Field(12, gt=0)
+    open_runs_per_user: int = Field(16, ge=1)
+    runs_at_once: int = Field(200, ge=1)
+    keep_runs_days: float = Field(7, gt=0)
+    overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
+    mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
+    oidc: OidcSettings | None = None
+    proxy: ProxySettings | None = None
+
+
 class Settings(BaseSettings):
     """All settings of one agent.
 
@@ -178,6 +262,7 @@ class Settings(BaseSettings):
         exclude: Names of capabilities to leave out.
         override: Capability name to ``"module:Class"`` that takes its place.
         given: Context types that the caller supplies.
+        recipes: Files of recipes, and folders that hold some.
         model: ``"provider:name"`` for all roles; ``None`` runs without a model.
         models: Role (``extraction``, ``selection``, ``planning``, ``answer``, ``capability``)
             to its own model.
@@ -195,7 +280,13 @@ class Settings(BaseSettings):
         prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
             output_per_million: 4}``; ``build_graph(prices=…)`` stands above it.
         permissions: Who may use which capability; everybody everything when not given.
+        policies: What is asked before a plan is accepted and before a step starts:
+            ``{use: information_flow, on_violation: deny}``, ``{use: policy_engine, rules: […]}``.
+        answer_gate: What the answer has to be good enough for: ``{use: quality_gate, …}``;
+            ``build_graph(answer_gate=…)`` stands above it.
+        sinks: What takes up the events of runs: ``{use: json_lines, path: events.jsonl}``.
         audit: What is kept of who did what.
+        serve: How ``capgraph serve`` answers.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
@@ -226,6 +317,7 @@ class Settings(BaseSettings):
     exclude: list[str] = Field(default_factory=list)
     override: dict[str, str] = Field(default_factory=dict)
     given: list[str] = Field(default_factory=list)
+    recipes: list[str] = Field(default_factory=list)
     model: str | None = None
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     prompts: str | None = None
@@ -237,7 +329,11 @@ class Settings(BaseSettings):
     budgets: list[dict[str, Any]] = Field(default_factory=list)
     prices: dict[str, dict[str, float]] = Field(default_factory=dict)
     permissions: PermissionSettings | None = None
+    policies: list[dict[str, Any]] = Field(default_factory=list)
+    answer_gate: dict[str, Any] | None = None
+    sinks: list[dict[str, Any]] = Field(default_factory=list)
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
+    serve: ServeSettings = Field(default_factory=lambda: ServeSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None

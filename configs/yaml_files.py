@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from configs.errors import ConfigurationError
 
 _MAX_VALUES = 100_000
 
 
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_yaml(path: str | os.PathLike[str], *, variables: bool = True) -> dict[str, Any]:
     """Read one YAML file safely; ``${NAME}`` and ``${NAME:-default}`` come from the environment.
+
+    Args:
+        path: The file.
+        variables: Whether they do; otherwise such text stays as it is.
 
     Raises:
         ConfigurationError: The file cannot be read, is no mapping, or names an unset variable.
@@ -42,7 +47,7 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"The configuration file {str(path)!r} holds {type(values).__name__}, not settings."
             " Fix: write 'key: value' lines."
         )
-    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1))
+    expanded: dict[str, Any] = _expand(values, str(path), "", itertools.count(1), variables)
     return expanded
 
 
@@ -63,7 +68,9 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int = 0) -> Any:
+def _expand(
+    value: Any, file: str, where: str, seen: Iterator[int], variables: bool, depth: int = 0
+) -> Any:
     if next(seen) > _MAX_VALUES:
         raise ConfigurationError(
             f"The configuration file {file!r} is too large: more than {_MAX_VALUES:,} values."
@@ -76,14 +83,15 @@ def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int =
         )
     if isinstance(value, dict):
         return {
-            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, depth + 1)
+            key: _expand(item, file, f"{where}.{key}".lstrip("."), seen, variables, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list):
         return [
-            _expand(item, file, f"{where}[{n}]", seen, depth + 1) for n, item in enumerate(value)
+            _expand(item, file, f"{where}[{n}]", seen, variables, depth + 1)
+            for n, item in enumerate(value)
         ]
-    if not isinstance(value, str):
+    if not variables or not isinstance(value, str):
         return value
 
     def replace(match: re.Match[str]) -> str:
@@ -96,6 +104,22 @@ def _expand(value: Any, file: str, where: str, seen: Iterator[int], depth: int =
         return found
 
     return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
+
+
+def explained(exc: ValidationError) -> list[str]:
+    """Return what is wrong with a file of a fixed form, a sentence for each place."""
+    lines = []
+    for error in exc.errors(include_url=False, include_input=False):
+        path = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
+        ).lstrip(".")
+        told = (
+            "unknown key. Fix: remove it, or check the spelling"
+            if error["type"] == "extra_forbidden"
+            else error["msg"].removeprefix("Value error, ")
+        )
+        lines.append(f"{path or 'the file'}: {told}.")
+    return lines
 
 
 def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

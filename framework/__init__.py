@@ -24,8 +24,9 @@ from framework.base import (  # noqa: E402  a foreign 'configs' would fail in he
 from framework.base.ports import Verdict  # noqa: E402
 
 if TYPE_CHECKING:
-    from framework.engine import bind
-    from framework.graph import build_graph, open_graph
+    from framework.engine.bind import bind
+    from framework.graph import build_graph, open_graph, signal
+    from framework.planning import Recipe
     from framework.registry import Registry
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ErrorSeverity",
     "ExecutionPlan",
     "PlannedStep",
+    "Recipe",
     "Registry",
     "Verdict",
     "bind",
@@ -44,13 +46,16 @@ __all__ = [
     "capability_node",
     "infrastructure_node",
     "open_graph",
+    "signal",
 ]
 
 _ENGINE = {
+    "Recipe": "framework.planning",
     "Registry": "framework.registry",
     "bind": "framework.engine",
     "build_graph": "framework.graph",
     "open_graph": "framework.graph",
+    "signal": "framework.graph",
 }
 
 

@@ -27,11 +27,16 @@ from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.pregel._call import CACHE, get_runnable_for_task
+from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
 
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
+RESUME = "__resume__"
+"""The one that holds what was answered to a task's questions, in order."""
+RETURN = "__return__"
+"""The one that holds what a task inside a node gave."""
 COUNTERS = "counters_since_delta_snapshot"
 """In a checkpoint's metadata: channel to updates and checkpoints since it was saved as a whole."""
 _OF_A_TASK = tuple(
@@ -63,18 +68,19 @@ def outer_checkpoint(config: Mapping[str, Any]) -> str | None:
     return found.get("") if is_task(config) else None
 
 
-def running_checkpoint(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return namespace and id of the checkpoint on which the running superstep builds.
+def running_checkpoints(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return namespace and id of the checkpoints on which the running superstep builds.
 
-    ``None`` where nothing is saved before the end. A task inside a node has a namespace, but no
-    checkpoint of its own: it builds on that of the graph.
+    That of the outermost graph is the first, that of the running one the last. There are none where
+    nothing is saved before the end. A task inside a node has a namespace, but no checkpoint of its
+    own: it builds on that of the graph.
     """
     configurable = config.get("configurable") or {}
     if configurable.get("__pregel_durability") == "exit":
-        return None
+        return []
     known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
-    newest = list(known.values())[-1:]
-    return next(((space, name) for space, name in known.items() if [name] == newest), None)
+    first = {name: space for space, name in reversed([*known.items()])}
+    return [(space, name) for name, space in reversed(first.items())]
 
 
 def merged_config(graph: Any, config: RunnableConfig | None) -> RunnableConfig:
@@ -114,6 +120,17 @@ STRICT_RESUME = {"__pregel_strict_resume": True}
 def is_between_nodes(values: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint's values say that a node is to run next."""
     return any(name.startswith(_NEXT_NODE) for name in values)
+
+
+def next_nodes(values: Mapping[str, Any]) -> list[str]:
+    """Name the nodes that are to run next, of a checkpoint's values."""
+    start = _NEXT_NODE[0]
+    return [name.removeprefix(start) for name in values if name.startswith(start)]
+
+
+def is_own_key(name: str) -> bool:
+    """Tell whether a channel is a key of the state, and not LangGraph's."""
+    return not name.startswith(("__", "branch:"))
 
 
 def open_interrupts(writes: Any) -> list[Interrupt]:
@@ -193,6 +210,13 @@ def called_back(*handlers: Any) -> Iterator[None]:
         var_child_runnable_config.reset(token)
 
 
+def is_watched(*known: Any) -> bool:
+    """Tell whether anybody besides some handlers is told of what LangChain runs here."""
+    manager = (var_child_runnable_config.get() or {}).get("callbacks")
+    handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
+    return any(handler not in known for handler in handlers)
+
+
 @contextmanager
 def held_back() -> Iterator[None]:
     """Keep the words of models that are called inside the block out of the ``messages`` stream."""
@@ -234,12 +258,29 @@ def channels_of_graph() -> frozenset[str] | None:
     return frozenset(name for name in args[1] if not name.startswith(("__", "branch:")))
 
 
+def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
+    """Return the keys that a compiled graph takes and leaves; ``None`` for one without a state."""
+    builder = getattr(graph, "builder", None)
+    if builder is None:
+        return None
+    return [*builder.schemas[builder.input_schema]], [*builder.schemas[builder.output_schema]]
+
+
 def is_resumed() -> bool:
     """Tell whether the running task has been given an answer already."""
     pad = _configurable().get("__pregel_scratchpad")
     if pad is None:
         return False
     return bool(pad.resume) or pad.get_null_resume(False) is not None
+
+
+def answers_taken() -> int:
+    """Return how many answers the running task took in earlier runs; a new one is not among them.
+
+    Of an answer without a name nobody can tell whose it is before an ``interrupt()`` takes it.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    return 0 if pad is None else len(pad.resume)
 
 
 def outer_task() -> str:

@@ -21,7 +21,8 @@ from framework.engine.asking import ask_person, reader, remember
 from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
 from framework.engine.undo import closed
-from framework.langgraph_compat import lent_saver
+from framework.engine.waiting import stands, wait_here, waits_in, waits_shown
+from framework.langgraph_compat import is_resumed, lent_saver
 from framework.state import AgentState, TurnView
 from framework.telemetry.audit import note
 
@@ -56,6 +57,12 @@ class ApprovalNode(BaseInfrastructureNode):
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
+        if waits_in(view) and not (keys and is_resumed()):
+            _need_saver("A step waits")
+            if not await stands(view, services):
+                return {}  # the router takes up what came meanwhile
+            if not keys:
+                wait_here(view)
         rules = await standing_rules(store, services.clock.now())
         found = {key: rules.covering(view.pending.get(key) or {}, view) for key in keys}
         ruled = {key: rule.id for key, rule in found.items() if rule is not None}
@@ -64,6 +71,8 @@ class ApprovalNode(BaseInfrastructureNode):
         if asked:
             _need_saver()
             question = step_question(asked, view, services.registry)
+            if waits := waits_shown(view):
+                question["waits"] = waits
             if rules.problem:
                 question = {**question, "note": rules.problem}
             read = reader(question, view, services, store)
@@ -99,9 +108,10 @@ async def _decide_plan(answer: Answer, view: TurnView, services: Services) -> di
     return {**update, **over}
 
 
-def _need_saver() -> None:
+def _need_saver(why: str = "A person has to decide") -> None:
     if lent_saver(get_config()) is None:
         raise ConfigurationError(
-            "A person has to decide, and nothing would keep the question until then.",
-            fix="Give build_graph a checkpointer, or set approvals.steps to 'none'.",
+            f"{why}, and nothing would keep the turn until then.",
+            fix="Give build_graph a checkpointer; or set approvals.steps to 'none', and let no step"
+            " wait.",
         )

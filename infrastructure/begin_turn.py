@@ -18,6 +18,7 @@ from framework.base import (
 from framework.engine import Services
 from framework.engine.caller_plan import brought_id, check_form
 from framework.engine.guarded import screened
+from framework.engine.waiting import waits_in, waits_no_more
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
 from framework.planning.strategies import attached, last_request, system_text
@@ -34,7 +35,7 @@ class BeginTurnNode(BaseInfrastructureNode):
     @staticmethod
     async def execute(state: AgentState, services: Services, **_: Any) -> dict[str, Any]:
         """Return the reset, and an error entry when the request cannot be used."""
-        view = TurnView(state)
+        view = services.view(state)
         plan = state.get("planning_execution_plan")
         brought = brought_id(plan, view.turn)
         keep = frozenset({"planning_execution_plan"} if brought else ())
@@ -47,6 +48,8 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
+        if view.caller.user_id:
+            update["control_turn"]["user"] = str(view.caller.user_id)
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:
@@ -60,12 +63,15 @@ class BeginTurnNode(BaseInfrastructureNode):
         if services.asks_another_than_requester:
             opened = services.view({**state, **update})
             await services.ledger(opened).agreements.opened_by(opened.caller)
+        if waits_in(view):
+            await waits_no_more()  # a new message gives up a turn that waits
         problem: CapgraphError | None = _problem(state, services, brought, mark)
         update["control_turn"]["messages"] = len(view.messages)
         marks = [] if mark is None or mark in begun else [mark]
         if services.guard is not None:
-            looked, refused = await screened(view, services, services.guard)
+            looked, refused, asks = await screened(view, services, services.guard)
             problem = problem or refused
+            update["control_turn"]["asks"] = asks
             data = update.pop("capability_context_data", {})
             update |= looked
             if data:

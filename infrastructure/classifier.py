@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
+from framework.engine.recipes import worded_as
 from framework.planning import requires_closure
+from framework.planning.recipes import once_each
 from framework.registry import Registry
 from framework.selection import Selection
 from framework.state import AgentState, TurnView
@@ -62,4 +65,7 @@ async def _select(view: TurnView, registry: Registry, services: Services) -> Sel
     if view.switches.get("capability_selection_bypass_enabled"):
         names = tuple(c.name for c in candidates if c.name not in view.excluded)
         return Selection(names=names, scores={}, best=1.0, reason="Selection is switched off.")
-    return await services.selector.select(view.task, candidates, excluded=dict(view.excluded))
+    if recipe := worded_as(view.task, registry, view.excluded):
+        return Selection((recipe,), best=1.0, reason=f"The recipe {recipe!r} knows this request.")
+    found = await services.selector.select(view.task, candidates, excluded=dict(view.excluded))
+    return found if found.deferred else replace(found, names=once_each(found.names, registry))

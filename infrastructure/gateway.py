@@ -13,6 +13,7 @@ from langgraph.types import Command
 
 from framework.base import ValidationError
 from framework.engine.entry import check_switches
+from framework.planning.waits import is_wait
 
 SWITCHES = {
     "/task": ("task_extraction_bypass_enabled", True),
@@ -128,4 +129,4 @@ async def pending_questions(
     if graph.checkpointer is None:
         return {}
     snapshot = await graph.aget_state(config)
-    return {item.id: item.value for item in snapshot.interrupts}
+    return {item.id: item.value for item in snapshot.interrupts if not is_wait(item.value)}

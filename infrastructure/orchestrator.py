@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.streaming import get_streamer
 from framework.base import (
     BaseInfrastructureNode,
     ErrorSeverity,
     ExecutionPlan,
+    LimitError,
     PlanError,
+    PolicyError,
     infrastructure_node,
 )
+from framework.base.plan import plan_key
 from framework.engine import Services
 from framework.engine.accept_plan import (
     Checked,
@@ -21,10 +25,12 @@ from framework.engine.accept_plan import (
     labels_of_words,
     respond_step,
 )
+from framework.engine.recipes import plan_of_recipe
+from framework.engine.routing import LOOKED, due_looks
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
 from framework.planning.reach import stand_ins
-from framework.planning.strategies import PlanRequest
+from framework.planning.strategies import PlanRequest, last_request
 from framework.state import AgentState, TurnView
 from framework.telemetry import CapabilitiesSelected, emit
 
@@ -43,6 +49,9 @@ class OrchestratorNode(BaseInfrastructureNode):
         """Plan the task."""
         streamer.status("Planning")
         view = services.view(state)
+        looks = () if view.last_failure else due_looks(view.steps, view.results)
+        if looks:
+            return await _look(view, services, looks)
         selection = view.state.get("planning_selection") or {}
         deferred = bool(selection.get("deferred"))
         chosen = tuple(selection["chosen"]) if deferred else view.active or ()
@@ -52,7 +61,9 @@ class OrchestratorNode(BaseInfrastructureNode):
         if not active:
             empty = Checked(ExecutionPlan(steps=[respond_step(view.task)]))
             return await accept(empty, view, services)
-        checked, made, answer = await _plan(view, services, active, deferred)
+        found = await _plan(view, services, active, deferred)
+        assert found is not None, "only a plan that is there already can be kept"
+        checked, made, answer = found
         previous = view.plan if view.has_plan else None
         update = await accept(checked, view, services, previous=previous, plans_made=made)
         # Corrections of a plan are plans too.
@@ -77,16 +88,59 @@ def _chosen(
     return {"planning_active_capabilities": used}
 
 
+async def _look(view: TurnView, services: Services, looks: tuple[str, ...]) -> dict[str, Any]:
+    """Let the planner change what has not begun; without a change the plan in force goes on."""
+    used, bound = view.budget.get("looks", 0), services.limits.max_looks
+    count = {"looks": used + 1}
+    kept: dict[str, Any] = {
+        "execution_step_results": {key: {**view.results[key], LOOKED: True} for key in looks},
+        "control_budget": count,
+    }
+    say = get_streamer("framework", "orchestrator").warning
+    if used >= bound:
+        say(f"The plan goes on as it is: limits.max_looks is {bound}.")
+        return kept
+    known = services.registry_of(view).capabilities
+    active = tuple(name for name in view.active or known if name in known)
+    try:
+        found = await _plan(view, services, active, view.active is None, looks)
+    except (PlanError, PolicyError, LimitError) as exc:
+        say(f"The plan goes on as it is: {exc}")
+        return kept
+    if found is None:
+        return kept
+    update = await accept(found[0], view, services, previous=view.plan, plans_made=0)
+    update["control_budget"] |= count
+    return update
+
+
+def _with_finished(plan: Any, view: TurnView) -> Any:
+    """Return a plan in which steps that are done stand as they were: they stay done."""
+    done = {key: view.planned[key] for key in view.done if key in view.planned}
+    steps = []
+    for step in plan["steps"]:
+        given = step if isinstance(step, dict) else {}
+        old = done.get(str(given.get("context_key")))
+        same = old is not None and old["capability"] == given.get("capability")
+        steps.append(old if same else step)
+    return {**plan, "steps": steps}
+
+
 async def _plan(
-    view: TurnView, services: Services, active: tuple[str, ...], deferred: bool
-) -> tuple[Checked, int, str]:
+    view: TurnView,
+    services: Services,
+    active: tuple[str, ...],
+    deferred: bool,
+    looks: tuple[str, ...] = (),
+) -> tuple[Checked, int, str] | None:
+    """Have a plan made that can run; ``None`` for keeping the one that is looked at again."""
     failure = view.last_failure
     away = await services.runner.out_of_reach()
     if away:
         instead = stand_ins(active, away, services.registry.capabilities, view.contexts)
         active = tuple(dict.fromkeys([*active, *instead]))
     request: dict[str, Any] = {
-        "task": view.task,
+        "task": view.task or last_request(view.messages),
         "active": active,
         "catalog": services.registry_of(view),
         "available": view.contexts,
@@ -97,13 +151,16 @@ async def _plan(
         "failure": failure.get("classification"),
         "failed_capability": failure.get("capability_name"),
         "previous": view.plan if view.has_plan else None,
-        "finished": {key: r for key, r in view.results.items() if r.get("success")},
+        "finished": {
+            k: r for k, r in view.results.items() if r.get("success") and k == plan_key(k)
+        },
         "messages": view.messages,
         "chosen": not deferred,
         "excluded": view.excluded if deferred else {},
         "out_of_reach": away,
         "budget_left": await services.budget_left(),
         "instructions": await services.instructions(view),
+        "look_again": looks,
         "refers_back": bool(view.state.get("task_depends_on_chat_history")),
     }
     labels = labels_of_words("orchestrator", view, services)
@@ -112,8 +169,16 @@ async def _plan(
     made = view.state.get("control_plans_created_count", 0)
     allowed = max(1, services.limits.max_planning_attempts - made)
     problem: PlanError | None = None
+    known = await plan_of_recipe(PlanRequest(**request), view, services)
+    if known is not None:
+        own_words = view.task == last_request(view.messages)
+        return await check(known, view, services, active, None if own_words else labels), 1, ""
     for attempt in range(1, allowed + 1):
         plan = await services.planner.plan(PlanRequest(**request))
+        if looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
+            if not plan["steps"]:
+                return None
+            plan = _with_finished(plan, view)
         try:
             checked = await check(plan, view, services, active, labels)
             typed = services.answer_type is not None

@@ -7,8 +7,15 @@ from typing import Any, Literal
 from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
-from framework.base import BaseInfrastructureNode, InfrastructureError, infrastructure_node
+from framework.base import (
+    BaseInfrastructureNode,
+    CapgraphError,
+    InfrastructureError,
+    infrastructure_node,
+)
 from framework.engine import Services
+from framework.engine.default_strategies import SummaryAnswerer
+from framework.engine.recipes import met
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
@@ -67,7 +74,11 @@ async def answer(
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
-    found = await services.answerer.answer(
+    instructions = await services.instructions(view)
+    recipe = met(view, services) if purpose == "results" and not (form or instructions) else None
+    by_results = recipe is not None and recipe.answer == "results"
+    answerer = SummaryAnswerer() if by_results else services.answerer
+    found = await answerer.answer(
         AnswerRequest(
             task=view.task,
             purpose=purpose,
@@ -76,13 +87,18 @@ async def answer(
             abilities=services.registry_of(view).describe(),
             messages=view.messages,
             question=question,
-            instructions=await services.instructions(view),
+            instructions=instructions,
             form=form,
         )
     )
     gate = services.answer_gate
     if gate is not None and purpose == "results":
-        await gate.examine(found.text if isinstance(found, AIMessage) else found, "the answer")
+        said = found.text if isinstance(found, AIMessage) else found
+        try:
+            await gate.examine(said, "the answer")
+        except CapgraphError:
+            emit(AnswerToken(text="", anew=True))  # every word of it was streamed
+            raise
     if form is not None and not isinstance(found, form):
         raise InfrastructureError(
             f"The answerer gave {type(found).__name__}, and answer_type is {form.__name__}.",

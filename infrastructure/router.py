@@ -16,16 +16,19 @@ from framework.base import (
     PolicyError,
     infrastructure_node,
 )
-from framework.base.ports import Failure
+from framework.base.ports import Failure, RetryRule
 from framework.engine import Services
-from framework.engine.accept_plan import accept, check, labels_of_words, review_possible
+from framework.engine.accept_plan import accept, check, held_for, labels_of_words, review_possible
 from framework.engine.caller_plan import plan_digest
-from framework.engine.consult_policies import consult_policies
 from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
+from framework.engine.turn_outcome import waiting_outcome
 from framework.engine.undo import closed, offered
-from framework.pipeline.failures import clear_failure, raise_failure, read_failure
-from framework.pipeline.retry_policy import RetryPolicy, wait_seconds
+from framework.engine.waiting import waits_in, waits_no_more, waits_over
+from framework.governance.budget import BudgetExceededError
+from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
+from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
+from framework.pipeline.runner import innermost
 from framework.pipeline.state_update import Writes, applied, combined
 from framework.planning import CLOSING
 from framework.state import AgentState, TurnView
@@ -50,6 +53,7 @@ class RouterNode(BaseInfrastructureNode):
         routed = int(state.get("control_routing_count") or 0)
         while True:
             routed += 1
+            await work.wake()
             decision = route(work.state, services.registry, services.limits)
             if decision.target == FATAL:
                 raise FatalExecutionError(
@@ -72,10 +76,11 @@ class RouterNode(BaseInfrastructureNode):
                 await _wait(work.view, decision, services)
             if await work.run_steps():
                 # LangGraph stops between supersteps; whoever resumes comes back here.
-                decision = Route("router", "The process is to stop.")
+                decision = Route("router", "The superstep is over.")
                 break
         if decision.failures:
             await _wait(work.view, decision, services)
+        await work.tell_waits(decision)
         work.write(_handed_over(decision, work.view))
         work.write({"control_routing_count": routed, "control_next_node": decision.target})
         return Command(update=combined(work.writes, services.runner.schema), goto=decision.target)
@@ -102,6 +107,8 @@ class _Work:
         engines, killed = self.services.engines, self.state.get("control_is_killed")
         if not engines or killed or decision.target == "approval":
             return False
+        from framework.engine.consult_policies import consult_policies  # of no use without rules
+
         view = self.view
         failed = decision.target == "error" and view.failure is not None
         over = decision.target in CLOSING and bool(view.steps)
@@ -109,14 +116,44 @@ class _Work:
         self.write(update)
         return again
 
+    @property
+    def waits(self) -> dict[str, Any]:
+        """What steps wait for, by context key."""
+        return waits_in(self.view)
+
+    async def wake(self) -> None:
+        """Let steps go on whose moment or event has come, or that waited for too long."""
+        over = await waits_over(self.view, self.services) if self.waits else ()
+        if over:
+            left = {key: asked for key, asked in self.view.pending.items() if key not in over}
+            info = dict(self.state.get("runtime_info") or {})
+            now = self.services.clock.now()
+            waited = now - info.pop("waits_since", now) + (self.view.waited_seconds or 0.0)
+            woken = {"execution_pending_approvals": left, "execution_outcome": None}
+            self.write({**woken, "runtime_info": {**info, "waited_seconds": waited}})
+
+    async def tell_waits(self, decision: Route) -> None:
+        """Say what the turn waits for, or that it waits no more."""
+        if decision.target == "approval" and not decision.steps and self.waits:
+            info = {"waits_since": self.services.clock.now()}
+            told = {"execution_outcome": waiting_outcome(self.state, self.waits)}
+            self.write({**told, "runtime_info": {**(self.state.get("runtime_info") or {}), **info}})
+        if decision.target in (*CLOSING, "error") and self.view.waited_seconds is not None:
+            await waits_no_more()
+
     async def run_steps(self) -> bool:
-        """Run what is ready; tell whether the process is to stop."""
-        done = await run_ready_steps(self.view, self.services)
+        """Run what is ready; tell whether the superstep is over."""
+        try:
+            async with held_for(self.view, self.services):
+                done = await run_ready_steps(self.view, self.services)
+        except BudgetExceededError as exc:
+            self.write(raise_failure([refusal("router", exc)]))
+            return False
         self.writes += done.writes
         self.state = done.state
         if done.proposed:
             await self._take_proposal(done.proposed)
-        return done.draining
+        return done.over
 
     async def _take_proposal(self, proposed: list[tuple[Any, str]]) -> None:
         authors = ", ".join(author for _, author in proposed)
@@ -200,6 +237,9 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
     overwrite the reason for which it was asked.
     """
     info = view.failure
+    if info is None and decision.target == "orchestrator" and decision.steps:
+        emit(Replan(reason=decision.reason, plans_made=len(view.state["planning_history"])))
+        return {"control_last_error": None}
     if info is None or decision.failures:
         return {}
     severity = Failure.from_state(info).severity
@@ -224,9 +264,16 @@ def _handed_over(decision: Route, view: TurnView) -> dict[str, Any]:
 
 async def _wait(view: TurnView, decision: Route, services: Services) -> None:
     info = view.failure or {}
-    policy = RetryPolicy.from_dict(info.get("retry_policy"), services.limits)
+    limits, node = (
+        services.limits,
+        services.registry.infrastructure.get(info.get("node_name") or ""),
+    )
+    rule = innermost(node.behaviors, RetryRule) if node is not None else None
+    policy = RetryPolicy.from_dict(info.get("retry_policy"), limits)
     asked = Failure.from_state(info).metadata.get("retry_after_seconds")
-    delay = wait_seconds(policy, decision.failures, services.limits, retry_after=asked)
+    jitter = JITTER if rule is None else 0.0
+    waits = rule or policy
+    delay = wait_seconds(waits, decision.failures, limits, retry_after=asked, jitter=jitter)
     delay = min(delay, max(0.0, delay - _seconds_since(info.get("timestamp"), services)))
     emit(
         Retry(

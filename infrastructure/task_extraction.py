@@ -7,6 +7,7 @@ from typing import Any
 from framework.base import BaseInfrastructureNode, infrastructure_node
 from framework.engine import Services
 from framework.engine.default_strategies import LastMessageExtractor
+from framework.engine.recipes import own_words
 from framework.state import AgentState
 
 
@@ -23,8 +24,11 @@ class TaskExtractionNode(BaseInfrastructureNode):
     ) -> dict[str, Any]:
         """Extract the task of the last message in the light of the earlier ones."""
         streamer.status("Reading the request")
-        bypass = services.view(state).switches.get("task_extraction_bypass_enabled")
-        extractor = LastMessageExtractor() if bypass else services.extractor
+        view = services.view(state)
+        plain = view.switches.get("task_extraction_bypass_enabled") or own_words(
+            view, services.registry_of(view)
+        )
+        extractor = LastMessageExtractor() if plain else services.extractor
         found = await extractor.extract(state.get("messages") or [])
         return {
             "task_current_task": found.task,

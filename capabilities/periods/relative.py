@@ -20,6 +20,7 @@ from capabilities.periods.items import (
 )
 
 Match = re.Match[str]
+Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]
 
 _COUNT = r"(?P<count>\d+|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|a|an)"
 _UNIT = r"(?P<unit>minute|hour|day|week|month|quarter|year|decade)"
@@ -31,7 +32,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
-def _fixed(match: Match, start: datetime, end: datetime, label: str) -> Item:
+def fixed(match: Match, start: datetime, end: datetime, label: str) -> Item:
+    """Return an expression that stands for one stretch of time."""
     return Item(*match.span(), "fixed", interval=Interval(start, end, label), text=match[0])
 
 
@@ -40,7 +42,7 @@ def _named(match: Match, start: datetime, end: datetime) -> Item:
     last = floor(end - timedelta(microseconds=1), "day")
     dates = long_date(start) if floor(start, "day") == last else ""
     dates = dates or f"{long_date(start)} to {long_date(last)}"
-    return _fixed(match, start, end, f"{words} ({dates})")
+    return fixed(match, start, end, f"{words} ({dates})")
 
 
 def _day_word(match: Match, options: Options) -> Item:
@@ -117,27 +119,26 @@ _NAMES = "|".join(
 )
 
 
-def _rule(
-    pattern: str, build: Callable[[Match, Options], Item | None]
-) -> tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]:
+def rule(pattern: str, build: Callable[[Match, Options], Item | None]) -> Rule:
+    """Pair what an expression of time looks like, as whole words, with what it means."""
     return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
 
 
 RELATIVE = [
-    _rule(r"(?:the\s+)?day before yesterday", _day_word),
-    _rule(r"today|yesterday|tomorrow", _day_word),
-    _rule(
+    rule(r"(?:the\s+)?day before yesterday", _day_word),
+    rule(r"today|yesterday|tomorrow", _day_word),
+    rule(
         rf"(?:the\s+)?(?P<which>last|past|previous|next)\s+{_COUNT}\s+{_UNIT}s?(?!\s+(?:of|in)\s)"
         rf"{_NOT_OF_DATA}",
         _past,
     ),
-    _rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _ago),
-    _rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
+    rule(rf"{_COUNT}\s+{_UNIT}s?\s+ago", _ago),
+    rule(r"(?P<unit>year|month|week|quarter)[\s-]to[\s-]date", _to_date),
     # "The last month of 2012" and "last week in June" are parts of something else.
-    _rule(
+    rule(
         rf"(?P<which>this|last|past|previous|current|next)\s+{_UNIT}(?!s|\s+(?:of|in)\b)"
         rf"{_NOT_OF_DATA}",
         _this_or_last,
     ),
-    _rule(rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _last_name),
+    rule(rf"(?P<which>last|this|next)\s+(?P<name>{_NAMES})(?!\s+(?:of\s+)?\d)", _last_name),
 ]

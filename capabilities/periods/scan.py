@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -15,7 +14,7 @@ from capabilities.periods.items import (
     checked_day,
     long_date,
 )
-from capabilities.periods.relative import RELATIVE
+from capabilities.periods.relative import RELATIVE, Match, Rule, fixed, rule
 from framework.base import ValidationError
 
 _MONTH = (
@@ -33,8 +32,6 @@ _OF = r"(?:\s+(?:of|in)(?:\s+the)?(?:\s+year)?|,)?\s+"
 
 _QUARTERS = {"first": 1, "1st": 1, "second": 2, "2nd": 2, "third": 3, "3rd": 3}
 _QUARTERS |= {"fourth": 4, "4th": 4, "last": 4}
-
-Match = re.Match[str]
 
 
 def _numbers(match: Match) -> tuple[int, int]:
@@ -77,7 +74,7 @@ def _day_range(match: Match, _options: Options) -> Item | None:
     start = checked_day(year, month, first, match[0])
     end = checked_day(year, month, last, match[0]) + timedelta(days=1)
     label = f"{long_date(start)} to {long_date(end - timedelta(days=1))}"
-    return Item(*match.span(), "fixed", interval=Interval(start, end, label), text=match[0])
+    return fixed(match, start, end, label)
 
 
 def _numeric_day(match: Match, options: Options) -> Item:
@@ -136,8 +133,7 @@ def _decade(match: Match, _options: Options) -> Item:
 
 def _century(match: Match, _options: Options) -> Item:
     first = (int(match["century"]) - 1) * 100
-    span = Interval(datetime(first, 1, 1), datetime(first + 100, 1, 1), match[0].lower())
-    return Item(*match.span(), "fixed", interval=span, text=match[0])
+    return fixed(match, datetime(first, 1, 1), datetime(first + 100, 1, 1), match[0].lower())
 
 
 def _week(match: Match, _options: Options) -> Item:
@@ -148,8 +144,7 @@ def _week(match: Match, _options: Options) -> Item:
         raise ValidationError(
             f"There is no {match[0]!r}.", fix="A year has 52 or 53 weeks."
         ) from None
-    span = Interval(start, start + timedelta(days=7), f"week {week} of {year}")
-    return Item(*match.span(), "fixed", interval=span, text=match[0])
+    return fixed(match, start, start + timedelta(days=7), f"week {week} of {year}")
 
 
 def _holiday(match: Match, _options: Options) -> Item:
@@ -170,8 +165,8 @@ def _year_range(match: Match, _options: Options) -> Item | None:
     second = int(str(first)[: 4 - len(last)] + last)
     if second <= first:
         return None
-    span = Interval(datetime(first, 1, 1), datetime(second + 1, 1, 1), f"{first} to {second}")
-    return Item(*match.span(), "fixed", interval=span, text=match[0])
+    end = datetime(second + 1, 1, 1)
+    return fixed(match, datetime(first, 1, 1), end, f"{first} to {second}")
 
 
 def _bare_year(match: Match, _options: Options) -> Item | None:
@@ -194,42 +189,35 @@ _QUANTITY_AFTER = re.compile(
 )
 
 
-Rule = tuple[re.Pattern[str], Callable[[Match, Options], Item | None]]
-
-
-def _rule(pattern: str, build: Callable[[Match, Options], Item | None]) -> Rule:
-    return re.compile(rf"(?<![\w.]){pattern}(?!\w)", re.IGNORECASE), build
-
-
 # Longer expressions stand before those that are part of them.
 _RULES: list[Rule] = [
-    _rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _iso_day),
-    _rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _numeric_day),
-    _rule(rf"{_DAY}{_TO}{_DAY2}(?:\s+of)?\s+{_MONTH},?\s+{_YEAR}", _day_range),
-    _rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _day_range),
-    _rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _named_day),
-    _rule(rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _named_day),
-    _rule(
+    rule(rf"{_YEAR}(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_CLOCK}", _iso_day),
+    rule(rf"(?P<a>\d\d?)(?P<sep>[/.])(?P<b>\d\d?)(?P=sep){_YEAR}{_CLOCK}", _numeric_day),
+    rule(rf"{_DAY}{_TO}{_DAY2}(?:\s+of)?\s+{_MONTH},?\s+{_YEAR}", _day_range),
+    rule(rf"{_MONTH}\s+{_DAY}{_TO}{_DAY2},?\s+{_YEAR}", _day_range),
+    rule(rf"{_DAY}(?:\s+of)?\s+{_MONTH}(?:,?(?:\s+of)?\s+{_YEAR}{_CLOCK})?", _named_day),
+    rule(rf"{_MONTH}\s+(?:the\s+)?{_DAY}(?:,?\s+{_YEAR}{_CLOCK})?(?!:|\.\d)", _named_day),
+    rule(
         rf"(?P<holiday>{'|'.join(sorted(_HOLIDAYS, key=len)[::-1])})(?:,?\s+(?:of\s+|in\s+)?){_YEAR}",
         _holiday,
     ),
-    _rule(r"(?:the\s+)?(?P<century>1[6-9]|2[01])(?:st|th)\s+century", _century),
-    _rule(rf"(?:calendar\s+|iso\s+)?week\s+(?P<week>\d\d?)(?:\s+of|\s+in|,)?\s+{_YEAR}", _week),
+    rule(r"(?:the\s+)?(?P<century>1[6-9]|2[01])(?:st|th)\s+century", _century),
+    rule(rf"(?:calendar\s+|iso\s+)?week\s+(?P<week>\d\d?)(?:\s+of|\s+in|,)?\s+{_YEAR}", _week),
     *RELATIVE,
-    _rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _month),
-    _rule(rf"{_YEAR}\s+{_MONTH}", _month),
-    _rule(rf"{_SEASON}{_OF}{_YEAR}(?:\s*[-/\u2013]\s*(?P<year2>\d\d(?:\d\d)?))?", _season),
-    _rule(rf"Q(?P<number>[1-4])(?:{_OF}|\s*[-/]?\s*){_YEAR}", _quarter),
-    _rule(rf"{_YEAR}\s*-?\s*Q(?P<number>[1-4])", _quarter),
-    _rule(rf"{_ORDINAL}\s+quarter{_OF}{_YEAR}", _quarter),
-    _rule(rf"{_ORDINAL}\s+half{_OF}{_YEAR}", _half),
-    _rule(rf"H(?P<number>[12]){_OF}{_YEAR}", _half),
-    _rule(r"(?:the\s+)?(?P<decade>1[5-9]\d|20\d)0'?s", _decade),
-    _rule(rf"{_YEAR}-(?P<m>\d\d)(?!-?\d)", _iso_month),
-    _rule(rf"{_YEAR}\s*[-\u2013\u2014/]\s*(?P<year2>(?:\d\d)?\d\d)", _year_range),
-    _rule(r"Q(?P<number>[1-4])", _quarter),
-    _rule(rf"{_ORDINAL}\s+quarter", _quarter),
-    _rule(rf"{_YEAR}", _bare_year),
+    rule(rf"{_MONTH}(?:\s+(?:of|in)|,)?\s+{_YEAR}", _month),
+    rule(rf"{_YEAR}\s+{_MONTH}", _month),
+    rule(rf"{_SEASON}{_OF}{_YEAR}(?:\s*[-/\u2013]\s*(?P<year2>\d\d(?:\d\d)?))?", _season),
+    rule(rf"Q(?P<number>[1-4])(?:{_OF}|\s*[-/]?\s*){_YEAR}", _quarter),
+    rule(rf"{_YEAR}\s*-?\s*Q(?P<number>[1-4])", _quarter),
+    rule(rf"{_ORDINAL}\s+quarter{_OF}{_YEAR}", _quarter),
+    rule(rf"{_ORDINAL}\s+half{_OF}{_YEAR}", _half),
+    rule(rf"H(?P<number>[12]){_OF}{_YEAR}", _half),
+    rule(r"(?:the\s+)?(?P<decade>1[5-9]\d|20\d)0'?s", _decade),
+    rule(rf"{_YEAR}-(?P<m>\d\d)(?!-?\d)", _iso_month),
+    rule(rf"{_YEAR}\s*[-\u2013\u2014/]\s*(?P<year2>(?:\d\d)?\d\d)", _year_range),
+    rule(r"Q(?P<number>[1-4])", _quarter),
+    rule(rf"{_ORDINAL}\s+quarter", _quarter),
+    rule(rf"{_YEAR}", _bare_year),
 ]
 _BARE_MONTH = re.compile(rf"(?<![\w.]){_MONTH}", re.IGNORECASE)
 _BARE_SEASON = re.compile(rf"(?<!\w){_SEASON}\b", re.IGNORECASE)

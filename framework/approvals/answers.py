@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
@@ -13,14 +13,30 @@ from pydantic import ValidationError as PydanticValidationError
 from configs.limits import Limits
 from framework.approvals.questions import PLAN, STEP, is_personal
 from framework.base.errors import ValidationError
+from framework.base.plan import plan_key
 from framework.planning import check_plan
 from framework.planning.catalog import MANY
-from framework.planning.parameters import validated_parameters
+from framework.planning.parameters import mended_parameters, validated_parameters
+from framework.planning.problems import render_path
 from framework.planning.view import PlanView
 from framework.registry import Registry
 from framework.state import TurnView, dump_context
 
+_Found = tuple[list[str], str]
+_SHOWN, _TOLD = 300, 2000  # characters of what may be anybody's
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
+
+
+class AnswerProblem(NamedTuple):
+    """What does not fit in an answer.
+
+    Attributes:
+        path: Where: the step's key, and what is inside, with dots between.
+        message: What, in words.
+    """
+
+    path: str
+    message: str
 
 
 class Remember(BaseModel):
@@ -76,7 +92,7 @@ def read_answers(
     registry: Registry,
     limits: Limits,
     view: TurnView | None = None,
-) -> tuple[dict[str, Answer], list[str]]:
+) -> tuple[dict[str, Answer], list[AnswerProblem]]:
     """Read an answer: one word for all entries, or a mapping by their keys.
 
     Args:
@@ -94,49 +110,62 @@ def read_answers(
         word = given.strip().lower()
         given = {key: {"decision": _WORDS.get(word, word)} for key in steps}
     if not isinstance(given, Mapping) or not given:
-        return {}, [
+        told = (
             f"The answer {given!r:.80} cannot be read. Fix: answer 'approve' or 'reject', or"
             ' {"<context_key>": {"decision": "..."}}.'
-        ]
+        )
+        return {}, [AnswerProblem("", told)]
     problems = [
-        f"No step {key!r:.80} is waiting; waiting are {sorted(steps)}."
+        AnswerProblem(
+            str(key)[:_SHOWN], f"No step {key!r:.80} is waiting; waiting are {sorted(steps)}."
+        )
         for key in given
         if key not in steps
     ]
     answers: dict[str, Answer] = {}
     for key, step in steps.items():
         if key not in given:
-            problems.append(f"There is no decision for step {key!r}.")
+            problems.append(AnswerProblem(key, f"There is no decision for step {key!r}."))
             continue
         answer, found = _read_one(key, given[key], step)
         if answer is not None and not found:
             found = _problems_of(key, answer, step, registry, limits, view or TurnView({}))
-        problems += found
+        problems += [
+            AnswerProblem(".".join([key, *path])[:_SHOWN], message[:_TOLD])
+            for path, message in found
+        ]
         if answer is not None:
             answers[key] = answer
     return answers, problems
 
 
-def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | None, list[str]]:
+def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | None, list[_Found]]:
     if isinstance(given, str):
         given = {"decision": given}
     try:
         answer = Answer.model_validate(given)
     except PydanticValidationError as exc:
-        where = "; ".join(
-            f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}"
-            for e in exc.errors(include_url=False, include_input=False)
-        )
-        return None, [f"The answer for step {key!r} does not fit: {where:.500}."]
+        errors = exc.errors(include_url=False, include_input=False)
+        return None, [
+            (
+                [str(part) for part in error["loc"]],
+                f"The answer for step {key!r} does not fit:"
+                f" {'.'.join(str(part) for part in error['loc']) or 'answer'}: {error['msg']}.",
+            )
+            for error in errors
+        ]
     if answer.decision not in step["decisions"]:
         allowed = ", ".join(step["decisions"])
-        return None, [f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."]
+        told = f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."
+        return None, [(["decision"], told)]
     if answer.decision == "respond" and not answer.message.strip():
-        return None, [f"'respond' for step {key!r} needs a message."]
+        return None, [(["message"], f"'respond' for step {key!r} needs a message.")]
     if answer.remember is not None and (answer.decision != "approve" or step["kind"] != STEP):
-        return None, [f"Only 'approve' for a step can be remembered; {key!r} is not such a case."]
+        told = f"Only 'approve' for a step can be remembered; {key!r} is not such a case."
+        return None, [(["remember"], told)]
     if answer.remember is not None and is_personal(step):
-        return None, [f"It matters who agrees to step {key!r}: nothing can be remembered of it."]
+        told = f"It matters who agrees to step {key!r}: nothing can be remembered of it."
+        return None, [(["remember"], told)]
     return answer, []
 
 
@@ -147,7 +176,7 @@ def _problems_of(
     registry: Registry,
     limits: Limits,
     view: TurnView,
-) -> list[str]:
+) -> list[_Found]:
     if answer.decision == "edit" and step["kind"] == PLAN:
         return _plan_problems(answer, registry, limits, view)
     if answer.decision == "edit":
@@ -157,27 +186,41 @@ def _problems_of(
     return []
 
 
-def _plan_problems(answer: Answer, registry: Registry, limits: Limits, view: TurnView) -> list[str]:
+def _plan_problems(
+    answer: Answer, registry: Registry, limits: Limits, view: TurnView
+) -> list[_Found]:
     steps = answer.new_steps
     if not isinstance(steps, list):
-        return ["'edit' of the plan needs 'steps': all steps of the new plan."]
+        return [(["steps"], "'edit' of the plan needs 'steps': all steps of the new plan.")]
     found = check_plan({"steps": steps}, registry, view.contexts, max_steps=limits.max_steps)
-    return [str(problem) for problem in found]
+    return [(["steps", *map(str, problem.path)], str(problem)) for problem in found]
 
 
 def _parameter_problems(
     key: str, parameters: Any, step: Mapping[str, Any], registry: Registry
-) -> list[str]:
+) -> list[_Found]:
+    place = ["parameters"]
     if parameters is None:
-        return [f"'edit' for step {key!r} needs parameters."]
+        return [(place, f"'edit' for step {key!r} needs parameters.")]
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        return [f"The parameters of step {key!r} are not plain JSON: {exc}."]
+        return [(place, f"The parameters of step {key!r} are not plain JSON: {exc}.")]
+    spec = registry.capabilities[step["capability"]]
+    _, faults = mended_parameters(spec, parameters)
+    if faults:
+        return [
+            (
+                [str(part) for part in fault.path],
+                f"Step {key!r}: {render_path(fault.path[1:]) or 'parameters'}"
+                f" {fault.value!r:.200}: {fault.cause} ({fault.remedy}).",
+            )
+            for fault in faults
+        ]
     try:
-        validated_parameters(registry.capabilities[step["capability"]], parameters)
+        validated_parameters(spec, parameters)
     except ValidationError as exc:
-        return [f"Step {key!r}: {exc.message}"]
+        return [(place, f"Step {key!r}: {exc.message}")]
     return []
 
 
@@ -187,28 +230,28 @@ def _output_problems(
     step: Mapping[str, Any],
     registry: Registry,
     view: TurnView,
-) -> list[str]:
+) -> list[_Found]:
     spec = registry.capabilities[step["capability"]]
     plan = PlanView(view.steps, registry, {}, None)
     wants = {
         plan.wants(index, read.label).removesuffix(MANY)
         for index, reads in enumerate(plan.reads)
         for read in reads
-        if read.key == key
+        if read.key == plan_key(key)
     }
     needed = wants & set(spec.provides)
-    problems = [
-        f"Step {key!r} gives no {kind}; it gives {list(spec.provides)}."
+    problems: list[_Found] = [
+        (["outputs", kind], f"Step {key!r} gives no {kind}; it gives {list(spec.provides)}.")
         for kind in outputs
         if kind not in spec.provides
     ]
     problems += [
-        f"Other steps need {kind} of step {key!r}; give it in 'outputs'."
+        (["outputs", kind], f"Other steps need {kind} of step {key!r}; give it in 'outputs'.")
         for kind in sorted(needed - outputs.keys())
     ]
     for kind, data in outputs.items():
         try:
             dump_context(kind, key, data, registry.context_types)
         except ValidationError as exc:
-            problems.append(exc.message)
+            problems.append((["outputs", kind], exc.message))
     return problems

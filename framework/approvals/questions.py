@@ -15,8 +15,8 @@ from typing import Any
 
 from configs.safe_text import clean_text
 from framework.base.errors import ValidationError
-from framework.base.plan import PlannedStep
-from framework.base.value_context import item_types
+from framework.base.plan import PlannedStep, bounds_of
+from framework.base.value_context import LISTED, item_types
 from framework.planning import CLOSING
 from framework.planning.parameters import validated_parameters
 from framework.planning.summaries import summary_of
@@ -46,9 +46,8 @@ _DECISIONS = {
 
 def step_question(keys: Sequence[str], view: TurnView, registry: Registry) -> dict[str, Any]:
     """Describe what a person is asked about steps of the plan, as plain data."""
-    steps = {step["context_key"]: step for step in view.steps}
     entries = [
-        question_entry(steps[key], view.pending.get(key) or {}, view.contexts, registry)
+        question_entry(view.step_of(key), view.pending.get(key) or {}, view.contexts, registry)
         for key in keys
     ]
     return question_of(view.plan, entries)
@@ -100,6 +99,12 @@ def question_entry(
         "reason": reason,
         "decisions": _DECISIONS[kind],
     }
+    if spec is not None and spec.parameters is not None and kind == STEP:
+        entry["parameters_schema"] = spec.parameters.model_json_schema(mode="validation")
+    if "element" in shown:
+        # What is changed for one element would change the step of all.
+        entry["decisions"] = [word for word in _DECISIONS[kind] if word != "edit"]
+        entry["element"] = shown["element"]
     if "result" in shown:
         entry["result"] = shown["result"]
     if asked.get("idempotency_key"):
@@ -108,6 +113,105 @@ def question_entry(
         entry["approvals"] = who
         entry["reason"] = " ".join(text for text in (reason, _who_is_needed(who)) if text) or None
     return _whole_or_refused(entry)
+
+
+_FIELDS: dict[str, dict[str, Any]] = {
+    "approve": {"remember": {"type": "object"}},
+    "reject": {"reason": {"type": "string", "maxLength": 4000}},
+    "respond": {"message": {"type": "string", "minLength": 1, "maxLength": 20_000}},
+    "done": {"outputs": {"type": "object"}},
+}
+
+
+def answer_schema(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an answer: by context key, one alternative for each decision.
+
+    >>> steps = [{"context_key": "a", "decisions": ["approve", "reject"]}]
+    >>> found = answer_schema({"steps": steps})["properties"]["a"]["oneOf"]
+    >>> [one["properties"]["decision"]["const"] for one in found]
+    ['approve', 'reject']
+    """
+    shared: dict[str, Any] = {}
+    entries = {}
+    for number, step in enumerate(question["steps"]):
+        entries[step["context_key"]] = {
+            "title": step.get("description") or step["context_key"],
+            "oneOf": [_alternative(word, step, number, shared) for word in step["decisions"]],
+        }
+    found = {
+        "type": "object",
+        "properties": entries,
+        "required": list(entries),
+        "additionalProperties": False,
+    }
+    return found | ({"$defs": shared} if shared else {})
+
+
+def _alternative(
+    word: str, step: Mapping[str, Any], number: int, shared: dict[str, Any]
+) -> dict[str, Any]:
+    fields = dict(_FIELDS.get(word, {}))
+    if word == "edit" and step.get("kind") == PLAN:
+        fields = {"steps": {"type": "array", "items": {"type": "object"}}}
+    elif word == "edit":
+        schema = dict(step.get("parameters_schema") or {"type": "object"})
+        # What a schema shares with itself stands at the top, under names of its own.
+        shared |= {f"{number}.{k}": _moved(v, number) for k, v in schema.pop("$defs", {}).items()}
+        fields = {"parameters": {**_moved(schema, number), "default": step.get("parameters")}}
+    needed = [name for name in fields if name not in {"remember", "reason", "outputs"}]
+    return {
+        "type": "object",
+        "properties": {"decision": {"const": word}, **fields},
+        "required": ["decision", *needed],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, number: int) -> Any:
+    if isinstance(schema, list):
+        return [_moved(one, number) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value.replace("#/$defs/", f"#/$defs/{number}.", 1)
+        if key == "$ref" and isinstance(value, str)
+        else _moved(value, number)
+        for key, value in schema.items()
+    }
+
+
+def question_text(question: Any) -> str:
+    """Say whole, in words, what is asked: what cannot be shown whole cannot be agreed to.
+
+    >>> question_text({"steps": [{"capability": "pay", "description": "Pay.", "parameters": {}}]})
+    'pay: Pay. Parameters: {}.'
+    """
+    if is_approval(question):
+        told = [_step_text(step) for step in question["steps"]]
+        problems = question.get("problems") or ()
+        if problems:
+            told.append("The last answer could not be read: " + " ".join(problems))
+        return " ".join(told)
+    if isinstance(question, Mapping) and "message" in question:
+        return str(question["message"])
+    return question if isinstance(question, str) else json.dumps(question, default=str)
+
+
+def is_approval(question: Any) -> bool:
+    """Tell whether a person decides about steps, and a capability does not ask on its own."""
+    return isinstance(question, Mapping) and isinstance(question.get("steps"), list)
+
+
+def _step_text(step: Mapping[str, Any]) -> str:
+    parts = [
+        f"{step['capability']}: {step.get('description') or ''}",
+        str(step.get("reason") or ""),
+        f"Parameters: {json.dumps(step.get('parameters') or {}, ensure_ascii=False)}.",
+    ]
+    for name, title in (("input_values", "Inputs"), ("result", "Result")):
+        if step.get(name):
+            parts.append(f"{title}: {json.dumps(step[name], ensure_ascii=False, default=str)}.")
+    return " ".join(part for part in parts if part)
 
 
 def is_personal(asked: Mapping[str, Any]) -> bool:
@@ -162,6 +266,7 @@ def _input_summaries(
         for label, key in entry.items():
             kind = kinds.get(label, label)
             listed = [one for one, item in item_types(types.values()).items() if item == kind]
+            listed.append(kind + LISTED)
             for there in [one for one in (kind, *listed) if key in contexts.get(one, {})][:1]:
                 found[f"{label}.{key}"] = summary_of(there, key, contexts[there][key], types)
     return found
@@ -191,7 +296,10 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "description": "; ".join(note for note in notes if note),
         "effect": None,
         "task_objective": view.task or None,
-        "parameters": {"steps": [_with_defaults(step, registry) for step in steps]},
+        "parameters": {
+            "steps": [_with_defaults(step, registry) for step in steps],
+            **bounds_of(view.plan),
+        },
         "inputs": [],
         "kind": PLAN,
         "reason": " ".join(problems) or None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from framework.base.numbers import check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,9 @@ class ApprovalPolicy:
     expires_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if type(self.approvers) is not int or self.approvers < 1:
-            raise ValueError(f"approvers is {self.approvers!r}. Fix: give a whole number from 1.")
-        seconds = self.expires_seconds
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if seconds is not None and not (number and math.isfinite(seconds) and seconds > 0):
-            raise ValueError(
-                f"expires_seconds is {seconds!r}. Fix: give seconds above 0, or None for no end."
-            )
+        check_number("approvers", self.approvers, least=1, whole=True)
+        if self.expires_seconds is not None:
+            check_number("expires_seconds", self.expires_seconds, above=0)
 
     @property
     def personal(self) -> bool:

@@ -1,10 +1,11 @@
-"""Waiting: for what may be a coroutine or not, and for what must not be cut short."""
+"""Waiting: for what may be a coroutine or not, where nothing can be awaited, and to an end."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,23 @@ async def awaited(found: Any) -> Any:
     (3, 4)
     """
     return await found if inspect.isawaitable(found) else found
+
+
+def waited(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine where nothing can be awaited, on a loop of its own.
+
+    Inside a running event loop it goes on in a thread, and the caller holds that loop up, as it
+    would with any synchronous call.
+
+    >>> waited(awaited(3))
+    3
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def to_its_end(

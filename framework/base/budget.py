@@ -21,6 +21,7 @@ class TurnBudget:
         routings: Decisions of the router.
         jumps: Tries of steps that no plan holds.
         model_switches: How often a policy had the turn go on with its next model.
+        looks: How often the rest of a plan was looked at again.
         context_cuts: How often a policy had the turn go on with a shorter conversation.
         allowed_attempts: How many of these the accepted plans can need; 0 for no bound yet.
 
@@ -36,6 +37,7 @@ class TurnBudget:
     jumps: int = 0
     model_switches: int = 0
     context_cuts: int = 0
+    looks: int = 0
     allowed_attempts: int = 0
 
     def take_attempt(self) -> None:

@@ -102,6 +102,17 @@ class ModelError(CapgraphError):
     code = "CG-MODEL"
 
 
+class Malformed(ModelError):
+    """An answer of a model that cannot be read; asking again may help.
+
+    Attributes:
+        text: What the model wrote.
+    """
+
+    severity = ErrorSeverity.RETRIABLE
+    text: str = ""
+
+
 class PersistenceError(CapgraphError):
     """A saver or store that cannot be used.
 

@@ -18,6 +18,7 @@ from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.base.injected import Getter, injected
+from framework.base.numbers import check_number
 from framework.base.spec import DECLARED
 from framework.base.threads import in_thread, is_sync
 from framework.base.value_context import ValueContext, value_context
@@ -177,14 +178,10 @@ def _guide_of(text: str, examples: Sequence[str]) -> Any:
 def _retry_policy(
     label: str, max_attempts: int | None, delay_seconds: float | None
 ) -> Callable[[], dict[str, Any]]:
-    if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
-        raise ValidationError(
-            f"max_attempts of {label!r} is {max_attempts!r}.", fix="Give a whole number from 1 on."
-        )
-    if delay_seconds is not None and not 0 <= delay_seconds < float("inf"):
-        raise ValidationError(
-            f"delay_seconds of {label!r} is {delay_seconds!r}.", fix="Give seconds from 0 on."
-        )
+    if max_attempts is not None:
+        check_number(f"max_attempts of {label!r}", max_attempts, least=1, whole=True)
+    if delay_seconds is not None:
+        check_number(f"delay_seconds of {label!r}", delay_seconds)
     given = {"max_attempts": max_attempts, "delay_seconds": delay_seconds}
     policy = {name: value for name, value in given.items() if value is not None}
     return lambda: {**BaseCapability.get_retry_policy(), **policy}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
@@ -29,6 +30,19 @@ class PlannedStep(TypedDict, total=False):
         parameters: Settings of the capability for this step.
         inputs: ``{context_type: context_key}`` mappings, one for each input; a role takes the place
             of the type where a capability takes several of one.
+        when: Condition on results, ``{"of": "forecast.wind", "is": ">", "than": 12}``, or ``and``,
+            ``or``, ``not`` of such; where it does not hold, the step is not needed.
+        for_each: Over which list the step runs, ``{"of": "batch.rows", "as": "item", "on_failure":
+            "stop"}``: once for each element, which ``{"$from": "item"}`` in its parameters means.
+            With ``"collect"`` the others go on when one fails.
+        optional: Whether the plan goes on, and the answer says so, if the step fails.
+        timeout: Seconds that one try may take, in place of what the capability says.
+        look_again: Whether, when the step has ended, the planner sees the results and may change
+            what has not begun.
+        wait_until: Moment with its offset, or time from when it could run (``"2h"``), before which it
+            does not run.
+        wait_for: Key of an event from outside without which it does not run, or
+            ``{"key": "paid", "within": "2d"}``.
     """
 
     context_key: str
@@ -38,6 +52,13 @@ class PlannedStep(TypedDict, total=False):
     expected_output: str | None
     parameters: dict[str, str | int | float] | None
     inputs: list[dict[str, str]] | None
+    when: dict[str, Any] | None
+    for_each: dict[str, str] | None
+    optional: bool
+    timeout: float | None
+    look_again: bool
+    wait_until: Any
+    wait_for: Any
 
 
 class ExecutionPlan(TypedDict, total=False):
@@ -45,11 +66,65 @@ class ExecutionPlan(TypedDict, total=False):
 
     Attributes:
         steps: The steps; an input may only name the result of an earlier one.
+        deadline: Seconds that the steps may take, all in all; waiting for a person does not count.
+        budget: What the turn may use up from then on, by the names of a ``Budget``.
         stamp: Who wrote the plan (set by the graph, absent on plans of a caller).
     """
 
     steps: list[PlannedStep]
+    deadline: float | None
+    budget: dict[str, float] | None
     stamp: dict[str, Any]
+
+
+BUDGETS = (
+    "requests",
+    "tokens",
+    "cost_usd",
+    "tool_calls",
+    "steps",
+    "seconds",
+    "consecutive_failures",
+)
+"""What the budget of a plan may bound."""
+
+
+def bounds_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bounds of a plan: ``deadline`` and ``budget``, as far as it has them.
+
+    >>> bounds_of({"steps": [], "deadline": 5, "budget": None})
+    {'deadline': 5}
+    """
+    return {name: plan[name] for name in ("deadline", "budget") if plan.get(name) not in (None, {})}
+
+
+def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bounds of a plan that takes the place of another: never wider ones.
+
+    >>> tightened({"deadline": 5, "budget": {"steps": 3}}, {"deadline": 9, "budget": {"tokens": 8}})
+    {'deadline': 5, 'budget': {'steps': 3, 'tokens': 8}}
+    """
+    found, more = bounds_of(old), bounds_of(new)
+    if deadlines := [given["deadline"] for given in (found, more) if "deadline" in given]:
+        found["deadline"] = min(deadlines)
+    budget = dict(found.get("budget", {}))
+    for name, value in more.get("budget", {}).items():
+        budget[name] = min(value, budget.get(name, value))
+    return {**found, "budget": budget} if budget else found
+
+
+def copy_key(key: str, number: int) -> str:
+    """Name the copy of a step that runs for one element of its list, from 0.
+
+    >>> copy_key("pay", 3), plan_key("pay[3]"), plan_key("pay")
+    ('pay[3]', 'pay', 'pay')
+    """
+    return f"{key}[{number}]"
+
+
+def plan_key(key: str) -> str:
+    """Return the key of the planned step to which a copy belongs; any other key as it is."""
+    return key.partition("[")[0]
 
 
 def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str]) -> None:
@@ -77,6 +152,7 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
             "created_at": datetime.now(UTC).isoformat(),
         },
         "steps": plan.get("steps", []),
+        **bounds_of(plan),
     }
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -119,7 +195,7 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
         _check_metadata(metadata, source)
         document.setdefault("steps", [])
     _check_plan_object(document, f"The plan file {str(source)!r}", needs_steps=True)
-    return ExecutionPlan(steps=document["steps"])
+    return cast("ExecutionPlan", {"steps": document["steps"], **bounds_of(document)})
 
 
 def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> None:
@@ -127,11 +203,11 @@ def _check_plan_object(plan: Any, label: str, *, needs_steps: bool = False) -> N
     missing: Any = None if needs_steps else []
     if not isinstance(plan, dict) or not isinstance(plan.get("steps", missing), list):
         raise PlanError(f"{label} holds no list of steps.", fix='A plan is {"steps": [...]}.')
-    unknown = sorted(str(key) for key in set(plan) - {"steps", "stamp"})
+    unknown = sorted(str(key) for key in set(plan) - ExecutionPlan.__annotations__.keys())
     if unknown:
         raise PlanError(
             f"{label} has unknown fields {unknown}.",
-            fix="Remove them; a plan holds only 'steps'.",
+            fix="Remove them; a plan holds 'steps', and may have 'deadline' and 'budget'.",
         )
 
 

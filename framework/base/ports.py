@@ -11,11 +11,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import ExecutionPlan, PlannedStep
+
+if TYPE_CHECKING:  # messages cost more to import than all of this room
+    from langchain_core.messages import BaseMessage
+    from pydantic import BaseModel
 
 STAGES = (
     "observe",
@@ -31,7 +35,7 @@ STAGES = (
 """The stages that every attempt passes, from the outside in."""
 
 
-Source = Literal["run", "ledger", "cache", "fallback"]
+Source = Literal["run", "ledger", "cache", "fallback", "record"]
 """Where a step's result comes from."""
 
 
@@ -48,6 +52,23 @@ class Given:
     value: Any
     source: Source
     told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """The element of a list for which a copy of a step runs.
+
+    Attributes:
+        name: By which name the step's parameters mean it.
+        value: The element, as plain data.
+        number: Its place, from 0.
+        of: How many elements there are.
+    """
+
+    name: str
+    value: Any
+    number: int
+    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +91,7 @@ class Attempt:
         kind: ``step`` or ``model``.
         given: A result that stands in, which whoever stands outside of ``settle`` hands through it.
         asks: Why a person has to agree before it runs, in words; added at the stage ``screen``.
+        element: For which element of a list it runs; ``None`` for a step of its own.
     """
 
     capability: str
@@ -86,10 +108,18 @@ class Attempt:
     kind: Literal["step", "model"] = "step"
     given: Given | None = None
     asks: tuple[str, ...] = ()
+    element: Element | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it is handed back from the record of an earlier run, whole as it was."""
+        return self.given is not None and self.given.source == "record"
 
     def event(self) -> dict[str, Any]:
         """Fields that every event of this attempt carries."""
+        one = self.element
         return {
+            **({"element": one.number, "elements": one.of} if one is not None else {}),
             "context_key": self.key,
             "capability": self.capability,
             "step": self.index + 1,
@@ -200,17 +230,20 @@ class StepRecord:
         plan: A plan that it proposed; it is checked like any other before anything of it runs.
         error: Why it failed.
         skipped: Why it was passed over, for a step that nobody will run.
+        not_needed: Whether that is as the plan has it: a condition does not hold.
         attempts: Which try this was.
         execution_time: Seconds of the last try.
         timestamp: When it ended, as ISO text.
         source: ``run``; ``ledger`` for the result of the same effect done earlier in the turn;
-            ``cache`` or ``fallback``.
+            ``cache`` or ``fallback``; ``record`` in a replay.
         effect: Name of the effect in the ledger.
         labels: What is to be known of what it gave: context type to label to where the label comes
             from; under ``""`` the same of its words, such as those of a failure.
         quality: How good its gate found the result; ``None`` without one.
         asks: Why a person has to agree to the result before anything uses it, in words; added at
             the stage ``settle``.
+        elements: For how many elements of a list it ran; ``None`` for a step without a list.
+        missing: Keys of the copies that gave nothing.
     """
 
     key: str
@@ -223,6 +256,7 @@ class StepRecord:
     plan: Any = None
     error: Failure | None = None
     skipped: str | None = None
+    not_needed: bool = False
     attempts: int = 1
     execution_time: float = 0.0
     timestamp: str = field(default_factory=now_text)
@@ -232,6 +266,18 @@ class StepRecord:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     quality: int | None = None
     asks: tuple[str, ...] = ()
+    elements: int | None = None
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, attempt: Attempt, **found: Any) -> StepRecord:
+        """Return what an attempt left behind.
+
+        >>> StepRecord.of(Attempt("read", {}, "level"), skipped="no need").key
+        'level'
+        """
+        about = (attempt.key, attempt.capability, attempt.index, attempt.objective)
+        return cls(*about, **found)
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -255,10 +301,12 @@ class StepRecord:
             found["effect"] = self.effect
         if self.quality is not None:
             found["quality"] = self.quality
+        if self.elements is not None:
+            found |= {"elements": self.elements, "missing": list(self.missing)}
         if self.source != "run":
             found["source"] = self.source
         if self.skipped is not None:
-            found |= {"skipped": True, "error": self.skipped}
+            found |= {"skipped": True, "not_needed" if self.not_needed else "error": self.skipped}
         if self.error is not None:
             found |= {"error": self.error.message, "severity": self.error.severity.value}
         return found
@@ -496,11 +544,11 @@ class Reach(Protocol):
 class TurnGuard(Protocol):
     """Guards of a graph, as far as they look at the two ends of a turn."""
 
-    async def message(self, text: str) -> str:
-        """Return what a person wrote, as far as it may stand; raises where it may not."""
+    async def message(self, text: str) -> tuple[str, Sequence[str]]:
+        """Return what a person wrote, as far as it may stand, and why somebody has to agree."""
 
-    async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return context data that a caller brings, as far as it may stand."""
+    async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Return context data that a caller brings likewise; both raise where it may not stand."""
 
     async def answer(self, text: str, *, node: str) -> str:
         """Return the message that ends a turn, as far as it may be given."""
@@ -511,6 +559,16 @@ class TurnGuard(Protocol):
 
 AnyBehavior = Middleware | Behavior | RetryRule | TimeLimit
 """What may stand in a list of behaviours."""
+
+
+class ModelCaller(Protocol):
+    """Asks a chat model for an answer of a given form; metered, limited and observed.
+
+    ``functools.partial(framework.models.structured, role)`` is one.
+    """
+
+    async def __call__(self, schema: type[BaseModel], messages: Sequence[BaseMessage]) -> Any:
+        """Return an instance of the class; raises ``ModelError`` where the model gives none."""
 
 
 class AgentOutcome(Protocol):
@@ -606,8 +664,9 @@ class Sink(Protocol):
 class Rows(Protocol):
     """Tables of the project's own beside the threads, in whatever database those are.
 
-    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds and
-    ``{bytes}`` for its type of bytes. Tables are created when they are first used.
+    Statements are written with ``?`` for values, ``{now}`` for the database's clock in seconds,
+    ``{bytes}`` for its type of bytes and ``{name}`` for text that sorts by its characters. Tables
+    are created when they are first used.
     """
 
     async def table(self, definition: str) -> None:

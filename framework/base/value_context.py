@@ -14,6 +14,9 @@ from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.values import short_text
 
+LISTED = "[]"
+"""Ends the name of what copies of one step gave: a list of contexts of the type before it."""
+
 
 class ValueContext(CapabilityContext):
     """Base of the context types that hold one plain value.

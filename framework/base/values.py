@@ -6,9 +6,10 @@ import copy
 import dataclasses
 import datetime
 import decimal
+import json
 import pathlib
 import uuid
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -56,6 +57,52 @@ def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:
         ) from None
 
 
+def as_json(value: Any, where: str = "value") -> str:
+    """Write data as JSON text that reads as exactly the same data; nothing is converted.
+
+    Args:
+        value: Dictionaries with names of text, lists, text, finite numbers, booleans, ``None``.
+        where: Name of the value; an error names the place below it.
+
+    Raises:
+        ValidationError: Something in it is none of these, or it nests too deeply.
+
+    >>> as_json({"a": [1, None]})
+    '{"a": [1, null]}'
+    >>> as_json({"a": [1, (2,)]}, "plan")
+    Traceback (most recent call last):
+    ...
+    framework.base.errors.ValidationError: plan.a[1] is of type tuple, which JSON does not keep...
+    """
+    try:
+        with suppress(_Odd, ValueError):
+            return json.dumps(_copied(value), allow_nan=False, ensure_ascii=False)
+        place, found = next(_odd(value, where))
+    except RecursionError:
+        place, found = where, "nested too deeply, or holds itself"
+    raise ValidationError(
+        f"{place[:200]} is {found}, which JSON does not keep as it is.",
+        fix="Give dictionaries with names of text, lists, text, finite numbers, booleans or None.",
+    )
+
+
+def _odd(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if type(value) is list:
+        for index, item in enumerate(value):
+            yield from _odd(item, f"{where}[{index}]")
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                yield f"A name in {where}", f"of type {type(key).__qualname__}"
+            yield from _odd(item, f"{where}.{key}")
+    else:
+        with suppress(_Odd, ValueError):
+            json.dumps(_copied(value), allow_nan=False)
+            return
+        said = {float: "no finite number", str: "text with half a character"}
+        yield where, said.get(type(value)) or _kind(value)
+
+
 def copied(value: Any) -> Any:
     """Return a copy that shares nothing with the value; fast for data that is plain.
 
@@ -82,9 +129,15 @@ def _copied(value: Any) -> Any:
         for key in value:
             if type(key) is not str:
                 raise _Odd
-        return {key: _copied(item) for key, item in value.items()}
+        # Leaves are told apart here: a call for each would be most of the work.
+        return {
+            key: item
+            if item is None or ((of := type(item)) is str and item.isascii()) or of is bool
+            else _copied(item)
+            for key, item in value.items()
+        }
     if kind is list:
-        return [_copied(item) for item in value]
+        return [item if type(item) is str and item.isascii() else _copied(item) for item in value]
     if value is None or kind in (bool, float) or (kind is int and -(2**63) <= value < 2**64):
         return value
     raise _Odd
@@ -190,11 +243,32 @@ def _refuse(value: Any, where: str, lenient: bool) -> str:
             return _text(str(value), where, lenient)
         except Exception:  # the __str__ of a foreign object; its type is still worth telling
             return f"<{type(value).__name__}>"
-    kind = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else None
     raise ValidationError(
-        f"{where} is {kind or 'of type ' + type(value).__qualname__}, which cannot be kept as plain data.",
-        fix=_HOW,
+        f"{where} is {_kind(value)}, which cannot be kept as plain data.", fix=_HOW
     )
+
+
+def json_in(text: str) -> Any:
+    """Return the first JSON object of a text; ``None`` where there is no whole one.
+
+    A strict reader: one that completes half an answer would run half a plan.
+
+    >>> json_in('Sure: {"target": "sales"}, I think.')
+    {'target': 'sales'}
+    """
+    start = text.find("{")
+    if start < 0:
+        return None
+    try:
+        return json.JSONDecoder().raw_decode(text, start)[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _kind(value: Any) -> str:
+    if type(value) is int:
+        return f"an integer of {value.bit_length()} bits"
+    return f"of type {type(value).__qualname__}"
 
 
 # --- short texts --------------------------------------------------------------------------------

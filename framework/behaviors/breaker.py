@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -21,8 +21,10 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     LimitError,
+    Malformed,
     ModelError,
 )
+from framework.base.numbers import check_number
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import Job, current_job
 from framework.pipeline.settle import read_job_failure
@@ -95,14 +97,8 @@ class _Rules:
     def __post_init__(self) -> None:
         counts = {"failure_threshold": self.threshold, "half_open_max_probes": self.probes}
         for name, count in counts.items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigurationError(
-                    f"{name} is {count!r}.", fix="Give a whole number of at least 1."
-                )
-        if not _is_number(self.timeout) or self.timeout < 0:
-            raise ConfigurationError(
-                f"The recovery time-out is {self.timeout!r}.", fix="Give seconds, 0 or more."
-            )
+            check_number(name, count, least=1, whole=True, error=ConfigurationError)
+        check_number("The recovery time-out", self.timeout, error=ConfigurationError)
 
     def state(self, value: dict[str, Any], now: float) -> CircuitState:
         if value["opened"] is None:
@@ -184,10 +180,6 @@ def _closed(era: int) -> dict[str, Any]:
     return {"failures": 0, "opened": None, "era": era, "probes": {}, "probed": False}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _refusal(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError:
     if seconds is None:
         told = f"{name!r} is being probed after failures, and no more calls are let in meanwhile."
@@ -226,6 +218,27 @@ class _Breaker:
         self._cells = open_cells(store)
         self._cell = f"breaker/{name}"
 
+    async def acall(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function and await what it gives.
+
+        Raises:
+            CircuitOpenError: It is not called, because the circuit is open.
+        """
+        admitted = await self._cells.achange(
+            self._cell, self._rules.admit, self._clock, self._rules.give_back
+        )
+        ticket = self._ticket(admitted)
+        try:
+            result = await awaited(fn(*args, **kwargs))
+        except BaseException as exc:
+            await self._aend(ticket, _verdict(exc))
+            raise
+        await self._aend(ticket, True)
+        return result
+
+    async def _aend(self, ticket: _Ticket | None, worked: bool | None) -> None:
+        await self._cells.achange(self._cell, self._rules.end(ticket, worked), self._clock)
+
     def _ticket(self, admitted: tuple[_Ticket | _Refused, bool]) -> _Ticket:
         ticket = admitted[0]
         if isinstance(ticket, _Refused):
@@ -234,8 +247,8 @@ class _Breaker:
 
 
 def _rules(threshold: int, timeout: float, probes: int, store: Any) -> _Rules:
-    lease = math.inf if store is None else max(timeout, 60.0) if _is_number(timeout) else timeout
-    return _Rules(threshold, timeout, probes, lease)
+    made = _Rules(threshold, timeout, probes)
+    return made if store is None else replace(made, lease=max(timeout, 60.0))
 
 
 def _verdict(exc: BaseException) -> bool | None:
@@ -319,23 +332,7 @@ class AsyncCircuitBreaker(_Breaker):
     'closed'
     """
 
-    async def call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and await what it gives.
-
-        Raises:
-            CircuitOpenError: It is not called, because the circuit is open.
-        """
-        admitted = await self._cells.achange(
-            self._cell, self._rules.admit, self._clock, self._rules.give_back
-        )
-        ticket = self._ticket(admitted)
-        try:
-            result = await awaited(fn(*args, **kwargs))
-        except BaseException as exc:
-            await self._end(ticket, _verdict(exc))
-            raise
-        await self._end(ticket, True)
-        return result
+    call = _Breaker.acall
 
     async def state(self) -> CircuitState:
         """Return what it does with calls now."""
@@ -347,18 +344,15 @@ class AsyncCircuitBreaker(_Breaker):
 
     async def record_success(self) -> None:
         """Take up a call that was made elsewhere and worked."""
-        await self._end(None, True)
+        await self._aend(None, True)
 
     async def record_failure(self) -> None:
         """Take up a call that was made elsewhere and failed."""
-        await self._end(None, False)
+        await self._aend(None, False)
 
     async def reset(self) -> None:
         """Close it."""
         await self._cells.achange(self._cell, self._rules.reset, self._clock)
-
-    async def _end(self, ticket: _Ticket | None, worked: bool | None) -> None:
-        await self._cells.achange(self._cell, self._rules.end(ticket, worked), self._clock)
 
 
 class CircuitBreakerBehavior:
@@ -494,7 +488,7 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
     found = diagnose(exc)
     if found.category == "declared":
         told = isinstance(found.cause, (CapabilityError, ModelError))
-        if not told or isinstance(found.cause, AskAgain) or _is_malformed(found.cause):
+        if not told or isinstance(found.cause, (AskAgain, Malformed)):
             return False
     elif found.category in ("programming_error", "context_too_long"):
         return False
@@ -504,14 +498,6 @@ def _is_its_failure(exc: Exception, attempt: Attempt, job: Job | None) -> bool:
         return True
     severity = read_job_failure(job, attempt, exc).severity
     return severity not in (ErrorSeverity.REPLANNING, ErrorSeverity.RECLASSIFICATION)
-
-
-def _is_malformed(error: BaseException) -> bool:
-    if not isinstance(error, ModelError):
-        return False
-    from framework.models.calls import Malformed  # not before there is a model
-
-    return isinstance(error, Malformed)
 
 
 def _tell(name: str, state: CircuitState, failures: int, seconds: float) -> None:

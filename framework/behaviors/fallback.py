@@ -103,8 +103,7 @@ class FallbackBehavior(BaseBehavior):
         while (name := self._next(attempt, tried)) is not None:
             tried.append(name)
             model = self._models[name]
-            # Only answers may come in pieces: half a plan would come out as a plan.
-            whole = model if attempt.capability == "answer" else unstreamed(model)
+            whole = unstreamed(model, attempt.capability)
             try:
                 return await call_next(_with(attempt, model=whole))
             except ModelError as exc:

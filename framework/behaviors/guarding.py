@@ -33,7 +33,9 @@ class GuardrailBehavior(BaseBehavior):
     Given to the graph, they look besides at what a person writes, before anything is planned, at
     data that a caller brings, and at the message that ends the turn; no word of it is streamed
     before. Given to a role's model, they look at what it is told and what it answers. All of them
-    are asked, and the error names everyone that objects.
+    are asked, and the error names everyone that objects. One that wants a person asked about a
+    message or brought data has the turn's plan shown before anything of it runs; about an answer, or
+    what a model is told or says, it refuses: who would be asked is who must not read it yet.
 
     Args:
         rules: Rules about texts.
@@ -83,25 +85,22 @@ class GuardrailBehavior(BaseBehavior):
         """Return one behaviour with the guards of this one and of others."""
         return GuardrailBehavior(guardrails=[g for item in (self, *others) for g in item._all])
 
-    async def message(self, text: str) -> str:
+    async def message(self, text: str) -> tuple[str, Sequence[str]]:
         """Look at what a person wrote, before anything is planned.
 
-        Raises:
-            GuardrailViolationError: The guards do not let it pass, or want a person asked: there
-                is no step yet to ask about.
-        """
-        passed = await self.guards.before({"message": text}, tool="", role=_role())
-        return str(passed.value.get("message", ""))
-
-    async def brought(self, contexts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Look at context data that a caller brings.
+        Returns:
+            It, as far as guards rewrote it, and why a person has to agree to the turn's plan.
 
         Raises:
             GuardrailViolationError: The guards do not let it pass.
         """
-        passed = await self.guards.before(contexts, tool="", role=_role())
-        found: Mapping[str, Any] = passed.value
-        return found
+        passed = await self.guards.before({"message": text}, tool="", role=_role(), can=_ALL)
+        return str(passed.value.get("message", "")), passed.asks
+
+    async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Look at context data that a caller brings; see :meth:`message`."""
+        passed = await self.guards.before(contexts, tool="", role=_role(), can=_ALL)
+        return passed.value, passed.asks
 
     async def answer(self, text: str, *, node: str) -> str:
         """Look at the message that ends a turn.

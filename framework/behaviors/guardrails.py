@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from configs.errors import ConfigurationError
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
+from framework.pipeline.failures import REFUSED_BY_GUARDS
+from framework.telemetry.audit import note
 
 GuardrailStage = Literal["pre", "post"]
 """Whether a guard looked before something runs or at what it gave."""
@@ -103,6 +105,25 @@ class AllowAllGuardrail:
         return GuardrailOutcome(True)
 
 
+class OneLook:
+    """What guards share that look at what goes in and at what comes out in one way, ``_look``."""
+
+    stages: Collection[GuardrailStage] = ("pre", "post")
+
+    def check_pre(
+        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
+    ) -> GuardrailOutcome:
+        """Look at parameters and inputs, where the guard looks at any."""
+        return self._look(dict(arguments)) if "pre" in self.stages else GuardrailOutcome(True)
+
+    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+        """Look at a result, where the guard looks at any."""
+        return self._look(value) if "post" in self.stages else GuardrailOutcome(True)
+
+    def _look(self, value: Any) -> GuardrailOutcome:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
 class GuardrailViolation:
     """One objection of one guard.
@@ -140,7 +161,7 @@ class GuardrailViolationError(PolicyError):
     Guards do not let it pass (no_names: It names a person.). Fix: Ask for something else, or have the guard changed.
     """
 
-    code = "CG-GUARDRAIL"
+    code = REFUSED_BY_GUARDS
     severity = ErrorSeverity.CRITICAL
 
     def __init__(
@@ -273,7 +294,7 @@ class Guards:
         rewritten = False
         for name, check, takes in self._pre:
             given = {"arguments": value} if takes else {}
-            outcome = await _outcome(name, check(role=role, tool=tool, **given))
+            outcome = await _outcome(name, "pre", tool, check(role=role, tool=tool, **given))
             if outcome.decision == "rewrite" and "rewrite" in can:
                 if not isinstance(outcome.value, Mapping):
                     raise ConfigurationError(
@@ -314,7 +335,7 @@ class Guards:
         for name, check, of_results in self._post:
             if words and of_results:
                 continue
-            outcome = await _outcome(name, check(value, role=role, tool=tool))
+            outcome = await _outcome(name, "post", tool, check(value, role=role, tool=tool))
             if outcome.decision == "rewrite" and "rewrite" in can:
                 value, rewritten = outcome.value, True
             elif outcome.decision != "allow":
@@ -331,13 +352,15 @@ def _takes(check: Callable[..., Any], name: str) -> bool:
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-async def _outcome(name: str, found: Any) -> GuardrailOutcome:
+async def _outcome(name: str, stage: GuardrailStage, tool: str, found: Any) -> GuardrailOutcome:
     outcome = await awaited(found)
     if not isinstance(outcome, GuardrailOutcome):
         # Taken for a yes, a forgotten 'return' would open the door.
         raise ConfigurationError(
             f"The guard {name!r} gave {outcome!r:.80}.", fix="Return a GuardrailOutcome."
         )
+    if outcome.decision != "allow":
+        note("guard", guard=name, decision=outcome.decision, stage=stage, tool=tool)
     return outcome
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from framework.base.errors import MissingExtraError, require_extra
 from framework.behaviors.guardrail_texts import texts_in
-from framework.behaviors.guardrails import GuardrailOutcome
+from framework.behaviors.guardrails import GuardrailOutcome, OneLook
 
 _EMAIL = re.compile(
     r"(?<![\w.+%-])[\w.+%-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}(?![\w-])"
@@ -50,7 +50,7 @@ _MODELS = ("en_core_web_lg", "en_core_web_md", "en_core_web_sm")
 Span = tuple[int, int, str]
 
 
-class PIIGuardrail:
+class PIIGuardrail(OneLook):
     """Finds personal data in texts: addresses, numbers of cards, accounts, telephones, insurance.
 
     Patterns look for it always. Where the extra ``pii`` is installed, presidio looks besides, for
@@ -82,16 +82,6 @@ class PIIGuardrail:
         self._action = action
         self._analyzer = analyzer
         self._lock = threading.Lock()
-
-    def check_pre(
-        self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}
-    ) -> GuardrailOutcome:
-        """Look at parameters and inputs, however deep a text stands."""
-        return self._look(dict(arguments))
-
-    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        """Look at a result, however deep a text stands."""
-        return self._look(value)
 
     async def acheck_pre(
         self, *, role: str, tool: str, arguments: Mapping[str, Any] = {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from framework.base.errors import ConfigurationError
+from framework.base.numbers import check_number
 
 
 class ProviderRouter(Protocol):
@@ -111,10 +111,7 @@ class WeightedProviderRouter:
         self.providers = tuple((name, float(weight)) for name, weight in providers)
         _names([name for name, _ in self.providers])
         for name, weight in self.providers:
-            if not 0 <= weight < math.inf:
-                raise ConfigurationError(
-                    f"The weight of {name!r} is {weight!r}.", fix="Give a number from 0."
-                )
+            check_number(f"The weight of {name!r}", weight, error=ConfigurationError)
         self._rng = rng
 
     def select(

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import ConfigurationError, ErrorSeverity, LimitError
+from framework.base.numbers import check_number
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import current_job
 from framework.pipeline.run_config import current_caller
@@ -84,19 +85,20 @@ class RateLimiter:
         clock: Clock | Callable[[], float] | None = None,
         store: str | Rows | None = None,
     ) -> None:
-        given = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
+        named = {"requests": rpm, "input_tokens": input_tpm, "output_tokens": output_tpm}
+        given = {name: number for name, number in named.items() if number is not None}
+        for name, number in given.items():
+            check_number(name, number, above=0, error=ConfigurationError)
         self._buckets = [
             _Bucket(name, max(1.0, float(number)), number / _MINUTE)
             for name, number in given.items()
-            if number is not None and _positive(name, number)
         ]
         if not self._buckets:
             raise ConfigurationError(
                 "The rate limiter limits nothing.", fix="Give rpm, input_tpm or output_tpm."
             )
         if burst is not None and rpm is not None:
-            if not _positive("burst", burst) or burst < 1:
-                raise ConfigurationError(f"burst is {burst!r}.", fix="Give at least 1.")
+            check_number("burst", burst, least=1, error=ConfigurationError)
             self._buckets[0] = self._buckets[0]._replace(capacity=float(burst))
         # Limiters that share a database and not their numbers count apart.
         numbers = (f"{bucket.name}:{bucket.capacity:g}:{bucket.rate:g}" for bucket in self._buckets)
@@ -201,8 +203,7 @@ class RateLimiter:
             "output_tokens": output_tokens,
         }
         for name, amount in given.items():
-            if not 0 <= amount < math.inf:
-                raise ConfigurationError(f"{name} is {amount!r}.", fix="Give a number from 0.")
+            check_number(name, amount, error=ConfigurationError)
         return [float(given[bucket.name]) for bucket in self._buckets]
 
     async def _take(self, key: str, amounts: Sequence[float], patience: float) -> _Taken:
@@ -254,12 +255,6 @@ class RateLimiter:
         )
 
 
-def _positive(name: str, number: float) -> bool:
-    if isinstance(number, bool) or not 0 < number < math.inf:
-        raise ConfigurationError(f"{name} is {number!r}.", fix="Give a number above 0.")
-    return True
-
-
 Per = Literal["capability", "model", "user", "tenant"]
 
 
@@ -304,7 +299,7 @@ class RateLimitBehavior:
         clock: Clock | Callable[[], float] | None = None,
         store: str | Rows | None = None,
     ) -> None:
-        _positive("calls_per_second", calls_per_second)
+        check_number("calls_per_second", calls_per_second, above=0, error=ConfigurationError)
         self._limiter = limiter or RateLimiter(
             rpm=calls_per_second * _MINUTE,
             burst=max(1.0, calls_per_second) if burst is None else burst,

@@ -8,6 +8,7 @@ from typing import Any
 
 from framework.base.classify import cause_chain
 from framework.base.errors import ErrorSeverity
+from framework.base.numbers import check_number
 from framework.base.ports import Failure
 
 
@@ -45,13 +46,10 @@ class RetryBehavior:
         max_delay: float = 60,
         exceptions_to_retry: Sequence[type[BaseException] | str] = (Exception,),
     ) -> None:
-        _check_numbers(
-            self,
-            max_retries=max_retries,
-            base_delay=base_delay,
-            backoff_factor=backoff_factor,
-            max_delay=max_delay,
-        )
+        check_number("max_retries", max_retries, whole=True)
+        check_number("base_delay", base_delay)
+        check_number("backoff_factor", backoff_factor)
+        check_number("max_delay", max_delay)
         if isinstance(exceptions_to_retry, (str, type)):
             exceptions_to_retry = (exceptions_to_retry,)
         self.max_retries = int(max_retries)
@@ -130,19 +128,8 @@ class TimeoutBehavior:
     stage = "bound"
 
     def __init__(self, seconds: float) -> None:
-        _check_numbers(self, seconds=seconds)
-        if not seconds:
-            raise ValueError("TimeoutBehavior got 0 seconds. Fix: give more than 0.")
+        check_number("seconds", seconds, above=0)
         self.time_limit = float(seconds)
 
     def __repr__(self) -> str:
         return f"TimeoutBehavior({getattr(self, 'time_limit', '?')})"
-
-
-def _check_numbers(owner: Any, **given: Any) -> None:
-    for name, value in given.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        whole = name != "max_retries" or isinstance(value, int)
-        if not (number and whole and 0 <= value < math.inf):
-            wanted = "a number from 0 up" if name != "max_retries" else "a whole number from 0 up"
-            raise ValueError(f"{type(owner).__name__} got {name}={value!r}. Fix: give {wanted}.")

@@ -271,45 +271,6 @@ async def open_agent(
             yield Agent(settings, registry, graph, saver, given)
 
 
-async def thread_values(agent: Agent, thread_id: str) -> dict[str, Any]:
-    """Return the state of a thread, with the steps of an unfinished pass that are done already.
-
-    A step's result is saved the moment it ends, beside the checkpoint; it reaches the state when
-    the pass over the plan ends.
-    """
-    config: Any = {"configurable": {"thread_id": thread_id}}
-    values = dict((await agent.graph.aget_state(config)).values)
-    found = await agent.saver.aget_tuple(config)
-    results = dict(values.get("execution_step_results") or {})
-    for _, _, value in (found.pending_writes if found else None) or []:
-        update = value.get("update") if isinstance(value, Mapping) else None
-        if isinstance(update, Mapping):
-            results |= update.get("execution_step_results") or {}
-    return {**values, "execution_step_results": results}
-
-
-def step_states(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return how far each step of a thread's plan is, by context key.
-
-    >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
-    >>> step_states({"planning_execution_plan": plan})
-    {'a': 'pending'}
-    """
-    waiting = values.get("execution_pending_approvals") or {}
-    results = values.get("execution_step_results") or {}
-    states = {}
-    for step in (values.get("planning_execution_plan") or {}).get("steps") or []:
-        key = step["context_key"]
-        record = results.get(key)
-        if record is None:
-            states[key] = "waiting" if key in waiting else "pending"
-        elif record.get("skipped"):
-            states[key] = "skipped"
-        else:
-            states[key] = "done" if record.get("success") else "failed"
-    return states
-
-
 def check_thread_id(thread_id: str) -> str:
     """Return a thread id that can be stored and printed.
 

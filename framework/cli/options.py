@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +42,21 @@ Data = Annotated[
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a picture that redraws.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def read_value(text: str | None) -> Any:
+    """Read a value that a person types: as JSON, and where it is none, as the text that it is.
+
+    >>> read_value("[1]"), read_value("Oslo")
+    ([1], 'Oslo')
+    """
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 

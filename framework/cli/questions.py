@@ -133,7 +133,15 @@ def _details(step: Mapping[str, Any]) -> list[str]:
     ):
         lines += ["  " + one_line(f"{name}: {text}", None)] if text else []
     shown = dict(step.get("input_summaries") or {})
-    for name in ("parameters", "result", "when", "for_each", "look_again"):
+    for name in (
+        "parameters",
+        "result",
+        "when",
+        "for_each",
+        "look_again",
+        "wait_until",
+        "wait_for",
+    ):
         if step.get(name):
             shown[name] = json.dumps(step[name], indent=2, ensure_ascii=False, default=str)
     for name, text in shown.items():

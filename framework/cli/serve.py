@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -25,13 +23,13 @@ def configured() -> Any:
 
 def _graph(*files: Any) -> Any:
     from configs.settings import load_settings
+    from framework.base.awaiting import waited
     from framework.graph import build_graph
     from framework.registry import Registry
 
     settings = load_settings(*files)
     graph = build_graph(Registry.from_settings(settings), settings=settings)
     # A server starts once and should answer its first request as fast as any other. It may call
-    # this from its event loop, so the work has a thread and a loop of its own.
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(asyncio.run, graph.warm_up()).result()
+    # this from its event loop.
+    waited(graph.warm_up())
     return graph

@@ -9,21 +9,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from framework import telemetry as told
-from framework.cli.agent import step_states
+from framework.base.plan import plan_key
 from framework.cli.questions import question_lines
 from framework.cli.terminal import make_console, one_line, safe
 from framework.planning import CLOSING
+from framework.planning.diagram import step_notes
+from framework.planning.waits import told_wait
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-    from framework.cli.session import TurnEnd
+    from framework.graph.turns import TurnEnd
 
 _ENDINGS = {
     "partial": "partial answer",
@@ -37,6 +39,7 @@ _SIGNS = {
     "done": ("✓", "green"),
     "failed": ("✗", "red"),
     "skipped": ("⊘", "dim"),
+    "not needed": ("⊘", "dim"),
     "waiting": ("?", "magenta"),
 }
 
@@ -119,6 +122,8 @@ class PlainLines(View):
             self._named = True
         if question:
             self._print(f"question: {one_line(question)}", "bold")
+        from framework.graph.turns import step_states
+
         done = [key for key, state in step_states(values).items() if state == "done"]
         if done:
             self._print(f"already done: {one_line(', '.join(done))}", "dim")
@@ -150,6 +155,7 @@ class _Row:
     started: float | None = None
     seconds: float | None = None
     note: str = ""
+    ended: int = 0
 
 
 class LiveView(PlainLines):
@@ -170,6 +176,8 @@ class LiveView(PlainLines):
     def begin(self, question: str | None, thread_id: str, values: Mapping[str, Any]) -> None:
         """Say what is asked, and draw the plan of a turn that goes on."""
         super().begin(question, thread_id, values)
+        from framework.graph.turns import step_states
+
         self._rows, self._written, self._answering = {}, "", False
         self._plan(values.get("planning_execution_plan") or {}, step_states(values))
         self._draw()
@@ -178,19 +186,25 @@ class LiveView(PlainLines):
         """Redraw, or write what stands above or below the plan."""
         match event:
             case told.AnswerToken():
+                if event.anew:
+                    self._above(["the answer begins anew"])
                 self._write(event.text)
                 return
             case told.Status():
                 self._phase = next(iter(event_lines(event)), self._phase)
-            case told.StepStarted() | told.StepProgress() | told.StepFinished() | told.StepFailed():
+            case (
+                told.StepStarted()
+                | told.StepProgress()
+                | told.StepFinished()
+                | told.StepFailed()
+                | told.StepSkipped()
+            ):
                 self._step(event)
             case told.Retry() if event.context_key in self._rows:
                 row = self._rows[event.context_key]
                 row.state, row.note = "pending", _retry_text(event)
-            case told.ApprovalAsked():
-                for asked in event.steps:
-                    if asked.get("context_key") in self._rows:
-                        self._rows[asked["context_key"]].state = "waiting"
+            case told.ApprovalAsked() | told.Waiting():
+                self._waits(event.steps if isinstance(event, told.ApprovalAsked) else event.waits)
             case told.PlanMade():
                 self._title, self._answering = f"plan {event.version}", False
                 self._plan(event.plan, {})
@@ -227,16 +241,25 @@ class LiveView(PlainLines):
         before, self._rows = self._rows, {}
         for step in _steps(plan):
             key = str(step.get("context_key"))
-            row = _Row(str(step.get("capability")), ", ".join(_needs(step)))
+            row = _Row(str(step.get("capability")), _when_it_runs(step))
             row.state = states.get(key, "pending")
             kept = before.get(key)
             same = kept and (kept.capability, kept.needs) == (row.capability, row.needs)
             self._rows[key] = kept if kept and same and kept.state == "done" else row
 
     def _step(
-        self, event: told.StepStarted | told.StepProgress | told.StepFinished | told.StepFailed
+        self,
+        event: told.StepStarted
+        | told.StepProgress
+        | told.StepFinished
+        | told.StepFailed
+        | told.StepSkipped,
     ) -> None:
-        row = self._rows.setdefault(event.context_key, _Row(event.capability, ""))
+        row = self._rows.setdefault(plan_key(event.context_key), _Row(event.capability, ""))
+        if event.element is not None:
+            row.ended += isinstance(event, told.StepFinished)
+            row.note = f"{row.ended} of {event.elements}"
+            return
         match event:
             case told.StepStarted():
                 row.state, row.started, row.seconds, row.note = "running", time.time(), None, ""
@@ -246,6 +269,15 @@ class LiveView(PlainLines):
                 row.state, row.seconds, row.note = "done", event.duration, ""
             case told.StepFailed():
                 row.state, row.seconds, row.note = "failed", event.duration, event.message
+            case told.StepSkipped():
+                row.state = "not needed" if event.not_needed else "skipped"
+                row.note = event.reason
+
+    def _waits(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        for entry in entries:
+            row = self._rows.get(str(entry.get("context_key")))
+            if row is not None:
+                row.state, row.note = "waiting", told_wait(entry) or row.note
 
     def _write(self, text: str) -> None:
         """Write a piece of the answer below the plan, which is not redrawn any more."""
@@ -283,7 +315,7 @@ class LiveView(PlainLines):
         if len(shown) > room:
             done = sum(row.state == "done" for row in self._rows.values())
             caption = f"{done} of {len(shown)} steps done"
-            quiet = ("done", "pending", "skipped")
+            quiet = ("done", "pending", "skipped", "not needed")
             shown = [pair for pair in shown if pair[1].note or pair[1].state not in quiet][:room]
         else:
             caption = None
@@ -297,7 +329,7 @@ class LiveView(PlainLines):
             if row.state == "running" and row.started is not None:
                 seconds = time.time() - row.started
             took = "" if seconds is None else f"{seconds:.2f} s"
-            cells = (key, row.capability, row.needs and f"from {row.needs}", took, row.note)
+            cells = (key, row.capability, row.needs, took, row.note)
             table.add_row(
                 Text(sign, style=style), *(Text(one_line(cell, 60)) for cell in cells), style=style
             )
@@ -333,9 +365,20 @@ def _approval_line(event: told.ApprovalAsked | told.ApprovalGiven) -> str:
     return f"{event.by or 'somebody'}: {event.decision} {event.context_key}{lost}"
 
 
+def _wait_lines(event: told.Event) -> Iterator[str]:
+    if isinstance(event, told.Waiting):
+        for wait in event.waits:
+            yield one_line(f"step {wait.get('context_key')} waits {told_wait(wait)}", 1000)
+    elif isinstance(event, told.WaitOver):
+        came = f"{event.key!r} came" if event.by == "signal" else "its moment has come"
+        yield one_line(f"step {event.context_key} goes on: {came}", 1000)
+
+
 def event_lines(event: told.Event) -> list[str]:
     """Say in lines what an event tells a person; most events have one, some none."""
     match event:
+        case told.StepStarted() | told.StepFinished() if event.element is not None:
+            return []  # the step itself begins and ends
         case told.Status() if getattr(event, "source", None) == "framework" and event.message:
             line = event.message
         case told.CapabilitiesSelected():
@@ -347,14 +390,8 @@ def event_lines(event: told.Event) -> list[str]:
             line = f"step {event.context_key} ({event.capability}) started{again}"
         case told.StepProgress():
             line = f"step {event.context_key}: {_progress_text(event)}"
-        case told.StepFinished():
-            gave = f": {', '.join(event.outputs)}" if event.outputs else ""
-            name = f"{event.context_key} ({event.capability})"
-            line = f"step {name} finished in {event.duration:.2f} s{gave}"
-        case told.StepFailed():
-            name = f"{event.context_key} ({event.capability})"
-            failed = f"failed after {event.duration:.2f} s, {event.severity}"
-            line = f"step {name} {failed}: {event.message}"
+        case told.StepFinished() | told.StepFailed() | told.StepSkipped():
+            line = f"step {event.context_key} ({event.capability}) {_end_of(event)}"
         case told.Retry():
             line = f"retry {event.context_key or event.name}: {_retry_text(event)}"
         case told.Replan():
@@ -364,7 +401,7 @@ def event_lines(event: told.Event) -> list[str]:
         case told.ApprovalAsked() | told.ApprovalGiven():
             line = _approval_line(event)
         case _:
-            return []
+            return list(_wait_lines(event))
     return [one_line(line, 1000)]
 
 
@@ -373,15 +410,22 @@ def ending_lines(end: TurnEnd) -> list[str]:
     lines = [f"file: {one_line(path, 4000)}" for path in end.files]
     if end.status in {"waiting", "cancelled"}:
         lines += [line for asked in end.questions.values() for line in question_lines(asked)]
+        waits = (end.outcome.get("waiting") or {}).items()
+        lines += [one_line(f"{key} waits {told_wait(wait)}", 1000) for key, wait in waits]
     missing = end.outcome.get("missing") or []
     if missing and end.status != "completed":
         lines.append(one_line(f"not done: {', '.join(missing)}", 1000))
+    if idle := end.outcome.get("not_needed"):
+        lines.append(one_line(f"not needed: {', '.join(idle)}", 1000))
     if end.model_calls:
         tokens = f"{end.input_tokens:,} tokens sent, {end.output_tokens:,} received"
         lines.append(f"models: {end.model_calls} call(s), {tokens}")
     if end.error is not None:
         lines.append(f"error: {safe(end.error)}")
-    lines.append(f"outcome: {_ENDINGS.get(end.status, end.status)} in {end.seconds:.1f} s")
+    told_end = _ENDINGS.get(end.status, end.status)
+    if end.status == "waiting" and not end.questions:
+        told_end = "waiting for an event or a moment"
+    lines.append(f"outcome: {told_end} in {end.seconds:.1f} s")
     if end.resume_command:
         lines.append(f"resume with: {one_line(end.resume_command, 4000)}")
     return lines
@@ -391,8 +435,10 @@ def _plan_lines(event: told.PlanMade) -> Iterator[str]:
     steps = _steps(event.plan)
     yield f"plan {event.version}: {len(steps)} step(s)"
     for number, step in enumerate(steps, start=1):
-        source = f" from {', '.join(_needs(step))}" if _needs(step) else ""
-        text = f"{number}. {step.get('context_key')} = {step.get('capability')}{source}"
+        said = _when_it_runs(step)
+        text = (
+            f"{number}. {step.get('context_key')} = {step.get('capability')}{said and ' ' + said}"
+        )
         yield "  " + one_line(text)
     for repair in event.repairs:
         yield "  " + one_line(f"repaired: {repair}", 400)
@@ -403,8 +449,21 @@ def _steps(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [step for step in plan.get("steps") or [] if step.get("capability") not in CLOSING]
 
 
-def _needs(step: Mapping[str, Any]) -> list[str]:
-    return [key for entry in step.get("inputs") or [] for key in entry.values()]
+def _end_of(event: told.StepFinished | told.StepFailed | told.StepSkipped) -> str:
+    match event:
+        case told.StepFinished():
+            gave = f": {', '.join(event.outputs)}" if event.outputs else ""
+            return f"finished in {event.duration:.2f} s{gave}"
+        case told.StepFailed():
+            return f"failed after {event.duration:.2f} s, {event.severity}: {event.message}"
+    how = "is not needed" if event.not_needed else "is passed over"
+    return f"{how}: {event.reason}"
+
+
+def _when_it_runs(step: Mapping[str, Any]) -> str:
+    needs = [key for entry in step.get("inputs") or [] for key in entry.values()]
+    source = [f"from {', '.join(needs)}"] if needs else []
+    return ", ".join([*source, *step_notes(step)])
 
 
 def _progress_text(event: told.StepProgress) -> str:

@@ -15,7 +15,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Iterator,
     Mapping,
     Sequence,
@@ -29,7 +28,7 @@ from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from configs.logger import get_logger, mask_secrets
-from framework.base.awaiting import awaited
+from framework.base.awaiting import awaited, waited
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
@@ -246,13 +245,13 @@ class AgentSession:
     def session(self) -> Iterator[OrchestrationSession]:
         """Begin a session and end it, however the block ends."""
         session = OrchestrationSession(self)
-        wait(session._begin())
+        waited(session._begin())
         try:
             yield session
         except BaseException as exc:
-            wait(session._end(exc))
+            waited(session._end(exc))
             raise
-        wait(session._end(None))
+        waited(session._end(None))
 
     @asynccontextmanager
     async def asession(self) -> AsyncIterator[OrchestrationSession]:
@@ -341,7 +340,7 @@ class OrchestrationSession:
         hook_ctx: HookContext | None = None,
     ) -> tuple[Any, UsageSnapshot]:
         """Wait for :meth:`arun_turn`."""
-        return wait(
+        return waited(
             self.arun_turn(fn, model, usage, estimate_usage, timeout, idempotency_key, hook_ctx)
         )
 
@@ -432,11 +431,7 @@ class OrchestrationSession:
         timer = asyncio.timeout(timeout)
         try:
             async with timer:
-                if isinstance(breaker, AsyncCircuitBreaker):
-                    return await breaker.call(call)
-                if breaker is None:
-                    return await call()
-                return await _through(breaker, call)
+                return await (call() if breaker is None else breaker.acall(call))
         except TimeoutError as exc:
             if not timer.expired():
                 raise
@@ -591,7 +586,7 @@ class OrchestrationSession:
         idempotency_key: str | None = None,
     ) -> Any:
         """Wait for :meth:`arun_tool`."""
-        return wait(
+        return waited(
             self.arun_tool(
                 tool, fn, arguments=arguments, timeout=timeout, idempotency_key=idempotency_key
             )
@@ -723,7 +718,7 @@ class OrchestrationSession:
         Raises:
             RuntimeError: The session has ended.
         """
-        return wait(self.ahandoff_to(target, reason, context))
+        return waited(self.ahandoff_to(target, reason, context))
 
     async def ahandoff_to(
         self, target: str, reason: str = "", context: Mapping[str, Any] | None = None
@@ -754,7 +749,7 @@ class OrchestrationSession:
         engine = self.agent.policy_engine
         if engine is None:
             return []
-        return list(wait(awaited(engine.evaluate(context or self._standing()))))
+        return list(waited(awaited(engine.evaluate(context or self._standing()))))
 
     def _standing(self) -> PhaseContext:
         return PhaseContext(
@@ -773,7 +768,7 @@ class OrchestrationSession:
             return None
         outcome = gate.evaluate(observed)
         made = AgentEvent.gate_passed if outcome.satisfied else AgentEvent.gate_failed
-        wait(self._emit(made(self.agent.phase)))
+        waited(self._emit(made(self.agent.phase)))
         return outcome
 
     def summary(self) -> SessionSummary:
@@ -838,19 +833,6 @@ class OrchestrationSession:
             get_logger("framework", "session").warning("a sink failed: %s", mask_secrets(repr(exc)))
 
 
-async def _through(breaker: CircuitBreaker, call: Callable[[], Awaitable[Any]]) -> Any:
-    """Pass a breaker that was made for synchronous calls."""
-    if breaker.is_open():
-        return breaker.call(lambda: None)  # raises the error that says until when
-    try:
-        result = await call()
-    except Exception:
-        breaker.record_failure()
-        raise
-    breaker.record_success()
-    return result
-
-
 _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
     (GuardrailViolationError, AgentFailureClass.GUARDRAIL_VIOLATION),
@@ -863,24 +845,3 @@ _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
 
 def _failure_class(exc: BaseException) -> AgentFailureClass:
     return next((kind for cls, kind in _CLASSES if isinstance(exc, cls)), AgentFailureClass.UNKNOWN)
-
-
-def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine where nothing can be awaited."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    # Inside an event loop the caller holds it up, as it would with any synchronous call.
-    found: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(asyncio.run(work))
-        except BaseException as exc:
-            found.set_exception(exc)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join()
-    return found.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,15 @@ from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
 from framework.base.ports import Verdict, now_text
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from framework.engine.routing import LOOKED
 from framework.engine.services import Services
 from framework.governance.flow import words_of
 from framework.governance.spending import running_spending
+from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import clear_failure
 from framework.pipeline.permit import judge, weighed
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -27,11 +30,14 @@ from framework.planning import (
     CarryOver,
     PlanVersion,
     Problem,
+    RepairedPlan,
     by_depth,
     carry_over,
+    expand_recipes,
     fingerprints,
     repair_plan,
 )
+from framework.planning.problems import SHAPE, make_problem
 from framework.state import TurnView
 from framework.telemetry import PlanMade, emit
 from framework.telemetry.audit import note
@@ -83,6 +89,38 @@ async def check(
         PolicyError: A policy refuses it.
         BudgetExceededError: It needs more than is left.
     """
+    repaired = _repaired(plan, view, services, active)
+    repairs = [str(repair) for repair in repaired.repairs]
+    limit = services.limits.max_steps
+    try:
+        written_out, recipes = expand_recipes(repaired.plan, services.registry, limit)
+    except PlanError as exc:
+        problem = make_problem(SHAPE, None, None, None, exc.message, exc.fix or "")
+        raise _problems(exc.message, problem.remedy, [problem]) from exc
+    if recipes:
+        # What stands behind a recipe was chosen with it, and is looked at like any other plan.
+        used = [step["capability"] for step in written_out["steps"]]
+        chosen = None if active is None else (*active, *used)
+        repaired = _repaired(written_out, view, services, chosen)
+        repairs += [*recipes, *map(str, repaired.repairs)]
+    mended = by_depth(repaired.plan)
+    if labels:
+        mended = ExecutionPlan(**{**mended, "stamp": {"labels": dict(labels)}})
+    _refuse_rejected(mended, view)
+    verdict = await _judged(mended, view, services)
+    await _priced(mended, view, services)
+    return Checked(mended, repairs, verdict)
+
+
+def _repaired(
+    plan: Any, view: TurnView, services: Services, active: tuple[str, ...] | None
+) -> RepairedPlan:
+    """Return a plan without problems that the turn's caller may run.
+
+    Raises:
+        PlanProblemsError: It has problems.
+        PolicyError: He may not.
+    """
     if services.permissions is not None:
         try:
             services.permissions.check_plan(plan, view)
@@ -103,13 +141,7 @@ async def check(
             "Correct the plan, or ask in other words.",
             repaired.problems,
         )
-    mended = by_depth(repaired.plan)
-    if labels:
-        mended = ExecutionPlan(steps=mended["steps"], stamp={"labels": dict(labels)})
-    _refuse_rejected(mended, view)
-    verdict = await _judged(mended, view, services)
-    await _priced(mended, view, services)
-    return Checked(mended, [str(repair) for repair in repaired.repairs], verdict)
+    return repaired
 
 
 async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> None:
@@ -124,10 +156,26 @@ async def _priced(plan: ExecutionPlan, view: TurnView, services: Services) -> No
     journal, name = services.journal(), f"priced/{view.turn_id}/{plan_digest(plan)}"
     if await journal.read(name):
         return  # a process that began it may have died before the thread knew
-    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
-    new = [step["capability"] for step in works if step["context_key"] not in view.done]
+    new = _to_run(plan, view)
     await spending.admit(new, services.registry.capabilities)
     await journal.write(name, {"steps": len(new)})
+
+
+def _to_run(plan: ExecutionPlan, view: TurnView) -> list[str]:
+    works = [step for step in plan["steps"] if step["capability"] not in CLOSING]
+    return [step["capability"] for step in works if step["context_key"] not in view.done]
+
+
+def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[None]:
+    """Hold what the plan in force will need while its steps run, so that no other turn takes it.
+
+    Raises:
+        BudgetExceededError: Others took it since the plan was accepted.
+    """
+    spending = running_spending()
+    if spending is None or not spending.bounded:
+        return nullcontext()
+    return spending.planned(_to_run(view.plan, view), services.registry.capabilities)
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
@@ -138,6 +186,8 @@ def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanP
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
     verdicts = [await policy.review(plan, view) for policy in services.plan_policies]
+    if asks := view.turn.get("asks"):  # of guards, about what opened the turn
+        verdicts.append(Verdict("ask", list(asks)))
     verdict = weighed(verdicts, "the plan")
     if services.runner.step_policies:
         for step in plan["steps"]:
@@ -171,7 +221,10 @@ async def accept(
     """
     results = view.results
     failure = view.failure or view.last_failure
-    plan = checked.plan
+    # Taking effects back is bounded by nothing that the plan said of itself.
+    bounds: Any = {} if author == "undo" else tightened(previous or {}, checked.plan)
+    own = {k: v for k, v in checked.plan.items() if k in ("steps", "stamp")}
+    plan: ExecutionPlan = {**own, **bounds}  # type: ignore[typeddict-item]
     carried = carry_over(previous, plan, results)
     written = view.state.get("planning_history") or []
     version = PlanVersion(
@@ -191,7 +244,7 @@ async def accept(
     stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
-    plan = ExecutionPlan(steps=plan["steps"], stamp=stamp)
+    plan = ExecutionPlan(steps=plan["steps"], **bounds, stamp=stamp)  # type: ignore[typeddict-item]
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     note(
         "plan",
@@ -205,10 +258,13 @@ async def accept(
     return {
         # A record under a key that another step now bears would pass for that step's result.
         "execution_step_results": Overwrite(
-            {**{k: r for k, r in results.items() if k not in again}, **_kept(carried)}
+            {
+                **{k: r for k, r in results.items() if plan_key(k) not in again},
+                **_kept(carried, plan),
+            }
         ),
         "capability_context_data": carried.context_updates(view.contexts),
-        "control_attempts": {key: 0 for key in again if view.attempts.get(key)},
+        "control_attempts": {k: 0 for k, n in view.attempts.items() if n and plan_key(k) in again},
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
         "planning_accepted": Accepted(digest),
@@ -252,6 +308,13 @@ async def _review(
     if author == "approval":
         await ledger.agreements.agree(digest, PLAN)
         return {}
+    return await want_review(plan, digest, problems, ledger)
+
+
+async def want_review(
+    plan: ExecutionPlan, digest: str, problems: list[str], ledger: EffectLedger
+) -> dict[str, Any]:
+    """Return the update by which a person looks at a plan before it goes on."""
     await ledger.agreements.want_review(digest, problems)
     return {
         "control_is_awaiting_validation": True,
@@ -284,18 +347,23 @@ def review_possible(view: TurnView, services: Services) -> bool:
         services.settings.approvals.plans
         or services.plan_policies
         or view.state.get("control_undo")
+        or view.turn.get("asks")
         or view.switches.get("planning_mode_enabled")
     )
 
 
-def _kept(carried: CarryOver) -> dict[str, Any]:
-    """Return the results that serve the new plan; an effect under another name was done before."""
-    return {
-        key: {**record, "source": "ledger"}
-        if record.get("effect") and carried.kept.get(key) != key
-        else record
-        for key, record in carried.results.items()
-    }
+def _kept(carried: CarryOver, plan: ExecutionPlan) -> dict[str, Any]:
+    """Return the results that serve the new plan, whose author has seen them.
+
+    An effect under another name was done before.
+    """
+    seen = {step["context_key"] for step in plan["steps"] if step.get("look_again")}
+    found = {}
+    for key, record in carried.results.items():
+        found[key] = {**record, LOOKED: True} if key in seen else record
+        if record.get("effect") and carried.kept.get(key) != key:
+            found[key] = {**found[key], "source": "ledger"}
+    return found
 
 
 def labels_of_words(author: str, view: TurnView, services: Services) -> dict[str, str]:

@@ -10,6 +10,7 @@ from framework.approvals.answers import Answer
 from framework.approvals.questions import ACTED, MISSING, PLAN, RESULT, STEP, UNKNOWN
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
+from framework.base.plan import plan_key
 from framework.base.ports import Caller, Failure, StepRecord
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.run_scope import brings_answer
@@ -50,18 +51,19 @@ async def apply_answers(
         await take_up(key, pending[key], Answer(decision="approve"), ledger, services, Caller())
     for key, answer in answers.items():
         asked = pending.get(key) or {}
-        decisions[key] = _decision(answer, asked, steps[key], prints.get(key))
+        step = view.step_of(key)
+        decisions[key] = _decision(answer, asked, step, prints.get(plan_key(key)))
         if by.user_id is not None:
             decisions[key]["by"] = by.user_id
-        asked = asked or {"kind": MISSING, "capability": steps[key]["capability"]}
+        asked = asked or {"kind": MISSING, "capability": step["capability"]}
         refused = await take_up(key, asked, answer, ledger, services, by)
         if refused:
             decisions[key]["refused"] = refused
         if answer.decision == "edit":
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
-            place = list(steps).index(key)
-            about = (key, str(steps[key]["capability"]), place, view.objective_of(steps[key]))
+            place = list(steps).index(plan_key(key))
+            about = (key, str(step["capability"]), place, view.objective_of(step))
             results[key] = StepRecord(*about, skipped="Skipped by a person.").entry()
     for key, entry in decisions.items():
         if entry["decision"] not in {"reject", "respond"}:
@@ -80,7 +82,7 @@ async def apply_answers(
     if results:
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}
-    names = {key: str(steps[key]["capability"]) for key in rejected}
+    names = {key: str(view.step_of(key)["capability"]) for key in rejected}
     update |= ending(answers, rejected, names, view, services)
     if any("refused" in entry for entry in decisions.values()):
         update["approval_approved"] = False

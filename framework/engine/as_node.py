@@ -33,6 +33,7 @@ from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
+from framework.governance.spending import running_spending
 from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
@@ -72,30 +73,96 @@ async def run_capability_node(
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
-    # In a graph of one's own nobody has said yet what holds inside its run.
-    inside: AbstractContextManager[None] = nullcontext()
-    if in_run:
-        inside = run_scope(bound, get_config())
-    elif bound.auditor is not None:
-        inside = auditing(bound.auditor.of({}))
-    try:
-        account = bound.spending(view)
-        told = (METER, CASHIER) if bound.purse.budgets else (METER,)
-        with (
-            inside,
-            counting(budget, bound.limits.max_model_calls),
-            paying(account),
-            called_back(*told),
-        ):
-            record = await _answered(attempt, view, bound, budget, in_run=in_run)
-    finally:
-        await end_run(inside)
+    record = await _visit(
+        attempt,
+        view,
+        bound,
+        budget,
+        apart=in_run and not view.begun and not attempt.step,
+        state_keys=channels_of_graph() if in_run else None,
+        unsorted=not in_run,
+    )
     update = _update(record, view, plain=not in_run)
     if in_run:
         if view.begun:
             update["control_budget"] = budget.to_plain()
         return _kept(update, spec)
     return update
+
+
+async def run_request(
+    spec: CapabilitySpec,
+    step: PlannedStep,
+    contexts: Mapping[str, Mapping[str, Any]] | None = None,
+    services: Services | None = None,
+) -> StepRecord:
+    """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
+
+    It passes the same stages as in a plan; inside a LangGraph task a person is asked there, and
+    the task is what tells equal requests apart.
+
+    Args:
+        spec: What the capability declares.
+        step: What is asked for: objective, parameters, inputs.
+        contexts: Context type to key to plain data, for the inputs.
+        services: What ``bind`` or ``build_graph`` decided; without, default limits hold.
+
+    Returns:
+        What it left behind, a failure included.
+    """
+    bound = services if services is not None else unbound_services(spec)
+    view = bound.view({"capability_context_data": contexts or {}})
+    key = "_".join((spec.name, *_apart(spec.name)))
+    attempt = Attempt(
+        capability=spec.name,
+        step={"context_key": key, "capability": spec.name, **step},
+        key=key,
+        total=1,
+        objective=view.objective_of({"capability": spec.name, **step}),
+    )
+    apart, nowhere = current_runtime() is not None, frozenset[str]()
+    return await _visit(attempt, view, bound, TurnBudget(), apart=apart, state_keys=nowhere)
+
+
+async def _visit(
+    attempt: Attempt,
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+    *,
+    apart: bool,
+    state_keys: frozenset[str] | None,
+    unsorted: bool = False,
+) -> StepRecord:
+    # In a graph of one's own nobody has said yet what holds inside its run.
+    inside: AbstractContextManager[None] = nullcontext()
+    if current_runtime() is not None:
+        inside = run_scope(services, get_config())
+    elif services.auditor is not None:
+        inside = auditing(services.auditor.of({}))
+    try:
+        # What an agent or a team does inside its own visit is paid by that one's account.
+        outer = running_spending()
+        nested = outer is not None and outer.draws_on(services.purse)
+        account = None if nested else services.spending(view)
+        told = (METER, CASHIER) if services.purse.budgets else (METER,)
+        with (
+            inside,
+            counting(budget, services.limits.max_model_calls),
+            paying(account),
+            called_back(*told),
+        ):
+            return await _answered(
+                attempt,
+                view,
+                services,
+                budget,
+                apart=apart,
+                state_keys=state_keys,
+                unsorted=unsorted,
+            )
+    finally:
+        await end_run(inside)
 
 
 async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:
@@ -160,12 +227,16 @@ async def _answered(
     services: Services,
     budget: TurnBudget,
     *,
-    in_run: bool,
+    apart: bool,
+    state_keys: frozenset[str] | None,
+    unsorted: bool,
 ) -> StepRecord:
-    """Run the step; ask a person whatever it needs to know, as often as it asks."""
+    """Run the step; ask a person whatever it needs to know, as often as it asks.
+
+    A plan tells equal steps apart; without one (``apart``) it is LangGraph's task that is one
+    request.
+    """
     runtime = current_runtime()
-    # A plan tells equal steps apart; without one it is LangGraph's task that is one request.
-    apart = not view.begun and not attempt.step and runtime is not None
     if apart and services.registry.capabilities[attempt.capability].effect != "none":
         await _refuse_old(services.journal())
     ledger = services.ledger(view, visit=runtime.execution_info.task_id if apart else "")
@@ -182,8 +253,8 @@ async def _answered(
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
         failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else 0,
-        state_keys=channels_of_graph() if in_run else None,
-        unsorted=not in_run,
+        state_keys=state_keys,
+        unsorted=unsorted,
         budget=tries,
     )
     while True:
@@ -276,13 +347,7 @@ def _refused(attempt: Attempt, answer: Answer) -> StepRecord:
         capability=attempt.capability,
         key=attempt.key,
     )
-    return StepRecord(
-        key=attempt.key,
-        capability=attempt.capability,
-        index=attempt.index,
-        objective=attempt.objective,
-        error=failure,
-    )
+    return StepRecord.of(attempt, error=failure)
 
 
 def _update(record: StepRecord, view: TurnView, *, plain: bool) -> dict[str, Any]:

@@ -25,9 +25,10 @@ def reader(
 
     def read(given: Any) -> tuple[dict[str, Answer], list[str]]:
         answers, wrong = read_answers(given, question, services.registry, services.limits, view)
+        told = [problem.message for problem in wrong]
         if store is None and any(answer.remember for answer in answers.values()):
-            wrong.append("Nothing can be remembered: the graph was built without a store.")
-        return answers, wrong
+            told.append("Nothing can be remembered: the graph was built without a store.")
+        return answers, told
 
     return read
 

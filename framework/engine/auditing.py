@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
-import threading
 import time
-import weakref
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,11 +13,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from framework.base.errors import ConfigurationError, PersistenceError
 from framework.base.ports import Rows
-from framework.base.threads import in_thread
 from framework.langgraph_compat import lent_saver
 from framework.pipeline.run_config import caller_of
-from framework.stores.rows import rows_of
-from framework.telemetry.audit import Audit, AuditLog, AuditTable, NoTrail, Trail
+from framework.stores.location import MEMORY
+from framework.stores.rows import FileRows, rows_of
+from framework.telemetry.audit import Audit, Trail
+from framework.telemetry.audit_log import AuditLog, AuditTable, NoTrail
 
 if TYPE_CHECKING:
     from configs.settings import AuditSettings
@@ -78,39 +76,10 @@ class Auditor:
             return NoTrail()
         found = self._trails.get(saver)
         if found is None:
-            rows = rows_of(saver) or (_InMemory() if isinstance(saver, InMemorySaver) else None)
+            rows: Rows | None = rows_of(saver)
+            if isinstance(saver, InMemorySaver):  # both live as long as the process
+                rows = FileRows(MEMORY)
             key = self._settings.signing_key
             found = NoTrail() if rows is None else AuditTable(rows, signing_key=key)
             self._trails[saver] = found
         return found
-
-
-class _InMemory(Rows):
-    """Rows beside threads in memory: both live as long as the process."""
-
-    def __init__(self) -> None:
-        self._conn: sqlite3.Connection | None = None
-        self._lock = threading.Lock()
-
-    async def table(self, definition: str) -> None:
-        await self.run(definition)
-
-    async def run(
-        self, statement: str, values: tuple[Any, ...] = ()
-    ) -> tuple[int, list[tuple[Any, ...]]]:
-        found: tuple[int, list[tuple[Any, ...]]]
-        found = await in_thread(self.run_blocking, statement, values)
-        return found
-
-    def run_blocking(
-        self, statement: str, values: tuple[Any, ...] = ()
-    ) -> tuple[int, list[tuple[Any, ...]]]:
-        with self._lock:
-            if self._conn is None:
-                self._conn = sqlite3.connect(
-                    ":memory:", check_same_thread=False, isolation_level=None
-                )
-                weakref.finalize(self, self._conn.close)
-            before = self._conn.total_changes
-            rows = self._conn.execute(statement, values).fetchall()
-            return self._conn.total_changes - before, rows

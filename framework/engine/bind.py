@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from langgraph.config import get_config
@@ -13,33 +13,31 @@ from configs.logger import SecretMasker, get_logger
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
-from framework.engine.auditing import Auditor
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
 from framework.engine.defaults_policy import AskAboutDefaults
-from framework.engine.named_behaviors import named, of_capabilities
+from framework.engine.named import named, of_capabilities
 from framework.engine.services import OperatorOptions, Services
 from framework.engine.strategies import choose_strategies
-from framework.governance.adjusting import AdjustedCalls
-from framework.governance.caller import CallerPermissions
-from framework.governance.declared import permissions_from
 from framework.governance.flow import InformationFlow, declares_labels
-from framework.governance.policies import PolicyEngine
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
-from framework.langgraph_compat import lent_saver, running_checkpoint
+from framework.langgraph_compat import lent_saver, running_checkpoints
 from framework.pipeline.journal import Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
-from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher
-from framework.telemetry.audit import AuditLog
+from framework.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from pydantic import BaseModel
 
     from configs.settings import Settings
+    from framework.engine.auditing import Auditor
+    from framework.governance.caller import CallerPermissions
+    from framework.governance.policies import PolicyEngine
+    from framework.stores.retention import Retention
+    from framework.telemetry.audit_log import AuditLog
 
 
 def bind(
@@ -85,16 +83,17 @@ def bind(
         settings = load_settings()
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
+    fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
+    again = partial(bind, **fixed, answer_type=answer_type, **options)
     registry = as_registry(capabilities).frozen()
     # What the settings name stands inside of what the program gives.
-    engines, policies = _engines(options.get("policies", ()))
+    engines, plan_policies, step_policies = policies_of(options.get("policies", ()), settings)
     behaviors = (
-        *(AdjustedCalls(engine.models) for engine in engines),
+        *_adjusting(engines),
         *options.get("behaviors", ()),
         *named(settings.behaviors, "behaviors"),
     )
     options = {**options, "behaviors": behaviors}
-    plan_policies, step_policies = _sorted_policies(policies)
     permissions = _permissions(registry, settings, options.get("permissions"))
     if permissions is not None:
         step_policies = (permissions, *step_policies)
@@ -121,7 +120,9 @@ def bind(
         clock=options.get("clock"),
         capacity=options.get("capacity"),
         chat_model=chosen.pop("chat_model", lambda _role: None),
-        behaviors=(*behaviors, BudgetStage()) if purse.budgets else behaviors,
+        behaviors=behaviors,
+        where_bounded=(BudgetStage(),),
+        bounded=bool(purse.budgets),
         own_behaviors=of_capabilities(registry, settings),
         step_policies=step_policies,
         flow=flow,
@@ -134,18 +135,38 @@ def bind(
         engines=engines,
         permissions=permissions,
         flow=flow,
-        answer_gate=_answer_gate(options.get("answer_gate")),
+        answer_gate=answer_gate_of(options.get("answer_gate"), settings),
         guard=guards[0].beside(guards[1:]) if guards else None,
-        events=EventDispatcher(tuple(options.get("sinks", ()))),
+        events=EventDispatcher(
+            (*options.get("sinks", ()), *named(settings.sinks, "sinks", "sink"))
+        ),
         purse=purse,
         auditor=_auditor(options.get("audit"), settings, checkpointer),
         masker=SecretMasker.of(settings),
         prompts=prompts,
-        retention=Retention(settings.persistence),
+        retention=_retention(settings),
         system_prompt=options.get("system_prompt") or "",
         answer_type=answer_type,
+        rebind=again,
         **chosen,
     )
+
+
+def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
+    if not engines:
+        return []
+    from framework.governance.adjusting import AdjustedCalls
+
+    return [AdjustedCalls(engine.models) for engine in engines]
+
+
+def _retention(settings: Settings) -> Retention | None:
+    kept = settings.persistence
+    if kept.keep_turns is kept.keep_checkpoints is kept.keep_days is None:
+        return None
+    from framework.stores.retention import Retention
+
+    return Retention(kept)
 
 
 def _auditor(
@@ -154,7 +175,11 @@ def _auditor(
     checkpointer: BaseCheckpointSaver[Any] | None,
 ) -> Auditor | None:
     wanted = settings.audit.keep if wanted is None else wanted
-    return None if wanted is False else Auditor(wanted, settings.audit, checkpointer)
+    if wanted is False:
+        return None
+    from framework.engine.auditing import Auditor
+
+    return Auditor(wanted, settings.audit, checkpointer)
 
 
 def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
@@ -170,7 +195,14 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
     return registry
 
 
-def _answer_gate(given: Any) -> Any:
+def answer_gate_of(given: Any, settings: Settings) -> Any:
+    """Return what the answer has to be good enough for: what a program gives, else the settings.
+
+    Raises:
+        ConfigurationError: It is no gate of an answer.
+    """
+    if given is None and settings.answer_gate is not None:
+        [given] = named([settings.answer_gate], "answer_gate", "gate")
     if given is None or callable(getattr(given, "examine", None)):
         if getattr(given, "below", None) == "ask":
             raise ConfigurationError(
@@ -182,7 +214,9 @@ def _answer_gate(given: Any) -> Any:
 
 
 def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPermissions | None:
-    if given is None:
+    if given is None and settings.permissions is not None:
+        from framework.governance.declared import permissions_from
+
         given = permissions_from(settings.permissions, registry)
     if given is None:
         unasked = [s.name for s in registry.capabilities.values() if s.permission is not None]
@@ -198,6 +232,8 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
             f"{given!r} are no permissions.",
             fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
         )
+    from framework.governance.caller import CallerPermissions
+
     return CallerPermissions(registry, given)
 
 
@@ -216,8 +252,20 @@ def _information_flow(
     return flow, (*(policy for policy in policies if policy not in given), flow)
 
 
-def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
-    policies = list(given) if isinstance(given, (list, tuple)) else [given]
+def policies_of(
+    given: Any, settings: Settings
+) -> tuple[list[PolicyEngine], tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
+    """Return engines, policies about plans and about steps: a program's, then the settings'.
+
+    Raises:
+        ConfigurationError: Something is no policy, or rules share a name.
+    """
+    policies = [*given] if isinstance(given, (list, tuple)) else [given]
+    policies += named(settings.policies, "policies", "policy")
+    if not policies:
+        return [], (), ()
+    from framework.governance.policies import PolicyEngine
+
     engines = [policy for policy in policies if isinstance(policy, PolicyEngine)]
     names = [rule.name for engine in engines for rule in engine.rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -225,23 +273,19 @@ def _engines(given: Any) -> tuple[list[PolicyEngine], list[Any]]:
             f"Rules of two policy engines are called {', '.join(twice)}.",
             fix="Give each rule a name of its own.",
         )
-    return engines, [policy for policy in policies if policy not in engines]
-
-
-def _sorted_policies(
-    policies: Sequence[Any],
-) -> tuple[tuple[PlanPolicy, ...], tuple[StepPolicy, ...]]:
-    for policy in policies:
+    others = [policy for policy in policies if policy not in engines]
+    for policy in others:
         asks = [name for name in ("review", "decide") if callable(getattr(policy, name, None))]
         if isinstance(policy, type) or not asks:
             raise ConfigurationError(
-                f"{policy!r} is no policy.",
+                f"{policy!r} among the policies is no policy.",
                 fix="Give a PolicyEngine, or an object with 'async review(plan, view)' or 'async"
                 " decide(step, view)'.",
             )
     return (
-        tuple(policy for policy in policies if callable(getattr(policy, "review", None))),
-        tuple(policy for policy in policies if callable(getattr(policy, "decide", None))),
+        engines,
+        tuple(policy for policy in others if callable(getattr(policy, "review", None))),
+        tuple(policy for policy in others if callable(getattr(policy, "decide", None))),
     )
 
 
@@ -254,7 +298,7 @@ def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Jou
     thread = (config.get("configurable") or {}).get("thread_id")
     saver = lent_saver(config) or checkpointer
     return Journal(
-        saver, None if thread is None else str(thread), checkpoint=running_checkpoint(config)
+        saver, None if thread is None else str(thread), checkpoints=running_checkpoints(config)
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from framework.base.errors import PlanError
-from framework.base.plan import ExecutionPlan
+from framework.base.plan import ExecutionPlan, bounds_of
 from framework.pipeline.effect_ledger import digest_of
 
 
@@ -25,7 +25,8 @@ def plan_digest(plan: Mapping[str, Any] | None) -> str:
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
     """
-    return digest_of((plan or {}).get("steps"))
+    steps, bounds = (plan or {}).get("steps"), bounds_of(plan or {})
+    return digest_of([steps, bounds] if bounds else steps)
 
 
 def brought_id(plan: Any, last: Mapping[str, Any]) -> str | None:
@@ -54,4 +55,5 @@ def check_form(plan: Any) -> ExecutionPlan:
             f"The plan that was brought is not a list of steps: {steps!r:.100}.",
             fix='Bring {"steps": [{"context_key": "a", "capability": "..."}, ...]}.',
         )
-    return ExecutionPlan(steps=steps, stamp=plan["stamp"])
+    found = {"steps": steps, **bounds_of(plan), "stamp": plan["stamp"]}
+    return cast("ExecutionPlan", found)

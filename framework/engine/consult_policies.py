@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.approvals import PLAN
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity
-from framework.base.ports import Failure, StepRecord, now_text
+from framework.base.ports import Failure, StepRecord
+from framework.engine.accept_plan import want_review
 from framework.engine.caller_plan import plan_digest
 from framework.engine.services import Services
 from framework.engine.turn_outcome import outcome_of
@@ -75,6 +75,7 @@ async def _context(view: TurnView, services: Services, *, failed: bool, over: bo
     levels = [r["quality"] for r in view.results.values() if r.get("quality") is not None]
     low = any(failure.metadata.get("code") == QualityGateError.code for failure in read)
     began = view.state.get("execution_start_time") or services.clock.now()
+    began += view.waited_seconds or 0.0
     return PhaseContext(
         phase=view.task,
         quality_level=QualityLevel(min(levels)) if levels else None,
@@ -126,7 +127,7 @@ class _Acting:
             PolicyAction.RECOVER_ONCE: self._recover,
             PolicyAction.ESCALATE: self._escalate,
             PolicyAction.STORE_GATE_FEEDBACK: self._feed_back,
-            PolicyAction.GENERATE_HANDOFF: self._hand_off,
+            PolicyAction.GENERATE_HANDOFF: lambda *_: "",
             PolicyAction.NOTIFY: lambda *_: "",
             PolicyAction.ABORT_PHASE: self._stop,
         }
@@ -219,17 +220,8 @@ class _Acting:
             return "A person would have to decide, and nothing would keep the question."
         told = str(params.get("message") or f"The rule {rule.name!r} asks a person.")
         problems = [told, *([self._failure.message] if self._failure else [])]
-        agreements = self._services.ledger(view).agreements
-        await agreements.want_review(plan_digest(view.plan), problems)
-        self.update |= {
-            "control_is_awaiting_validation": True,
-            "control_validation_context": {
-                "kind": PLAN,
-                "plan": (view.plan.get("stamp") or {}).get("id"),
-                "problems": problems,
-            },
-            "control_validation_timestamp": now_text(),
-        }
+        digest, ledger = plan_digest(view.plan), self._services.ledger(view)
+        self.update |= await want_review(view.plan, digest, problems, ledger)
         self._taken_back(tries=1)
         return ""
 
@@ -239,9 +231,6 @@ class _Acting:
             return "There is nothing to tell the next plan."
         kept = self._failure or Failure(ErrorSeverity.REPLANNING, "", node="router")
         self.update["control_last_error"] = replace(kept, message=str(told)).to_state()
-        return ""
-
-    def _hand_off(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:
         return ""
 
     def _stop(self, engine: PolicyEngine, rule: PolicyRule, params: Any) -> str:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from langchain_core.messages import AnyMessage
 
+import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity, PlanError
 from framework.base.plan import ExecutionPlan
-from framework.planning import chain_plan
 from framework.planning.reach import missing
-from framework.planning.strategies import (
-    AnswerRequest,
-    ExtractedTask,
-    PlanRequest,
-    last_request,
-)
-from framework.telemetry import AnswerToken, emit
+
+if TYPE_CHECKING:  # a graph that is only built needs no form of what a run asks
+    from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 
 
 class LastMessageExtractor:
@@ -25,6 +21,8 @@ class LastMessageExtractor:
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the text of the person's last message."""
+        from framework.planning.strategies import ExtractedTask, last_request
+
         return ExtractedTask(task=last_request(messages))
 
 
@@ -39,9 +37,15 @@ class ChainPlanner:
         Raises:
             PlanError: Something that is needed cannot be had, or the only way has failed already.
         """
+        from framework.planning import StaticCatalog, chain_plan  # not where a model plans
+
+        if request.look_again:
+            return ExecutionPlan(steps=[])  # the plan goes on as it is
         active = [n for n in _in_reach(request) if n != request.failed_capability]
-        gone = {*request.out_of_reach, request.failed_capability or ""}
-        catalog = _Without(request.catalog, gone) if gone != {""} else request.catalog
+        gone, catalog = {*request.out_of_reach, request.failed_capability}, request.catalog
+        if gone != {None}:
+            left = {k: v for k, v in catalog.capabilities.items() if k not in gone}
+            catalog = StaticCatalog(left, catalog.infrastructure, catalog.given)
         if request.failed_capability is None:
             try:
                 return chain_plan(
@@ -68,15 +72,6 @@ class ChainPlanner:
                 severity=ErrorSeverity.CRITICAL,
             )
         return plan
-
-
-class _Without:
-    """A catalog from which capabilities are missing."""
-
-    def __init__(self, catalog: Any, names: Collection[str]) -> None:
-        self.capabilities = {k: v for k, v in catalog.capabilities.items() if k not in names}
-        self.infrastructure = catalog.infrastructure
-        self.given = catalog.given
 
 
 def _in_reach(request: PlanRequest) -> list[str]:
@@ -119,7 +114,7 @@ class SummaryAnswerer:
         """Put the answer together and stream it piece by piece."""
         text = self.compose(request)
         for piece in _pieces(text):
-            emit(AnswerToken(text=piece))
+            telemetry.emit(telemetry.AnswerToken(text=piece))
         return text
 
     def compose(self, request: AnswerRequest) -> str:

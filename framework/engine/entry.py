@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import convert_to_messages
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from framework.base.errors import ValidationError
+from framework.base.plan import bounds_of
 from framework.base.ports import now_text
 from framework.engine.services import Services
-from framework.langgraph_compat import forged, is_task
+from framework.langgraph_compat import forged, is_task, open_interrupts
 from framework.registry import Registry
 from framework.state import load_context
+from framework.stores.records import read_record
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -31,6 +36,8 @@ SWITCHES = frozenset(
         "task_extraction_bypass_enabled",
     }
 )
+ASKED = "asked"
+"""The record of which step asked which of the questions that are open inside of steps."""
 _OUTPUT_KEYS = frozenset({"execution_outcome", "execution_step_results", "control_turn"})
 
 
@@ -87,6 +94,38 @@ def admitted(
     if checked.get("planning_execution_plan") is not None:
         checked["planning_execution_plan"] = _stamped(checked["planning_execution_plan"])
     return checked
+
+
+async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> Any:
+    """Return an answer that names steps as LangGraph takes it: by the questions asked inside them.
+
+    Args:
+        given: What the caller sends; anything but such an answer comes back as it is.
+        saver: Where the thread is.
+        config: The run's configuration.
+
+    Raises:
+        ValidationError: A step that is named asked several questions.
+    """
+    thread = (config.get("configurable") or {}).get("thread_id")
+    named = isinstance(given, Command) and isinstance(given.resume, Mapping) and given.resume
+    if thread is None or not named:
+        return given
+    asked = await read_record(saver, str(thread), ASKED)
+    found = await saver.aget_tuple(config) if asked else None
+    questions: dict[str, list[str]] = {}
+    for question in open_interrupts(found.pending_writes) if found is not None else ():
+        if (key := asked.get(question.id)) and question.id not in questions.get(key, ()):
+            questions.setdefault(key, []).append(question.id)
+    if not given.resume.keys() <= questions.keys():
+        return given
+    for key in given.resume:
+        if len(questions[key]) > 1:
+            raise ValidationError(
+                f"The step {key!r} asked {len(questions[key])} questions.",
+                fix=f"Answer them by their ids: {', '.join(questions[key])}.",
+            )
+    return replace(given, resume={questions[k][0]: v for k, v in given.resume.items()})
 
 
 def _refuse_unknown(given: Mapping[str, Any], keys: frozenset[str], registry: Registry) -> None:
@@ -206,4 +245,5 @@ def _stamped(plan: Any) -> Any:
     """Mark a plan as brought by this call, so that it is not taken for one that was left over."""
     steps = plan.get("steps") if isinstance(plan, Mapping) else plan
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": now_text()}
-    return {"steps": steps, "stamp": stamp}
+    bounds = bounds_of(plan) if isinstance(plan, Mapping) else {}
+    return {"steps": steps, **bounds, "stamp": stamp}

@@ -16,6 +16,7 @@ from framework.base.errors import PolicyError
 from framework.base.ports import TurnGuard
 from framework.engine.services import Services
 from framework.langgraph_compat import held_back
+from framework.pipeline.failures import REFUSED_BY_GUARDS
 from framework.state import TurnView, load_context
 from framework.telemetry import AnswerToken, TurnFinished, emit
 from framework.telemetry.events import keeping
@@ -27,7 +28,7 @@ _WITHHELD = "(This message was withheld by a guard.)"
 
 async def screened(
     view: TurnView, services: Services, guard: TurnGuard
-) -> tuple[dict[str, Any], PolicyError | None]:
+) -> tuple[dict[str, Any], PolicyError | None, list[str]]:
     """Look at what was sent for a turn: new messages, and data of the caller's.
 
     Args:
@@ -37,9 +38,11 @@ async def screened(
 
     Returns:
         The update: rewritten messages and data, refused messages without their words, which would
-        stand in later prompts; and why the turn is refused, where it is.
+        stand in later prompts; why the turn is refused, where it is; and why a person has to agree
+        to its plan.
     """
     problem: PolicyError | None = None
+    asks: list[str] = []
     messages: list[AnyMessage] = []
     new = list(view.messages)[int(view.turn.get("messages") or 0) :]
     people = [message for message in view.messages if message.type == "human"]
@@ -47,7 +50,8 @@ async def screened(
         if message.type == "ai" or not (text := str(message.text)):
             continue
         try:
-            passed = await guard.message(text)
+            passed, wanted = await guard.message(text)
+            asks += wanted
         except PolicyError as exc:
             problem, passed = problem or exc, _WITHHELD
         if passed != text:
@@ -58,16 +62,17 @@ async def screened(
     brought = {kind: dict(view.contexts[kind]) for kind in known if view.contexts.get(kind)}
     if brought and problem is None:
         try:
-            found = await guard.brought(brought)
+            found, wanted = await guard.brought(brought)
+            asks += wanted
         except PolicyError as exc:
-            return update, exc
+            return update, exc, asks
         changed = {kind: found[kind] for kind in found if found[kind] != brought.get(kind)}
         for kind, entries in changed.items():
             for key, data in entries.items():
                 load_context(kind, key, data, services.registry.context_types)
         if changed:
             update["capability_context_data"] = changed
-    return update, problem
+    return update, problem, asks
 
 
 def reworded(message: Any, text: str) -> Any:
@@ -153,7 +158,7 @@ class Closing:
 def refused_by_guards(failure: Mapping[str, Any]) -> bool:
     """Tell whether a failure is what guards said."""
     metadata = (failure.get("classification") or {}).get("metadata") or {}
-    return metadata.get("code") == "CG-GUARDRAIL"
+    return metadata.get("code") == REFUSED_BY_GUARDS
 
 
 def _typed(text: str, services: Services | None) -> Any:

@@ -38,11 +38,11 @@ from framework.engine.turn_outcome import outcome_of
 from framework.governance.spending import spending_of
 from framework.pipeline.call import accepted_arguments
 from framework.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
-from framework.pipeline.run_config import current_caller, current_runtime, raw_errors_wanted
+from framework.pipeline.run_config import current_runtime, raw_errors_wanted
 from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
-from framework.telemetry import about
 from framework.telemetry.metered import counting
+from framework.telemetry.sinks import about
 
 _COUNTED = {
     "orchestrator": "plans",
@@ -81,8 +81,9 @@ async def run_infrastructure_node(
     if not spec.quiet:
         logger.info("Starting %s", spec.description)
     try:
-        await _may_begin(spec, services, budget, endless=endless)
-        account = services.spending(services.view(state)) if services is not None else None
+        run = services.view(state) if services is not None else view
+        await _may_begin(spec, services, budget, run, endless=endless)
+        account = services.spending(run) if services is not None else None
         async with spending_of(account, spec.name):
             with about(**ids), counting(budget, limits.max_model_calls):
                 given = _arguments(spec, state, services, logger, extra)
@@ -129,7 +130,12 @@ async def run_infrastructure_node(
 
 
 async def _may_begin(
-    spec: InfrastructureSpec, services: Services | None, budget: TurnBudget, *, endless: bool
+    spec: InfrastructureSpec,
+    services: Services | None,
+    budget: TurnBudget,
+    view: TurnView,
+    *,
+    endless: bool,
 ) -> None:
     """Make sure that the turn may go on; what ends it may run in any case.
 
@@ -145,7 +151,7 @@ async def _may_begin(
             fix="Look at the nodes of your own that send it to the router, or say goto.",
         )
     if services is not None and spec.name != _BEGIN:
-        await services.journal().go_on(current_caller().user_id)
+        await services.journal().go_on(view.users)
 
 
 def _arguments(
@@ -268,7 +274,9 @@ def _count(
     made = 1
     told = update.get("control_budget") if isinstance(update, Mapping) else None
     if isinstance(told, Mapping):
-        made = max(1, int(told.get(name, 0)) - getattr(budget, name))
+        looks = int(told.get("looks", 0))
+        made = 0 if looks > budget.looks else max(1, int(told.get(name, 0)) - getattr(budget, name))
+        budget.looks = max(budget.looks, looks)
         budget.allowed_attempts = max(budget.allowed_attempts, int(told.get("allowed_attempts", 0)))
     setattr(budget, name, getattr(budget, name) + made)
 

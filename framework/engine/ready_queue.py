@@ -10,7 +10,8 @@ not called yet, so a long plan costs no more per step than a short one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,23 +19,27 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from framework.base.budget import TurnBudget
-from framework.base.errors import InfrastructureError
-from framework.base.plan import PlannedStep
+from framework.base.plan import PlannedStep, copy_key, plan_key
 from framework.base.ports import Attempt, Failure, Question, StepRecord
+from framework.engine.copies import Copies, collects
+from framework.engine.entry import ASKED
+from framework.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
+from framework.engine.routing import due_looks
 from framework.engine.services import Services
+from framework.langgraph_compat import called_back, is_resumed
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
+from framework.pipeline.retry_policy import RetryPolicy, declared_policy
 from framework.pipeline.run_config import current_runtime
-from framework.pipeline.state_update import Writes, applied, combined, last_result, to_state
+from framework.pipeline.state_update import Writes, applied, combined, last_result
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
+from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import counting
+from framework.telemetry.sinks import about
 
 _BY_TYPE = ("capability_context_data", "capability_context_labels")
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
-Envelope = dict[str, Any]
-"""What LangGraph saves with a step's task: ``key`` and ``update``, and where there is one
-``question``, ``failure``, or ``plan`` with its author (``by``)."""
 
 
 @dataclass(slots=True)
@@ -44,13 +49,13 @@ class Pass:
     Attributes:
         writes: Channel writes, in order.
         state: The state as it is after them.
-        draining: Whether the process is to stop, so that the next pass belongs to another.
+        over: Whether the superstep is over: another process is to go on, or a long list goes on.
         proposed: The plans that capabilities proposed, each with the name of its author.
     """
 
     writes: Writes = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
-    draining: bool = False
+    over: bool = False
     proposed: list[tuple[Any, str]] = field(default_factory=list)
 
 
@@ -62,8 +67,13 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         GraphBubbleUp: A step interrupted itself; all that did not need it has run.
     """
     run = PlanRun(view, services)
-    with counting(run.budget, services.limits.max_model_calls):
-        found = await run.run()
+    with ExitStack() as around:
+        around.enter_context(counting(run.budget, services.limits.max_model_calls))
+        if view.plan.get("budget"):
+            around.enter_context(paying(services.spending(view, planned=True)))
+            around.enter_context(called_back(CASHIER))
+        left = await run.run()
+    found = [one for envelope in left for one in (*envelope.get("copies", ()), envelope)]
     schema = services.runner.schema
     writes = combined((write for entry in found for write in entry["update"].items()), schema)
     state = applied(view.state, writes, schema)
@@ -90,7 +100,8 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         more |= clear_failure()
     proposals = [(entry["plan"], entry["by"]) for entry in found if "plan" in entry]
     writes += list(more.items())
-    return Pass(writes, {**state, **more}, run.drain_requested(), proposals)
+    over = run.drain_requested() or any(envelope.get("more") for envelope in left)
+    return Pass(writes, {**state, **more}, over, proposals)
 
 
 class PlanRun:
@@ -113,9 +124,12 @@ class PlanRun:
         self._view = TurnView(self._state, thread_id=view.thread_id, caller=view.caller)
         self._ledger = services.ledger(self._view)
         self._failures = dict(view.attempts)
-        self._succeeded = set(view.done)
+        self._ended = view.done | view.skipped
         self._needs = dependencies(view.plan)
+        # With the copies that are known: an effect, or an agreement, of one is not another's.
+        self._keys = {*self._needs, *(k for k in view.results if plan_key(k) in self._needs)}
         self._pending = self._runnable(view)
+        self._copies: dict[str, Copies] = {}
         self._places = {step["context_key"]: n for n, (_, step) in enumerate(self._pending)}
         self._readers: dict[str, list[str]] = {}
         for key in self._places:
@@ -127,21 +141,22 @@ class PlanRun:
         self._watchers: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
         self._error: BaseException | None = None
-        self._stopping = False
+        self._stopping = self._looking = False
         self._control = getattr(current_runtime(), "control", None)
         self._signals: list[GraphBubbleUp] = []
+        self._asked: dict[str, str] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._began = services.clock.monotonic()
         self._used = view.seconds_used
         self.budget = TurnBudget.from_plain(view.budget)
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
-        """Return the steps that can run in this pass: not done, nothing undecided before them."""
-        blocked = set(view.pending) | view.skipped
+        """Return the steps that can end in this pass: nothing undecided stands before them."""
+        blocked = {plan_key(key) for key in view.pending}
         chosen = []
         for index, step in enumerate(view.steps):
             key = step["context_key"]
-            if step["capability"] in CLOSING or key in self._succeeded:
+            if step["capability"] in CLOSING or key in self._ended:
                 continue
             if key in blocked or self._needs[key] & blocked:
                 blocked.add(key)
@@ -168,12 +183,13 @@ class PlanRun:
         if self._error is not None:
             raise self._error
         if self._signals:
-            raise _one_signal(self._signals)
+            await self._services.journal().write(ASKED, self._asked)
+            raise one_signal(self._signals)
         return [entry for entry in self._found if entry is not None]
 
     def _call_ready(self, keys: Iterable[str]) -> None:
         """Call those of some steps that can run, with all before them that are not called yet."""
-        ready = [self._places[key] for key in keys if self._needs[key] <= self._succeeded]
+        ready = [self._places[key] for key in keys if self._needs[key] <= self._ended]
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
             call = self._services.step_tasks[step["capability"]](_payload(index, step))
@@ -184,7 +200,7 @@ class PlanRun:
 
     async def _watch(self, place: int, key: str, call: Any) -> None:
         try:
-            self._found[place] = self._collect(key, await call)
+            self._found[place] = self._collect(key, own(key, await call))
         except GraphBubbleUp as signal:
             # Steps that do not need this one go on; the signal is raised when they are through.
             self._signals.append(signal)
@@ -206,17 +222,16 @@ class PlanRun:
         # this is the place where others learn that it is done.
         if not envelope:
             return None
-        if envelope.get("key") != key:
-            raise InfrastructureError(
-                f"The saved result of another step came back for {key!r}.",
-                fix="Start a new thread; this one was saved by a graph with other steps.",
-            )
+        for copy in envelope.get("copies", ()):
+            self._merge(copy["update"])
         update = envelope["update"]
+        record = update.get("execution_step_results", {}).get(key, {})
         if "failure" in envelope:
             self._stopping = True
-        elif update.get("execution_step_results", {}).get(key, {}).get("success"):
+        elif record.get("success") or record.get("skipped"):
             self._merge(update)
-            self._succeeded.add(key)
+            self._ended.add(key)
+            self._looking |= bool(due_looks([self._view.planned[key]], {key: record}))
             self._call_ready(self._readers.get(key, ()))
         return envelope
 
@@ -238,45 +253,103 @@ class PlanRun:
         for needed in self._needs[key]:
             if needed in self._settled:
                 await self._settled[needed].wait()
-        if not self._needs[key] <= self._succeeded:
+        if not self._needs[key] <= self._ended:
+            return None
+        if "element" not in payload and self._waits_for_look():
             return None
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:
-            return await self._run_step(index, step)
+            if "element" in payload:
+                return await self._run_copy(self._copies[key], payload["element"])
+            attempt = Attempt(
+                capability=step["capability"],
+                step=step,
+                key=key,
+                index=index,
+                total=len(self._view.steps),
+                objective=self._view.objective_of(step),
+            )
+            run_step = self._run_each if step.get("for_each") else self._run_step
+            return await run_step(attempt, self._door(key))
         finally:
             self._running.discard(task)
 
-    async def _run_step(self, index: int, step: PlannedStep) -> Envelope | None:
-        key = step["context_key"]
-        attempt = Attempt(
-            capability=step["capability"],
-            step=step,
-            key=key,
-            index=index,
-            total=len(self._view.steps),
-            objective=self._view.objective_of(step),
-        )
+    def _door(self, key: str, stopping: Callable[[], bool] | None = None) -> Door:
         door = Door(
             view=self._view,
             ledger=self._ledger,
-            plan_keys=self._needs,
+            plan_keys=self._keys,
             failures=self._failures.get(key, 0),
             seconds_left=self._seconds_left,
-            stopping=self._is_stopping,
             draining=self.drain_requested,
             budget=self.budget,
+            may_wait=True,
         )
-        result = await self._services.runner.run(attempt, door)
+        door.stopping = stopping or (lambda: self._stopping or self._waits_for_look(door))
+        return door
+
+    def _waits_for_look(self, door: Door | None = None) -> bool:
+        """Tell whether a step may not begin, because the rest of the plan is looked at first.
+
+        Where a step asked a person and has the answer, it has begun.
+        """
+        return self._looking and not (door is not None and door.begun) and not is_resumed()
+
+    async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
+        try:
+            result = await self._services.runner.run(attempt, door)
+        except GraphInterrupt as signal:
+            self._asked |= {question.id: attempt.key for question in signal.args[0]}
+            raise
         if result is None:
             return None
         if isinstance(result, Question):
-            return {"key": key, "update": {}, "question": result.to_state()}
-        return _envelope(result, self._plan_id)
+            return {"key": attempt.key, "update": {}, "question": result.to_state()}
+        return self._leave(result, attempt)
 
-    def _is_stopping(self) -> bool:
-        return self._stopping
+    def _leave(self, record: StepRecord, attempt: Attempt) -> Envelope:
+        optional = attempt.step.get("optional") and attempt.element is None
+        collected = attempt.element is not None and collects(attempt.step)
+        return envelope_of(let_go(record) if optional or collected else record, self._plan_id)
+
+    async def _run_each(self, attempt: Attempt, door: Door) -> Envelope | None:
+        """Run a step for each element of its list; one LangGraph task holds those of the copies."""
+        found = await self._services.runner.elements(attempt, door)
+        if isinstance(found, StepRecord):
+            return self._leave(found, attempt)
+        task = self._services.step_tasks[attempt.capability]
+        payload = _payload(attempt.index, attempt.step)
+
+        def call(number: int) -> Awaitable[Envelope | None]:
+            name = copy_key(attempt.key, number)
+            called: Awaitable[Envelope | None] = task(
+                {**payload, "context_key": name, "element": number}
+            )
+            return called
+
+        spec = self._services.registry.capabilities[attempt.capability]
+        copies = Copies(attempt, found, spec, self._view, call=call, merge=self._merge)
+        self._copies[attempt.key] = copies
+        self._keys.update(map(copies.key, range(len(found))))
+        limits = self._services.limits
+        if limits.max_turn_attempts is None:
+            policy = RetryPolicy.from_dict(declared_policy(spec.cls), limits)
+            self.budget.allow(policy.max_attempts * len(found))
+        window = 2 * min(limits.max_parallel, spec.max_parallel or limits.max_parallel)
+        with about(**self._view.ids, step_id=attempt.key):
+            left = await copies.run(window)
+            record = copies.record()
+        if record is None:
+            return {"key": attempt.key, "update": {}, "copies": left, "more": copies.more}
+        kept = left if record.error or spec.effect != "none" else copies.stripped()
+        return {**self._leave(record, attempt), "copies": kept}
+
+    async def _run_copy(self, copies: Copies, number: int) -> Envelope | None:
+        attempt = copies.attempt_at(number)
+        stopping = lambda: self._stopping or copies.stopped  # noqa: E731
+        return await self._run_step(attempt, self._door(attempt.key, stopping))
 
     def drain_requested(self) -> bool:
         """Whether the process is to stop: what runs may end, nothing else begins."""
@@ -288,29 +361,9 @@ class PlanRun:
         return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
-        limit = self._services.limits.run_timeout_seconds
-        return None if limit is None else limit - self.seconds_used
-
-
-def _envelope(record: StepRecord, plan: str) -> Envelope:
-    """Return a record in the form that LangGraph saves with the step's task."""
-    found: Envelope = {"key": record.key, "update": to_state(record, plan)}
-    if record.error is not None:
-        found["failure"] = record.error.to_state()
-    if record.plan is not None:
-        found |= {"plan": record.plan, "by": record.capability}
-    return found
-
-
-def _one_signal(signals: list[GraphBubbleUp]) -> GraphBubbleUp:
-    """Return one signal for those of several steps: all their questions at once."""
-    interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
-    others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
-    if others:
-        return others[0]
-    # A question inside a graph that a step calls comes out of its task and of its node.
-    asked = {item.id: item for signal in interrupts for item in signal.args[0]}
-    return GraphInterrupt(tuple(asked.values()))
+        limits = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
+        known = [limit for limit in limits if limit is not None]
+        return min(known) - self.seconds_used if known else None
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

@@ -5,20 +5,24 @@ It reads the state and writes nothing; the router node does what the route says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
+from framework.base.plan import plan_key
 from framework.base.ports import Failure
 from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
-from framework.planning import CLOSING, Catalog, blocked_steps, dependencies, ready_steps
+from framework.planning import CLOSING, Catalog, ready_steps
+from framework.planning.waits import WAIT
 
 RUN = "capabilities"
 FATAL = "fatal"
 ACCEPT = "accept"
+LOOKED = "looked"
+"""In the record of a step with ``look_again``: the planner has seen what it gave."""
 _ANSWERED_BY = {
     ErrorSeverity.REPLANNING: "orchestrator",
     ErrorSeverity.RECLASSIFICATION: "classifier",
@@ -132,27 +136,50 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     todo = [step for step in steps if step.get("capability") not in CLOSING]
     if state.get("control_is_awaiting_validation"):
         return Route("approval", "A person looks at the plan first.")
-    needs = dependencies(plan)
-    skipped = [key for key, record in results.items() if record.get("skipped")]
-    gone = _gone(todo, registry, {*done, *skipped})
+    settled = {*done, *(key for key, record in results.items() if record.get("skipped"))}
+    gone = _gone(todo, registry, settled)
     if gone:
         # The thread is older than the registry; a checked plan names nothing unknown.
         names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
         return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
-    lost = {*skipped, *blocked_steps(plan, skipped, depends=needs)} if skipped else set()
-    if all(step["context_key"] in done | lost for step in todo):
+    if all(step["context_key"] in settled for step in todo):
         last = steps[-1]["capability"] if steps else "respond"
         return Route(last if last in CLOSING else "respond", "Every step is done.")
-    waiting = set(state.get("execution_pending_approvals") or {})
+    if looks := due_looks(todo, results):
+        ended = ", ".join(map(repr, looks))
+        return Route("orchestrator", f"{ended} ended: the rest is looked at again.", steps=looks)
+    pending = state.get("execution_pending_approvals") or {}
+    waiting = {plan_key(key) for key in pending}
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
-    ready = [key for key in ready_steps(plan, done, depends=needs) if key not in closing]
-    free = tuple(key for key in ready if key not in waiting and key not in lost)
+    ready = [key for key in ready_steps(plan, settled) if key not in closing]
+    free = tuple(key for key in ready if key not in waiting)
     if free:
         return Route(RUN, f"{len(free)} step(s) can run.", steps=free)
-    asked = tuple(key for key in ready if key in waiting)
+    order = {key: place for place, key in enumerate(ready)}
+    open_ones = (key for key in pending if plan_key(key) in order and pending[key]["kind"] != WAIT)
+    asked = tuple(sorted(open_ones, key=lambda key: order[plan_key(key)]))
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
+    if waiting:
+        told = "; ".join(f"{key} waits {pending[key]['reason']}" for key in ready)
+        return Route("approval", f"{told}.")
     return Route("error", "No step of the plan can run: an input has no supplier.")
+
+
+def due_looks(
+    steps: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, ...]:
+    """Name the steps that have ended and after which the rest of a plan is looked at again."""
+    return tuple(
+        key
+        for step in steps
+        if step.get("look_again") and _is_due(results.get(key := step["context_key"]) or {})
+    )
+
+
+def _is_due(record: Mapping[str, Any]) -> bool:
+    ended = record.get("success") or (record.get("skipped") and "not_needed" not in record)
+    return bool(ended) and LOOKED not in record
 
 
 def _gone(todo: list[Mapping[str, Any]], registry: Catalog, settled: set[str]) -> tuple[str, ...]:

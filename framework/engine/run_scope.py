@@ -11,6 +11,7 @@ from typing import Any
 from configs.logger import use_masker
 from configs.streaming import heard
 from framework.engine.services import Services
+from framework.pipeline.run_config import use_models
 from framework.prompts.provider import use_prompts
 from framework.telemetry.audit import auditing, current_audit
 
@@ -58,6 +59,7 @@ def run_scope(
     with ExitStack() as stack:
         stack.enter_context(heard(listened or services.events.has_sinks))
         stack.enter_context(use_masker(services.masker))
+        stack.enter_context(use_models(services.chat_model))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
         if services.auditor is not None:

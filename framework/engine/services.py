@@ -7,7 +7,7 @@ import importlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -27,25 +27,16 @@ from framework.base.ports import (
     StepPolicy,
     TurnGuard,
 )
-from framework.engine.auditing import Auditor
-from framework.governance import Budget, Permissions
-from framework.governance.caller import CallerPermissions
-from framework.governance.flow import InformationFlow
-from framework.governance.policies import PolicyEngine
 from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import configurable, current_caller
 from framework.pipeline.runner import StepRunner
-from framework.planning.strategies import Answerer, Planner, TaskExtractor, system_text
 from framework.prompts import PromptProvider
 from framework.registry import Registry
-from framework.selection import Selector
 from framework.state import TurnView
-from framework.stores.retention import Retention
-from framework.telemetry import EventDispatcher, PriceTable
-from framework.telemetry.audit import AuditLog
+from framework.telemetry.sinks import EventDispatcher
 
 SystemPrompt = str | Callable[[TurnView], str | Awaitable[str]]
 
@@ -101,8 +92,19 @@ class OperatorOptions(TypedDict, total=False):
     answerer: Answerer
 
 
-if TYPE_CHECKING:  # settings bring YAML and environment readers, which only building needs
+if TYPE_CHECKING:  # what nobody declares is not imported; settings bring YAML and readers
     from configs.settings import Settings
+    from framework.engine.auditing import Auditor
+    from framework.governance.budget import Budget
+    from framework.governance.caller import CallerPermissions
+    from framework.governance.flow import InformationFlow
+    from framework.governance.permissions import Permissions
+    from framework.governance.policies import PolicyEngine
+    from framework.planning.strategies import Answerer, Planner, TaskExtractor
+    from framework.selection import Selector
+    from framework.stores.retention import Retention
+    from framework.telemetry.audit_log import AuditLog
+    from framework.telemetry.usage import PriceTable
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -132,6 +134,7 @@ class Services:
         system_prompt: What the application tells the models that plan and answer: text, or a
             function of the turn.
         answer_type: The form of the answer; ``None`` for text.
+        rebind: Makes the same of another registry.
     """
 
     runner: StepRunner
@@ -155,6 +158,7 @@ class Services:
     step_tasks: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     system_prompt: SystemPrompt = ""
     answer_type: type[BaseModel] | None = None
+    rebind: Callable[[Registry], Services] | None = None
     _locks: WeakValueDictionary[tuple[str | None, int], asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
@@ -185,6 +189,22 @@ class Services:
         """Role to chat model, or ``None``."""
         return self.runner.chat_model
 
+    def beside(self, *capabilities: Any) -> Services:
+        """Return the same with further capabilities, such as the tools of one agent.
+
+        What is counted, kept and told stays in one place for both.
+        """
+        if not capabilities or self.rebind is None:
+            return self
+        other = self.rebind(self.registry.with_(*capabilities))
+        return replace(
+            self,
+            runner=other.runner,
+            permissions=other.permissions,
+            flow=other.flow,
+            plan_policies=other.plan_policies,
+        )
+
     def registry_of(self, view: TurnView) -> Registry:
         """Return what the caller of a turn may use: nothing else is shown to whoever plans."""
         if self.permissions is None:
@@ -193,6 +213,8 @@ class Services:
 
     async def instructions(self, view: TurnView) -> str:
         """Return what the application and the system messages of the input tell the models."""
+        from framework.planning.strategies import system_text
+
         own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
         text = str(await awaited(own) or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
@@ -221,10 +243,15 @@ class Services:
             state, thread_id=None if thread is None else str(thread), caller=current_caller()
         )
 
-    def spending(self, view: TurnView) -> Spending | None:
-        """Return what the running turn may spend; ``None`` when nothing is bounded or kept."""
-        journal = self.journal()
-        return self.purse.spending(view, journal.rows, kept=journal.durable)
+    def spending(self, view: TurnView, *, planned: bool = False) -> Spending | None:
+        """Return what the running turn may spend; ``None`` when nothing is bounded or kept.
+
+        Args:
+            view: The turn.
+            planned: Whether the budget of the plan in force counts besides.
+        """
+        journal, own = self.journal(), view.plan.get("budget") if planned else None
+        return self.purse.spending(view, journal.rows, kept=journal.durable, planned=own)
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from configs.errors import ConfigurationError
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor, SummaryAnswerer
-from framework.engine.named_behaviors import of_role
+from framework.engine.named import of_role
 from framework.engine.services import OperatorOptions
 from framework.registry import Registry
 

@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
+from configs.scoped import scoped
 from framework.base.errors import CapgraphError, ValidationError
-from framework.langgraph_compat import is_task, outer_checkpoint
+from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
+from framework.planning.waits import is_wait
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import END, write_record
-from framework.stores.retention import Retention
-from framework.stores.threads import open_questions
+
+if TYPE_CHECKING:
+    from framework.stores.retention import Retention
 
 _OUTER: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_outer_leases", default=())
+_LENT: ContextVar[tuple[Lease, ...]] = ContextVar("capgraph_lent_leases", default=())
+
+
+def lend(lease: Lease) -> AbstractContextManager[None]:
+    """Let runs inside the block share a lease that the caller holds, and will give back."""
+    return scoped(_LENT, (lease,))
 
 
 async def run_alone(
@@ -81,7 +90,7 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
     thread = str(config["configurable"]["thread_id"])
     leases = leases_of(saver)
     # A run of its own on the thread of the run around it would write what that one writes.
-    outer = _OUTER.get() if is_task(config) else ()
+    outer = _OUTER.get() if is_task(config) else _LENT.get()
     lease = await leases.take(thread, family=outer_checkpoint(config), outer=outer)
     try:
         yield lease
@@ -93,10 +102,12 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
     # A question of an earlier checkpoint can be answered again: that is a fork.
     where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
     found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
-    if found is None or not open_questions(found):
+    open_ = [] if found is None else open_interrupts(found.pending_writes)
+    if all(is_wait(item.value) for item in open_):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
-            fix="It was answered before, or it is meant for another thread.",
+            fix="It was answered before, or it is meant for another thread. What waits for an event"
+            " goes on by a signal.",
         )
 
 

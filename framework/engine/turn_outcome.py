@@ -18,7 +18,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
         status: The status, when the caller knows better than the records.
 
     Returns:
-        ``status``, ``done`` and ``missing`` (context keys), and after a failure ``reason``,
+        ``status``, ``done`` and ``missing`` (context keys), where there are any ``not_needed``,
+        and after a failure ``reason``,
         ``severity``, ``origin`` and ``tried`` (key or node name to number of tries); where effects
         could be taken back, ``undone``.
 
@@ -31,7 +32,9 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     undo = state.get("control_undo") or {}
     wanted = undo.get("wanted", wanted)
     done = [key for key in wanted if (results.get(key) or {}).get("success")]
-    missing = [key for key in wanted if key not in done]
+    idle = [key for key in wanted if (results.get(key) or {}).get("not_needed")]
+    missing = [key for key in wanted if key not in done and key not in idle]
+    missing += [copy for key in done for copy in results[key].get("missing") or ()]
     info = state.get("control_error_info") if state.get("control_has_error") else None
     if status is None:
         if info or state.get("control_is_killed"):
@@ -42,6 +45,8 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
                 # What was to be done was refused, and nothing else could do it.
                 status = "failed"
     outcome: dict[str, Any] = {"status": status, "done": done, "missing": missing}
+    if idle:
+        outcome["not_needed"] = idle
     if undo:
         made = undo.get("steps") or {}
         outcome["undone"] = [
@@ -64,3 +69,12 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     elif state.get("control_is_killed"):
         outcome |= {"status": "stopped", "reason": state.get("control_kill_reason")}
     return outcome
+
+
+def waiting_outcome(state: Mapping[str, Any], waits: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a turn that waits, with what for and until when by context key.
+
+    >>> waiting_outcome({}, {"mail": {"for": "paid"}})["waiting"]
+    {'mail': {'for': 'paid'}}
+    """
+    return {**outcome_of(state, "waiting"), "waiting": dict(waits)}

@@ -107,11 +107,12 @@ def _step(done: _Done, view: TurnView, services: Services) -> PlannedStep:
     spec = services.registry.capabilities.get(done.undo.name)
     if spec is None:
         raise PlanError(f"{done.step.capability!r} is undone by {done.undo.name!r}, which is gone.")
-    key, number = f"undo_{done.step.key}", 1
+    name = "undo_" + done.step.key.replace("[", "_").rstrip("]")
+    key, number = name, 1
     taken = {*view.results, *(name for entries in view.contexts.values() for name in entries)}
     while key in taken:
         number += 1
-        key = f"undo_{done.step.key}_{number}"
+        key = f"{name}_{number}"
     try:
         values = dict(_values(done, spec))
     except CapgraphError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,7 +19,8 @@ from pydantic import (
 )
 
 from configs.errors import ConfigurationError
-from configs.yaml_files import read_yaml
+from configs.yaml_files import explained, read_yaml
+from framework.registry import load_recipe
 
 _NUMBER = re.compile(r"(?<![\w.])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -124,6 +126,8 @@ class Case(_Part):
         answer: Checks of the answer.
         outcome: How the turn must end; ``waiting`` for a person's answer, ``raised`` when the
             run ends with an exception.
+        recording: File of a recorded turn, beside the set's file: the case is that turn, replayed,
+            and its steps must give what they gave.
     """
 
     name: Name
@@ -135,6 +139,7 @@ class Case(_Part):
     edges: list[Edge] | None = None
     answer: list[AnswerCheck] = Field(default_factory=list)
     outcome: Literal["completed", "partial", "failed", "stopped", "waiting", "raised"] = "completed"
+    recording: Name | None = None
 
     @model_validator(mode="after")
     def _edges_join_what_is_expected(self) -> Case:
@@ -196,31 +201,35 @@ class Dataset(_Part):
 
 
 def load_dataset(path: str | os.PathLike[str]) -> Dataset:
-    """Read an evaluation set from a YAML file.
+    """Read an evaluation set from a YAML file; a recipe's file is the set of its examples.
 
     Raises:
         ConfigurationError: It cannot be read, or does not have the form; lists every problem with
             its path.
     """
     try:
-        return Dataset.model_validate(read_yaml(path))
+        values = read_yaml(path)
+        if "recipe" in values:
+            recipe = load_recipe(path)
+            values = {
+                "version": 1,
+                "name": recipe.name,
+                "cases": [
+                    {
+                        "name": f"{recipe.name} {n}",
+                        "request": e.request,
+                        "capabilities": [recipe.name],
+                    }
+                    for n, e in enumerate(recipe.examples, 1)
+                ],
+            }
+        found = Dataset.model_validate(values)
     except ValidationError as exc:
-        listed = "\n".join(f"  {text}" for text in _explained(exc))
+        listed = "\n".join(f"  {text}" for text in explained(exc))
         raise ConfigurationError(
             f"The evaluation set {os.fspath(path)!r} cannot be used:\n{listed}"
         ) from exc
-
-
-def _explained(exc: ValidationError) -> list[str]:
-    lines = []
-    for error in exc.errors(include_url=False, include_input=False):
-        path = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
-        ).lstrip(".")
-        told = (
-            "unknown key. Fix: remove it, or check the spelling"
-            if error["type"] == "extra_forbidden"
-            else error["msg"].removeprefix("Value error, ")
-        )
-        lines.append(f"{path or 'the file'}: {told}.")
-    return lines
+    for case in found.cases:
+        if case.recording is not None:
+            case.recording = str(Path(path).parent / case.recording)
+    return found

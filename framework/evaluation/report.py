@@ -29,6 +29,8 @@ class CaseResult:
         input_tokens: Tokens of the prompts, as the models report them.
         output_tokens: Tokens that the models wrote.
         seconds: Time of the judged turn.
+        results: What the steps of a replay gave, as text.
+        recorded: What they gave when the turn was recorded.
     """
 
     case: Case
@@ -42,6 +44,8 @@ class CaseResult:
     input_tokens: int = 0
     output_tokens: int = 0
     seconds: float = 0.0
+    results: tuple[str, ...] = ()
+    recorded: tuple[str, ...] = ()
 
     @property
     def choice_counts(self) -> Counts | None:
@@ -76,6 +80,7 @@ class CaseResult:
             edges = (self.case.edges, self.edges)
             strict = ([edge for edge in x if not optional & set(edge)] for x in edges)
             found += _diff("edge", *([" -> ".join(edge) for edge in x] for x in strict))
+        found += _diff("result", self.recorded, self.results)
         if self.outcome != self.case.outcome:
             found += [f"- outcome {self.case.outcome}", f"+ outcome {self.outcome}"]
         for check in self.case.answer:
@@ -101,6 +106,8 @@ class CaseResult:
             "chosen": list(self.chosen),
             "nodes": list(self.nodes),
             "edges": [" -> ".join(edge) for edge in self.edges],
+            "results": list(self.results),
+            "recorded": list(self.recorded),
             "seconds": round(self.seconds, 4),
         }
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
+import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
 from configs.errors import ConfigurationError
+from configs.near import nearest
 from framework.evaluation.dataset import Case, Dataset
 from framework.evaluation.metrics import plan_edges, plan_nodes
+from framework.evaluation.recording import TurnEnd, load_recording
+from framework.evaluation.replay import Meter, replay
 from framework.evaluation.report import CaseResult, Report
 from framework.graph import build_graph
+from framework.planning.recipes import work_of
 from framework.registry import Registry
 
 if TYPE_CHECKING:
@@ -39,7 +43,9 @@ async def evaluate(
     """Run every case and judge it.
 
     Each case has a thread and a store of its own, in memory: nothing that one case leaves behind
-    reaches another, or the user's own threads. What capabilities write elsewhere is real.
+    reaches another, or the user's own threads. What capabilities write elsewhere is real. A case
+    with a recording is replayed instead, which touches nothing outside, and calls no model but one
+    that is given here.
 
     Args:
         dataset: The set.
@@ -64,14 +70,23 @@ async def evaluate(
     1.0
     """
     check_names(dataset, registry)
-    graph = build_graph(
-        registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options
-    )
+    live = any(case.recording is None for case in dataset.cases)
+    build: Any = build_graph if live else lambda *_, **__: None
+    graph = build(registry, model=model, checkpointer=InMemorySaver(), settings=settings, **options)
     gate = asyncio.Semaphore(jobs)
+
+    def written_out(names: Iterable[str] | None) -> list[str] | None:
+        # A recipe stands for its steps: they are what runs.
+        return None if names is None else [one for name in names for one in work_of(name, registry)]
 
     async def one(case: Case) -> CaseResult:
         async with gate:
-            result = await _run_case(case, graph.copy(update={"store": InMemoryStore()}))
+            case = case.model_copy(update={"capabilities": written_out(case.capabilities)})
+            if case.recording is not None:
+                result = await _replayed(case, registry, settings, model, options)
+            else:
+                result = await _run_case(case, graph.copy(update={"store": InMemoryStore()}))
+            result = replace(result, chosen=tuple(written_out(result.chosen) or ()))
         if on_case is not None:
             on_case(result)
         return result
@@ -81,19 +96,39 @@ async def evaluate(
     return Report(tuple(task.result() for task in tasks), label)
 
 
-class _Meter(UsageMetadataCallbackHandler):
-    """Also counts the calls, whose number a turn that raised does not tell."""
+async def _replayed(
+    case: Case, registry: Registry, settings: Settings | None, model: Any, options: dict[str, Any]
+) -> CaseResult:
+    started = time.perf_counter()
+    recording = await asyncio.to_thread(load_recording, case.recording or "")
+    found = await replay(recording, registry, settings=settings, model=model, **options)
+    end, plan = found.replayed, {"steps": found.replayed.plan}
+    nodes = tuple(plan_nodes(plan))
+    return CaseResult(
+        case,
+        chosen=tuple(dict.fromkeys(nodes)),
+        nodes=nodes,
+        edges=tuple(plan_edges(plan)),
+        answer=end.answer,
+        outcome=end.status,
+        reason=end.reason,
+        model_calls=end.cost.model_calls,
+        input_tokens=end.cost.input_tokens,
+        output_tokens=end.cost.output_tokens,
+        seconds=time.perf_counter() - started,
+        results=_gave(end),
+        recorded=_gave(recording.end),
+    )
 
-    calls = 0
 
-    def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
-        """Count a call, whatever becomes of it."""
-        self.calls += 1
+def _gave(end: TurnEnd) -> tuple[str, ...]:
+    """Return what steps gave, whatever their keys: another plan may call them by other names."""
+    return tuple(json.dumps(entry, sort_keys=True) for entry in end.results.values())
 
 
 async def _run_case(case: Case, graph: Any) -> CaseResult:
     thread = uuid.uuid4().hex
-    meter = _Meter()
+    meter = Meter()
     values: dict[str, Any] = {}
     given: dict[str, Any] = {"capability_context_data": case.context} if case.context else {}
     configurable = {"thread_id": thread}
@@ -155,8 +190,8 @@ def check_names(dataset: Dataset, registry: Registry) -> None:
         for field in ("capabilities", "optional"):
             for position, name in enumerate(getattr(case, field) or []):
                 if name not in registry.capabilities:
-                    near = difflib.get_close_matches(name, registry.capabilities, 1)
-                    hint = f" Did you mean {near[0]!r}?" if near else ""
+                    near = nearest(name, registry.capabilities)
+                    hint = f" Did you mean {near!r}?" if near else ""
                     problems.append(
                         f"  cases[{number}].{field}[{position}]: there is no capability"
                         f" {name!r}.{hint}"

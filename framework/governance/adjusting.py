@@ -38,10 +38,9 @@ class AdjustedCalls:
         inputs = dict(attempt.inputs)
         if turn is not None and turn.model_switches and self.models:
             model = self.models[min(turn.model_switches, len(self.models)) - 1]
-            # Only answers may come in pieces: half a plan would come out as a plan.
             from framework.models.roles import unstreamed
 
-            inputs["model"] = model if attempt.capability == "answer" else unstreamed(model)
+            inputs["model"] = unstreamed(model, attempt.capability)
         if turn is not None and turn.context_cuts:
             inputs["messages"] = _shorter(inputs["messages"], turn.context_cuts)
         return await call_next(replace(attempt, inputs=inputs))

@@ -9,37 +9,30 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import math
-import re
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.errors import LimitError, ValidationError
-from framework.governance.counters import (
-    FAILURES,
-    METRICS,
-    Change,
-    Counters,
-    Found,
-    MemoryCounters,
-    Place,
-    SharedCounters,
-)
-from framework.stores import open_rows
+from framework.base.numbers import check_number
+from framework.governance.counters import FAILURES, METRICS, Change, Place, Refusal
+from framework.stores.cells import FOREVER, Cells, MemoryCells, open_cells
 from framework.telemetry.usage import ModelPricing
 
 Per = Literal["step", "turn", "thread", "user", "tenant"]
 Window = Literal["hour", "day", "month"]
+T = TypeVar("T")
 
 # Counters are whole numbers, so that ten times a tenth of a dollar is a dollar.
 _UNITS = {"cost_usd": 1_000_000_000, "seconds": 1_000_000}
+_LENGTHS = {"hour": 2 * 3_600, "day": 2 * 86_400, "month": 32 * 86_400}  # seconds, and some more
+_MOST_PLACES = 100_000
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 
@@ -81,8 +74,9 @@ class Budget:
         window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.
         clock: Tells the time: a ``Clock``, or a function that returns seconds since the epoch; a
             graph's own when not given.
-        store: ``sqlite:///file.db`` or ``postgresql://…`` to share it between processes. Without one, a graph counts in
-            the database of its saver, and all else in memory.
+        store: ``sqlite:///file.db``, ``postgresql://…`` or ``redis://…`` to share it between
+            processes. Without one, a graph counts in the database of its saver, and all else in
+            memory.
         name: Tells budgets of the same kind apart that count in one place.
         unknown_price: ``refuse`` calls of models whose price nobody knows where money is limited;
             or the price to count for them.
@@ -146,7 +140,7 @@ class Budget:
         self.unknown_price = unknown_price
         self.assumed_output_tokens = assumed_output_tokens
         self._clock = None if clock is None else as_clock(clock)
-        self._counters: Counters = MemoryCounters() if store is None else _shared(store)
+        self._cells = MemoryCells(_MOST_PLACES) if store is None else open_cells(store)
         self._own_store = store is not None
         self._live: set[str] = set()
         self.flights = Flights()
@@ -156,12 +150,12 @@ class Budget:
         """What its counters are called where they lie."""
         return "/".join(part for part in (self.per, self.window or "", self.name) if part)
 
-    def counting_in(self, counters: Counters) -> Budget:
+    def counting_in(self, cells: Cells) -> Budget:
         """Return the same budget with its counters elsewhere, unless it has a store of its own."""
         if self._own_store:
             return self
         found = copy.copy(self)
-        found._counters = counters
+        found._cells = cells
         return found
 
     async def reserve(
@@ -213,57 +207,57 @@ class Budget:
 
     async def left(self, key: str = "") -> dict[str, float]:
         """Return what is left of each limit, reservations taken off."""
-        found = await self._counters.read(self._place(key))
+        cell = await self._turn(self._place(key), lambda cell: (cell, cell))
+        found = cell[0] if cell else {}
         return {
-            name: value_of(name, max(0, bound - found.counters[name]))
+            name: value_of(name, max(0, bound - found.get(name, 0)))
             for name, bound in self._bounds.items()
         }
 
     def _place(self, key: str) -> Place:
-        moment = datetime.fromtimestamp((self._clock or running_clock()).now(), UTC)
+        moment = datetime.fromtimestamp(self._time.now(), UTC)
         period = moment.strftime(_PERIODS[self.window]) if self.window else ""
         return Place(self.scope, key, period)
 
+    @property
+    def _time(self) -> Clock:
+        return self._clock or running_clock()
+
     async def change(self, place: Place, change: Change, resumable: str = "") -> None:
         """Change the counters; bounded by the limits where something is added.
+
+        What a process had reserved for the same and died goes first.
 
         Raises:
             BudgetExceededError: They do not hold it.
         """
         bounded = change._replace(bounds=self._bounds)
-        while (found := await self._counters.change(place, bounded)) is None:
-            standing = await self._counters.read(place)
-            cleared = await self._clear(place, standing, resumable, change.new)
-            if not cleared and not bounded.fits(standing.counters):
-                raise self._exceeded(place, bounded, standing)
-        await self._clear(place, found, resumable, change.new)
+        of_the_same = f"{_short(resumable)}|"
+
+        def stale(mark: str) -> bool:
+            return bool(resumable) and mark.startswith(of_the_same) and mark not in self._live
+
+        refusal = await self._turn(place, lambda cell: bounded.apply(cell, stale))
+        if refusal is not None:
+            raise self._exceeded(place, refusal)
 
     async def note(self, place: Place, change: Change) -> None:
         """Change the counters, whatever the limits say: it has happened."""
-        await self._counters.change(place, change)
+        await self._turn(place, lambda cell: change.apply(cell, lambda mark: False))
 
-    async def _clear(self, place: Place, found: Found, resumable: str, own: str) -> bool:
-        """Give back what a process had reserved for the same and died."""
-        stale = [
-            mark
-            for mark in re.findall(rf"\[{_short(resumable)}\|[^\]]*\]", found.marks)
-            if resumable and mark != own and mark not in self._live
-        ]
-        for mark in stale:
-            held = map(int, mark[1:-1].rpartition("|")[2].split(","))
-            back = {name: -amount for name, amount in zip(METRICS, held, strict=True)}
-            await self._counters.change(place, Change(back, old=mark))
-        return bool(stale)
+    async def _turn(self, place: Place, work: Callable[[Any], tuple[Any, T]]) -> T:
+        kept = _LENGTHS[self.window] if self.window else FOREVER
 
-    def _exceeded(self, place: Place, change: Change, found: Found) -> BudgetExceededError:
-        over = next(
-            name
-            for name, bound in self._bounds.items()
-            if (found.counters[name] >= bound and name == FAILURES)
-            or (change.add.get(name, 0) > 0 and found.counters[name] + change.add[name] > bound)
-        )
-        limit, used = self.limits[over], value_of(over, found.counters[over])
-        asked = value_of(over, change.add.get(over, 0))
+        def change(cell: Any, now: float) -> tuple[Any, float, T]:
+            new, result = work(cell)
+            return new, kept, result
+
+        return await self._cells.achange(place.cell, change, self._time)
+
+    def _exceeded(self, place: Place, refusal: Refusal) -> BudgetExceededError:
+        over = refusal.limit
+        limit, used = self.limits[over], value_of(over, refusal.used)
+        asked = value_of(over, refusal.asked)
         whose = f"{self.per} {place.subject!r}" if place.subject else f"the {self.per}"
         more = f", and {asked:g} more would be needed" if asked else ""
         error = BudgetExceededError(
@@ -285,7 +279,7 @@ class Reservation:
         self._base = dict.fromkeys(METRICS, 0)  # what is reserved for the whole of it
         self._open = dict.fromkeys(METRICS, 0)  # what is reserved for parts under way
         self._held = dict.fromkeys(METRICS, 0)
-        self._mark = ""
+        self._mark = f"{_short(resumable) if resumable else ''}|{uuid.uuid4().hex[:12]}"
         self._over = False
         self._passing: dict[Part, asyncio.Task[Any] | None] = {}
         self._lock = asyncio.Lock()
@@ -386,23 +380,21 @@ class Reservation:
         bounded: bool = False,
     ) -> None:
         held = {name: max(base[name], opened[name]) for name in METRICS}
-        add = {n: held[n] - self._held[n] + (used[n] if used else 0) for n in METRICS}
-        mark = self._marked(held)
-        if any(add.values()) or failed is not None or mark != self._mark or bounded:
-            change = Change(add, failed=failed, old=self._mark, new=mark)
+        if held != self._held or any((used or {}).values()) or failed is not None or bounded:
+            change = Change(self._mark, held, used or {}, failed)
             if bounded:
-                self.budget._live.add(mark)
+                self.budget._live.add(self._mark)
                 try:
                     await self.budget.change(self.place, change, self._resumable)
                 except BaseException:
-                    self.budget._live.discard(mark)
+                    if not any(self._held.values()):
+                        self.budget._live.discard(self._mark)
                     raise
             else:
                 await self.budget.note(self.place, change)
-        if mark != self._mark:
+        if not any(held.values()):
             self.budget._live.discard(self._mark)
-        self._base, self._open = dict(base), dict(opened)
-        self._held, self._mark = held, mark
+        self._base, self._open, self._held = dict(base), dict(opened), held
 
     async def whole(
         self,
@@ -410,7 +402,7 @@ class Reservation:
         undo: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         """Let a change of counters come to its end, whoever cancels; then undo it."""
-        if not self.budget._counters.durable:
+        if isinstance(self.budget._cells, MemoryCells):
             await work  # nothing in it waits
             return
 
@@ -419,14 +411,6 @@ class Reservation:
                 await undo()
 
         await to_its_end(work, take_back)
-
-    def _marked(self, held: Mapping[str, int]) -> str:
-        """Return the mark that stands beside the counters for as long as something is held."""
-        if not self.budget._counters.durable or not any(held.values()):
-            return ""
-        told = ",".join(str(held[name]) for name in METRICS)
-        name = _short(self._resumable) if self._resumable else ""
-        return f"[{name}|{uuid.uuid4().hex[:12]}|{told}]"
 
 
 class Part:
@@ -446,14 +430,18 @@ class Part:
         await self._end(self.asked)
 
     async def settle(self, **used: float) -> None:
-        """Say what it used."""
-        await self._end({**dict.fromkeys(METRICS, 0), **amounts(used)})
+        """Say what it used; ``consecutive_failures`` of a step, whether it failed."""
+        counted = amounts(used)
+        ended = counted.pop(FAILURES, None) if FAILURES in self.budget.limits else None
+        failed = None if ended is None else bool(ended)
+        counted.pop(FAILURES, None)
+        await self._end({**dict.fromkeys(METRICS, 0), **counted}, failed=failed)
 
     async def release(self) -> None:
         """Give it back: nothing was used."""
         await self._end(dict.fromkeys(METRICS, 0))
 
-    async def _end(self, used: Mapping[str, int]) -> None:
+    async def _end(self, used: Mapping[str, int], *, failed: bool | None = None) -> None:
         whole = self._whole
         if self._over:
             return
@@ -463,7 +451,7 @@ class Part:
             async with whole._lock:
                 opened = {name: max(0, whole._open[name] - self.asked[name]) for name in METRICS}
                 base = {name: max(0, whole._base[name] - used[name]) for name in METRICS}
-                await whole._move(base, opened, used=used)
+                await whole._move(base, opened, used=used, failed=failed)
 
         await whole.whole(move())
         whole._passing.pop(self, None)
@@ -527,10 +515,7 @@ def amounts(given: Mapping[str, float]) -> dict[str, int]:
                 f"{name!r} is nothing that a budget counts.",
                 fix=f"Use {', '.join((*METRICS, FAILURES))}.",
             )
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
-        if not math.isfinite(value) or value < 0:
-            raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+        check_number(name, value)
         found[name] = round(value * _UNITS.get(name, 1))
     return found
 
@@ -538,11 +523,6 @@ def amounts(given: Mapping[str, float]) -> dict[str, int]:
 def value_of(name: str, amount: int) -> float:
     """Return an amount in the unit in which it is given."""
     return amount / _UNITS[name] if name in _UNITS else amount
-
-
-def _shared(store: str) -> Counters:
-    rows = open_rows(store)
-    return MemoryCounters() if rows is None else SharedCounters(rows)
 
 
 def _short(name: str) -> str:

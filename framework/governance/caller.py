@@ -14,6 +14,7 @@ from framework.governance.permissions import (
     PermissionOutcome,
     Permissions,
 )
+from framework.planning.recipes import work_of
 from framework.registry import Registry
 
 _KEPT = 64
@@ -62,7 +63,12 @@ class CallerPermissions:
     def registry_of(self, caller: Caller) -> Registry:
         """Return what the caller may use of the registry: nothing else is shown to whoever plans."""
         names = self._registry.capabilities
-        denied = frozenset(name for name in names if not self.outcome(name, caller).allowed)
+        found_denied = {name for name in names if not self.outcome(name, caller).allowed}
+        for name in names:
+            # Whoever may not use a step of a recipe may not use the recipe.
+            if found_denied.intersection(work_of(name, self._registry)):
+                found_denied.add(name)
+        denied = frozenset(found_denied)
         if not denied:
             return self._registry
         found = self._cuts.pop(denied, None) or self._registry.with_(without=denied).frozen()

@@ -15,12 +15,13 @@ from typing import Any, Literal, get_args
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ConfigurationError
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import StepRecord, Verdict
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import item_types
 from framework.planning import CLOSING, PlanVersion, carry_over, fingerprints
-from framework.planning.references import FROM, reads_of
+from framework.planning.references import FROM, Keys, reads_of, takes_signal
+from framework.planning.waits import event_of
 from framework.registry import Registry
 from framework.state import TurnView
 
@@ -127,7 +128,7 @@ class InformationFlow:
             view: The turn.
             words: Whether the plan's own words count; a person may have agreed to them.
         """
-        key = step["context_key"]
+        key = plan_key(step["context_key"])
         # What reaches the stage has values in the place of its references; the plan has these.
         planned = view.planned.get(key, step)
         if planned.get("capability") != step["capability"]:
@@ -167,13 +168,15 @@ class InformationFlow:
         """Return the labels of all that a step is given."""
         found: dict[str, str] = {}
         kinds = {need.label: need.type for need in spec.requires}
-        for read in reads_of(step, _Keys(given, view.contexts)):
+        for read in reads_of(step, Keys({"": given, **view.contexts})):
             kind = None if read.label == FROM else kinds.get(read.label, read.label)
             made = given.get(read.key) or dict(self._stored(read.key, view))
             # A list of a type goes by its own name; then all that bears the key counts.
             one = made.get(kind) if kind is not None else None
             for labels in made.values() if one is None else [one]:
                 found = {**labels, **found}
+        if takes_signal(step):  # whoever sends it is outside
+            found.setdefault("untrusted", f"the event {event_of(step)[0]!r}")
         return {**{label: _written(source) for label, source in words.items()}, **found}
 
     def _stored(self, key: str, view: TurnView) -> Iterator[tuple[str, Labels]]:
@@ -253,16 +256,6 @@ class InformationFlow:
         if not problems:
             return Verdict()
         return Verdict(self._verdict if self._may_ask() else "deny", problems)
-
-
-class _Keys:
-    """The keys that a step can read; looked up and never listed, since a thread may hold many."""
-
-    def __init__(self, given: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]) -> None:
-        self._rooms = [given, *stored.values()]
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in room for room in self._rooms)
 
 
 def labels_of_types(registry: Registry) -> dict[str, tuple[str, ...]]:

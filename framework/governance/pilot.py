@@ -9,7 +9,6 @@ from typing import Any
 from framework.base.ports import PermissionMode
 from framework.behaviors import (
     GuardrailBehavior,
-    GuardrailOutcome,
     PatternGuardrail,
     PromptInjectionGuardrail,
 )
@@ -25,30 +24,6 @@ from framework.governance.usage_limits import (
     MaxIterationsLimit,
     MaxToolCallsLimit,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _At:
-    """A guard that looks at some stages only."""
-
-    guard: PatternGuardrail
-    stages: frozenset[str]
-
-    @property
-    def name(self) -> str:
-        return self.guard.name
-
-    def check_pre(
-        self, *, role: str, tool: str, arguments: Mapping[str, Any] | None = None
-    ) -> GuardrailOutcome:
-        if "pre" not in self.stages:
-            return GuardrailOutcome(True)
-        return self.guard.check_pre(role=role, tool=tool, arguments=arguments or {})
-
-    def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
-        if "post" not in self.stages:
-            return GuardrailOutcome(True)
-        return self.guard.check_post(value, role=role, tool=tool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +108,17 @@ def build_pilot_profile(
     config = RolePermissionConfig(
         role, PermissionMode.of(permission_mode), list(allowed_tools), list(denied_tools)
     )
-    looked_at = frozenset(prompt_injection_stages)
+    looked_at: frozenset[Any] = frozenset(prompt_injection_stages)
     if not looked_at or not looked_at <= {"pre", "post"}:
         raise ValueError(
             f"prompt_injection_stages is {prompt_injection_stages!r}. Fix: use 'pre', 'post' or both."
         )
-    guardrails = [_At(PromptInjectionGuardrail(extra_prompt_injection_patterns), looked_at)]
+    guardrails: list[PatternGuardrail] = [
+        PromptInjectionGuardrail(extra_prompt_injection_patterns, stages=looked_at)
+    ]
     if tool_deny_patterns:
-        denied = PatternGuardrail(tool_deny_patterns, name="pilot_tool_deny")
-        guardrails.append(_At(denied, frozenset({"pre"})))
+        deny = PatternGuardrail(tool_deny_patterns, name="pilot_tool_deny", stages=["pre"])
+        guardrails.append(deny)
     limits = (
         MaxIterationsLimit(value=max_iterations, on_breach="terminate"),
         MaxBudgetLimit(value=budget_usd, on_breach="terminate"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
+from framework.base.numbers import check_number
 from framework.governance.quality import QualityLevel
 
 Matched = bool | Awaitable[bool]
@@ -55,18 +55,11 @@ class PhaseContext:
         if self.quality_level is not None:
             self.quality_level = QualityLevel.of(self.quality_level)
         for name in ("gate_score", "gate_threshold", "elapsed_seconds"):
-            setattr(self, name, _amount(name, getattr(self, name)))
+            check_number(name, getattr(self, name))
         if self.total_cost_usd is not None:
-            self.total_cost_usd = _amount("total_cost_usd", self.total_cost_usd)
+            check_number("total_cost_usd", self.total_cost_usd)
         for name in ("completed_roles", "failed_roles", "all_roles", "retry_exhausted_scenarios"):
             setattr(self, name, set(getattr(self, name)))
-
-
-def _amount(name: str, value: Any) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} is {value!r}. Fix: give a number of at least 0.")
-    return float(value)
 
 
 class PolicyCondition(ABC):
@@ -206,7 +199,7 @@ class TimedOut(PolicyCondition):
     seconds: float
 
     def __post_init__(self) -> None:
-        _amount("seconds", self.seconds)
+        check_number("seconds", self.seconds)
 
     def matches(self, ctx: PhaseContext) -> bool:
         """Look at the time."""
@@ -232,7 +225,7 @@ class CostExceeded(PolicyCondition):
     budget_usd: float
 
     def __post_init__(self) -> None:
-        _amount("budget_usd", self.budget_usd)
+        check_number("budget_usd", self.budget_usd)
 
     def matches(self, ctx: PhaseContext) -> bool:
         """Look at the cost."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Literal
 
 from configs.logger import get_logger
+from framework.base.awaiting import awaited, waited
 from framework.base.classify import Category, category_of, cause_chain
 from framework.base.errors import ModelError
 from framework.base.ports import Failure, now_text
@@ -249,7 +248,7 @@ async def aattempt_recovery(
     Returns:
         What ran, and what did not.
     """
-    return await _attempt(scenario, ctx, _awaited)
+    return await _attempt(scenario, ctx, awaited)
 
 
 async def _attempt(
@@ -308,18 +307,9 @@ async def _tried(
     return fault
 
 
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return await found
-
-
 async def _blocking(found: Awaitable[Any]) -> Any:
-    """Run something to its end on a loop of its own, without ever suspending."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_awaited(found))
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, _awaited(found)).result()
+    """Wait without ever suspending."""
+    return waited(awaited(found))
 
 
 _BY_CATEGORY: Mapping[Category, FailureScenario] = MappingProxyType(

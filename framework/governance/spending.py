@@ -33,11 +33,12 @@ from framework.governance.budget import (
     Reservation,
     amounts,
 )
-from framework.governance.counters import SharedCounters
+from framework.governance.counters import METRICS
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_caller, current_runtime
 from framework.state import TurnView
+from framework.stores.cells import cells_of
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
 from framework.telemetry.sinks import current_ids
 from framework.telemetry.usage import ModelPricing, PriceTable, UsageSnapshot
@@ -84,18 +85,28 @@ class Purse:
         table = prices or PriceTable.of_process()
         return cls(budgets, table, UsageBook(table))
 
-    def spending(self, view: TurnView, rows: Rows | None, *, kept: bool = True) -> Spending | None:
+    def spending(
+        self,
+        view: TurnView,
+        rows: Rows | None,
+        *,
+        kept: bool = True,
+        planned: Mapping[str, float] | None = None,
+    ) -> Spending | None:
         """Return the budgets of a turn; ``None`` when there are none and nothing is kept.
 
         Args:
             view: The turn.
             rows: The database of the graph's saver.
             kept: Whether a saver keeps the thread; without one each run is a turn of its own.
+            planned: What the plan in force may use up besides.
         """
-        if rows is None and not self.budgets:
+        own = [Budget(**planned, name="plan")] if planned else []  # type: ignore[arg-type]
+        if rows is None and not self.budgets and not own:
             return None
-        counters = SharedCounters(rows) if rows is not None else None
-        budgets = [item.counting_in(counters) if counters else item for item in self.budgets]
+        cells = cells_of(rows) if rows is not None else None
+        given = (*self.budgets, *own)
+        budgets = [item.counting_in(cells) if cells else item for item in given]
         return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
 
 
@@ -182,7 +193,12 @@ class Spending:
         self._calls: dict[UUID, tuple[str, Taken]] = {}
         self._paid: set[UUID] = set()  # calls that are settled
         self._late: list[tuple[Reservation, dict[str, float]]] = []
+        self._plan: dict[int, Reservation] = {}  # of the plan under way, by its budget
         self.loop = asyncio.get_running_loop()
+
+    def draws_on(self, purse: Purse) -> bool:
+        """Tell whether it is an account of some purse."""
+        return self._book is purse.book
 
     @property
     def bounded(self) -> bool:
@@ -207,27 +223,63 @@ class Spending:
         Raises:
             BudgetExceededError: A budget does not hold it; nothing was taken.
         """
+        taken: list[Reservation | Part] = []
         held: list[Reservation] = []
         used: dict[str, float] = {}
         try:
             for budget in self._budgets:
-                held.append(await self._take(budget, name, asked))  # noqa: PERF401 - given back
+                plan = self._plan.get(id(budget)) if asked else None
+                if plan is not None:
+                    taken.append(await plan.draw(**asked))
+                    held.append(plan)
+                else:
+                    taken.append(made := await self._take(budget, name, asked))
+                    held.append(made)
             with scoped(_HELD, {**_HELD.get(), id(self): tuple(held)}):
                 yield used
         finally:
-            failed = used.pop("consecutive_failures", None)
             for reservation in held:
-                for whose, late in self._late:
-                    if whose is reservation:
-                        await reservation.count(**late)
-                if not used:
-                    await reservation.release()
-                    continue
-                told = {} if failed is None else {"consecutive_failures": failed}
-                nothing = dict.fromkeys(
-                    ("requests", "tokens", "tool_calls", "steps", "seconds"), 0.0
-                )
-                await reservation.settle(**{**nothing, "cost_usd": 0.0, **used, **told})
+                late = [entry for entry in self._late if entry[0] is reservation]
+                self._late = [entry for entry in self._late if entry[0] is not reservation]
+                for _, amount in late:
+                    await reservation.count(**amount)
+            for part in taken:
+                if used:
+                    await part.settle(**{**dict.fromkeys(METRICS, 0.0), **used})
+                else:
+                    await part.release()
+
+    @asynccontextmanager
+    async def planned(
+        self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]
+    ) -> AsyncIterator[None]:
+        """Hold what the steps of a plan will need while they run; each draws on it.
+
+        Args:
+            names: The capability of each step that has to run.
+            specs: What they declare.
+
+        Raises:
+            BudgetExceededError: It does not fit at once; the message has the figure.
+        """
+        rows, plan = self._rows, dict[int, Reservation]()
+        history = await usage_of_capabilities(rows, sorted(set(names))) if rows and names else {}
+        needs = estimate_plan(names, specs, history).needs()
+        try:
+            for budget in self._budgets:
+                if budget.per != "step":
+                    asked = {name: value for name, value in needs.items() if name in budget.limits}
+                    plan[id(budget)] = await self._take(budget, "plan", asked)
+            self._plan = plan
+            yield
+        except BudgetExceededError as error:
+            if self._plan is plan:
+                raise
+            raise error.saying(f"The plan is too dear. {error.message}") from None
+        finally:
+            self._plan = {}
+            for made in plan.values():
+                await made.release()
 
     async def _take(self, budget: Budget, name: str, asked: Mapping[str, float]) -> Reservation:
         subject = self._subjects[budget.per]
@@ -239,31 +291,13 @@ class Spending:
         return made
 
     async def admit(self, names: Sequence[str], specs: Mapping[str, CapabilitySpec]) -> None:
-        """Make sure that all of a plan fits at once, before anything of it runs.
-
-        Args:
-            names: The capability of each step that has to run.
-            specs: What they declare.
+        """Make sure that all of a plan fits at once, before anything of it runs; see :meth:`planned`.
 
         Raises:
-            BudgetExceededError: It does not fit; the message has the figure.
+            BudgetExceededError: It does not fit.
         """
-        if not names:
-            return
-        kept = self._rows
-        history = await usage_of_capabilities(kept, sorted(set(names))) if kept is not None else {}
-        needs = estimate_plan(names, specs, history).needs()
-        for budget in self._budgets:
-            if budget.per == "step":
-                continue
-            asked = {name: value for name, value in needs.items() if name in budget.limits}
-            made = budget.open(self._subjects[budget.per])
-            try:
-                await made.hold(amounts(asked))
-            except BudgetExceededError as error:
-                told = f"The plan is too dear. {error.message}"
-                raise error.saying(told) from None
-            await made.release()
+        async with self.planned(names, specs):
+            pass
 
     async def left(self) -> dict[str, float]:
         """Return the least that is left of each limit."""
@@ -441,7 +475,7 @@ class BudgetStage:
             BudgetExceededError: A budget does not hold it; nothing has begun.
         """
         job, spending = current_job(), running_spending()
-        if job is None or spending is None:
+        if job is None or spending is None or not spending.bounded:
             return await call_next(attempt)
         clock = job.runner.clock
         own: dict[str, float] = {"steps": 1, "tool_calls": 1}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from framework.base.errors import LimitError, ValidationError
+from framework.base.numbers import check_number
 from framework.telemetry.usage import UsageTracker
 
 
@@ -67,9 +68,8 @@ class UsageLimits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or value < 0):
-                raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0, or None.")
+            if (value := getattr(self, name)) is not None:
+                check_number(name, value)
 
     def check(self, tracker: UsageTracker) -> None:
         """Compare with what a session used.
@@ -156,8 +156,7 @@ class SessionLimit:
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value) or self.value < 0:
-            raise ValidationError(f"{self.name} is {self.value!r}.", fix="Give a number from 0.")
+        check_number(self.name, self.value)
         if self.on_breach not in ("terminate", "alert"):
             raise ValidationError(
                 f"on_breach is {self.on_breach!r}.", fix="Use 'terminate' or 'alert'."

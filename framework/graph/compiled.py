@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 from configs.streaming import is_heard
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.ports import Sink
-from framework.engine.entry import admitted
+from framework.engine.entry import addressed, admitted
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.thread_lease import hold, run_alone
@@ -130,6 +130,8 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         inside: AbstractContextManager[None] = contextlib.nullcontext()
         if services is not None:
             inputs = admitted(given, config, services, saved=saver is not None)
+            if saver is not None and not is_task(config):
+                inputs = await addressed(inputs, saver, config)
             modes = kwargs.get("stream_mode") or self.stream_mode
             listened = "custom" in modes or (is_task(config) and is_heard())
             answering = isinstance(given, Command) or is_task(config)

@@ -13,7 +13,6 @@ from langgraph.graph.state import CompiledStateGraph
 from framework.graph.build import build_graph
 from framework.registry import Registry
 from framework.state import AgentState
-from framework.stores import open_saver, open_store
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -53,6 +52,8 @@ async def open_graph(
     >>> asyncio.run(main())
     'Nothing here can do that: Sing'
     """
+    from framework.stores import open_saver, open_store
+
     if settings is None:
         from configs.settings import load_settings
 

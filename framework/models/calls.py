@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from langchain_core.exceptions import OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableSequence
 from langchain_core.utils.json import parse_partial_json
 from langgraph.constants import TAG_NOSTREAM
@@ -22,9 +23,10 @@ from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import clean_text, mask_secrets
-from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError, ModelError
+from framework.base import CapgraphError, ErrorSeverity, FatalExecutionError
 from framework.base.classify import classify_exception, diagnose, speaks_for_itself
 from framework.base.clock import running_clock, use_clock
+from framework.base.errors import Malformed
 from framework.base.ports import (
     STAGES,
     Attempt,
@@ -35,10 +37,12 @@ from framework.base.ports import (
     RetryRule,
     TimeLimit,
 )
+from framework.base.values import json_in
 from framework.models.roles import RoleModel
 from framework.pipeline import hooks
 from framework.pipeline.runner import in_order, innermost, is_rule
 from framework.telemetry import AnswerToken, Retry, emit
+from framework.telemetry.audit import note_refusal
 from framework.telemetry.metered import role_tag
 
 ResultT = TypeVar("ResultT")
@@ -54,17 +58,6 @@ _FIXES = {
     "context_too_long": "Ask for less at once, or use a model with a longer context.",
     "bad_input": "Check the model's name and options.",
 }
-
-
-class Malformed(ModelError):
-    """An answer that cannot be read; asking again may help.
-
-    Attributes:
-        text: What the model wrote.
-    """
-
-    severity = ErrorSeverity.RETRIABLE
-    text: str = ""
 
 
 async def call_model(
@@ -101,7 +94,11 @@ async def call_model(
             return await _within(role, _CALL, sent)(attempt)
 
     async def settled(attempt: Attempt) -> ResultT:
-        return read(await _within(role, _BELOW, called)(attempt))
+        try:
+            return read(await _within(role, _BELOW, called)(attempt))
+        except CapgraphError as exc:
+            note_refusal(exc)  # something may stand in for it
+            raise
 
     once = _within(role, _SETTLE, settled)
     rule: RetryRule | None = innermost(role.around, RetryRule)
@@ -224,6 +221,11 @@ async def structured(
         wished = {"method": method, "strict": isinstance(schema, type) and part is None}
         options: Any = {name: value for name, value in wished.items() if value and name in known}
         asked = attempt.inputs["messages"]
+        if isinstance(model, BaseChatModel) and not can_keep_form(model):
+            told = (
+                f"Answer with one JSON object of this schema and nothing else:\n{json.dumps(form)}"
+            )
+            return {"raw": await model.ainvoke([*asked, HumanMessage(told)], config)}
         if part is not None:
             runnable = model.with_structured_output(form, **options)
             if isinstance(runnable, RunnableSequence):
@@ -235,15 +237,22 @@ async def structured(
     return await call_model(role, messages, send, partial(_form_of, role, schema))
 
 
+def can_keep_form(model: BaseChatModel) -> bool:
+    """Tell whether a model can be given a form for its answer."""
+    own, base = type(model), BaseChatModel
+    given = (own.with_structured_output, own.bind_tools)
+    return given != (base.with_structured_output, base.bind_tools)
+
+
 def _form_of(role: RoleModel, schema: type[BaseModel] | dict[str, Any], result: Any) -> Any:
     if not isinstance(result, Mapping):  # put in its place by what stands around the call
         result = {"raw": result}
     raw = result["raw"]
-    _check_end(role, raw)
+    check_end(role, raw)
     parsed = result.get("parsed")
     if parsed is None:
         # In parts, and from servers that ignore the form, the JSON comes as it was written.
-        parsed = _json_in(_written(raw))
+        parsed = json_in(_written(raw))
     if parsed is None:
         raise _malformed(role, _written(raw), result.get("parsing_error"))
     if isinstance(schema, dict):
@@ -279,10 +288,15 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
 
     async def send(attempt: Attempt) -> AIMessageChunk | None:
         whole: AIMessageChunk | None = None
-        async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
-            if chunk.text:
-                emit(AnswerToken(text=str(chunk.text)))
-            whole = chunk if whole is None else whole + chunk
+        try:
+            async for chunk in attempt.inputs["model"].astream(attempt.inputs["messages"], config):
+                if chunk.text:
+                    emit(AnswerToken(text=str(chunk.text)))
+                whole = chunk if whole is None else whole + chunk
+        except BaseException:
+            if whole is not None and whole.text:
+                emit(AnswerToken(text="", anew=True))
+            raise
         return whole
 
     return await call_model(role, messages, send, partial(_text_of, role))
@@ -293,7 +307,7 @@ def _text_of(role: RoleModel, whole: AIMessage | None) -> AIMessage:
         raise _malformed(role, "", None)
     text = str(whole.text)
     if not text.strip():
-        _check_end(role, whole)
+        check_end(role, whole)
         raise _malformed(role, "", None)
     if _reason(whole) in _CUT_OFF:
         note = "\n\n(The answer was cut off at the model's length limit.)"
@@ -334,7 +348,7 @@ def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malfo
     return error
 
 
-def _check_end(role: RoleModel, message: Any) -> None:
+def check_end(role: RoleModel, message: Any) -> None:
     """Raise for an answer that the model refused or could not finish."""
     refusal = message.additional_kwargs.get("refusal")
     reason = _reason(message)
@@ -362,17 +376,6 @@ def _written(message: Any) -> str:
     pieces = getattr(message, "tool_call_chunks", None)
     calls = pieces or [*message.tool_calls, *message.invalid_tool_calls]
     return str(message.text) or "\n".join(str(call["args"]) for call in calls)
-
-
-def _json_in(text: str) -> Any:
-    # A strict reader: one that completes half an answer would run half a plan.
-    start = text.find("{")
-    if start < 0:
-        return None
-    try:
-        return json.JSONDecoder().raw_decode(text, start)[0]
-    except (ValueError, RecursionError):
-        return None
 
 
 def _shown(text: str, limit: int = 500) -> str:

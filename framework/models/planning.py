@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -11,11 +12,13 @@ from weakref import WeakKeyDictionary
 from langchain_core.messages import BaseMessage
 
 from framework.base import CapabilitySpec, ExecutionPlan
+from framework.base.errors import Malformed
 from framework.base.value_context import ValueContext, value_fields
-from framework.models.calls import Malformed, structured
+from framework.models.calls import structured
 from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
 from framework.models.selection import when_needed
+from framework.planning.recipes import once_each, recipe_of
 from framework.planning.strategies import PlanRequest
 from framework.prompts import PromptBuilder
 from framework.prompts.data import plain_text
@@ -24,6 +27,8 @@ from framework.selection import Selection, Selector
 from framework.selection.protocols import NOTHING_EXCLUDED
 
 _TEXT = {"type": "string"}
+_OBJECT = {"type": "object"}
+_FLAG = {"type": "boolean"}
 PLAN_SCHEMA: dict[str, Any] = {
     "title": "ExecutionPlan",
     "description": "The plan.",
@@ -40,6 +45,11 @@ PLAN_SCHEMA: dict[str, Any] = {
                     "task_objective": _TEXT,
                     "expected_output": _TEXT,
                     "context_key": _TEXT,
+                    "when": _OBJECT,
+                    "for_each": _OBJECT,
+                    "optional": _FLAG,
+                    "look_again": _FLAG,
+                    "wait_until": _TEXT,
                 },
                 "required": ["capability"],
             },
@@ -54,8 +64,11 @@ right answer (keys, inputs, outputs, the closing step) the model leaves out, and
 
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
-    'A parameter may be {"$from": "key"} or {"$from": "key.field"}: the result, or a field of it,'
-    " of the earlier step whose context_key is key."
+    'A parameter may be {"$from":"key"} or {"$from":"key.field"}: the result of the earlier step with'
+    " context_key key, or a field of it. Only if the request calls for it, a step has when"
+    ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters:'
+    ' {"$from":"item"}), optional, look_again (replan after it), or wait_until "2h" (or a'
+    " moment with offset)."
 )
 
 
@@ -88,6 +101,17 @@ class Catalogue:
         return _listing([specs[name] for name in sorted(specs)], hints)
 
     @cached_property
+    def has_recipes(self) -> bool:
+        """Whether any capability is a recipe."""
+        return any(recipe_of(spec) for spec in self._registry.capabilities.values())
+
+    def only_recipe(self, names: Sequence[str]) -> str | None:
+        """Return the recipe that does all that was chosen; ``None`` when no single one does."""
+        left = once_each(names, self._registry)
+        single = left[0] if len(left) == 1 else ""
+        return single if recipe_of(self._registry.capabilities.get(single)) else None
+
+    @cached_property
     def guides(self) -> str:
         """The planning advice of all."""
         return self._registry.planning_guides(self._registry.capabilities)
@@ -109,11 +133,15 @@ class DeferringSelector:
     Args:
         catalogue: All capabilities.
         apart: Chooses past its budget.
+        offline: Tells whether a recipe answered such requests before; ``None`` where it cannot.
     """
 
-    def __init__(self, catalogue: Catalogue, apart: Selector) -> None:
+    def __init__(
+        self, catalogue: Catalogue, apart: Selector, offline: Selector | None = None
+    ) -> None:
         self._catalogue = catalogue
         self._apart = apart
+        self._offline = offline
 
     async def select(
         self,
@@ -122,7 +150,11 @@ class DeferringSelector:
         *,
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
-        """Return all that may be chosen, or what a call of its own chooses."""
+        """Return all that may be chosen, what a call of its own chooses, or the one recipe."""
+        if self._offline is not None and self._catalogue.has_recipes:
+            found = await self._offline.select(task, candidates, excluded=excluded)
+            if recipe := self._catalogue.only_recipe(found.names):
+                return replace(found, names=(recipe,))
         names = tuple(c.name for c in candidates if c.name not in excluded)
         if not names or self._catalogue.room < 0:
             return await self._apart.select(task, candidates, excluded=excluded)

@@ -71,13 +71,15 @@ def model_name(model: Any) -> str:
     return type(model).__name__
 
 
-def unstreamed(model: Any) -> Any:
+def unstreamed(model: Any, role: str = "") -> Any:
     """Return a chat model that answers in one piece, for answers that must be whole.
+
+    What is asked for the role ``answer`` may come in pieces.
 
     While a graph streams messages, LangChain turns every call into a stream, and completes JSON
     that breaks off in it: half a plan would come out as a plan. The copy shares the client.
     """
-    if not isinstance(model, BaseChatModel):
+    if role == "answer" or not isinstance(model, BaseChatModel):
         return model
     return model.model_copy(update={"disable_streaming": True})
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from configs.logger import get_logger
 from configs.settings import SelectionSettings
 from framework.base import CapabilityMatch
-from framework.models.calls import Malformed, structured
+from framework.base.errors import Malformed
+from framework.models.calls import structured
 from framework.models.prompt import prompt_of
 from framework.models.roles import RoleModel
 from framework.prompts import PromptBuilder

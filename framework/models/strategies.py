@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from configs.settings import Settings
@@ -64,7 +65,7 @@ def model_strategies(
     roles = {
         role: RoleModel(
             role,
-            model if role == "answer" else unstreamed(model),
+            unstreamed(model, role),
             limit,
             (*shared, *own.get(role, ())),
             clock,
@@ -88,7 +89,8 @@ def model_strategies(
         # Who gives the choice a model of its own wants it made by that.
         one = models.get("planning") is models["selection"] and not own_planner
         if one and wanted.strategy == "auto":
-            selector = DeferringSelector(catalogue, selector)
+            taught = offline_selector if find_spec("numpy") else None
+            selector = DeferringSelector(catalogue, selector, taught)
         chosen["selector"] = selector
     if "planning" in roles:
         builder = prompts.get_orchestrator_prompt_builder()

@@ -23,7 +23,10 @@ async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | N
         TimeoutError: The step took too long.
         LimitError: The turn's time is over.
     """
+    planned = attempt.step.get("timeout")
     own = instead.time_limit if instead is not None else job.spec.timeout_seconds
+    if planned is not None:
+        own = planned if instead is None else min(planned, instead.time_limit)
     limit = own or job.runner.limits.step_timeout_seconds
     left = job.door.seconds_left()
     by_turn = left is not None and (limit is None or left < limit)
@@ -36,9 +39,10 @@ async def bound(job: Job, attempt: Attempt, inner: Inner, instead: TimeLimit | N
             raise
         job.cut_off = True
         if by_turn:
-            raise run_limit_reached(attempt) from exc
+            raise run_limit_reached(job, attempt) from exc
+        what = "timeout_seconds" if instead is None else repr(instead)
+        what = "the step's timeout, or that" if planned is not None else what
         raise TimeoutError(
             f"{job.spec.name!r} took longer than {limit:g} s in step {attempt.key!r}."
-            f" Fix: raise {'timeout_seconds' if instead is None else repr(instead)} of"
-            f" {job.spec.name!r}, or give it less to do."
+            f" Fix: raise {what} of {job.spec.name!r}, or give it less to do."
         ) from exc

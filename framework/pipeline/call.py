@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
+import framework.telemetry as telemetry
 from configs.streaming import get_streamer, step_of_plan
 from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.ports import Attempt
@@ -19,7 +20,6 @@ from framework.pipeline.lifecycle import Lifecycle
 from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
 from framework.pipeline.step_state import StepState
-from framework.telemetry import StepProgress, emit
 
 _PHASES = ("validate", "setup", "teardown")
 """Methods that a capability may define beside ``execute``; they take no arguments."""
@@ -85,7 +85,9 @@ async def call(job: Job, attempt: Attempt) -> Any:
 
 def _streamed(attempt: Attempt) -> Callable[[str, float | None], None]:
     def notify(message: str, fraction: float | None) -> None:
-        emit(StepProgress(message=message, progress=fraction, **attempt.event()))
+        telemetry.emit(
+            telemetry.StepProgress(message=message, progress=fraction, **attempt.event())
+        )
 
     return notify
 

@@ -22,7 +22,13 @@ from langgraph.errors import GraphBubbleUp
 from framework.approvals import UNKNOWN
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
-from framework.base.errors import CapgraphError, PersistenceError, ValidationError
+from framework.base.errors import (
+    CapgraphError,
+    ErrorSeverity,
+    PersistenceError,
+    PolicyError,
+    ValidationError,
+)
 from framework.base.ports import Attempt, Question
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.agreements import Agreements
@@ -40,11 +46,11 @@ class UnknownOutcome(GraphBubbleUp):
     """A part of a step began and nobody knows how it ended.
 
     Attributes:
-        question: What a person is asked.
+        question: What a person is asked; ``None`` when one decided to pass the step over.
     """
 
-    def __init__(self, question: Question) -> None:
-        super().__init__(question.reason)
+    def __init__(self, question: Question | None) -> None:
+        super().__init__(question.reason if question is not None else "passed over")
         self.question = question
 
 
@@ -142,6 +148,19 @@ class EffectLedger:
         """Whether records outlive the process."""
         return self._journal.durable
 
+    @property
+    def journal(self) -> Journal:
+        """The records of the thread."""
+        return self._journal
+
+    async def wait_begun(self, key: str) -> dict[str, Any]:
+        """Return since when a step waits, and for what; empty when it does not."""
+        return await self._read(f"{self._waiting}/{digest_of(key)}")
+
+    async def begin_wait(self, key: str, record: dict[str, Any]) -> None:
+        """Keep since when a step waits, and for what."""
+        await self._write(f"{self._waiting}/{digest_of(key)}", record)
+
     # --- keys -----------------------------------------------------------------------------
 
     def key(self, name: str) -> str:
@@ -171,7 +190,8 @@ class EffectLedger:
         Raises:
             StoppedError: Somebody did.
         """
-        await self._journal.go_on(self._view.caller.user_id, confirm=confirm)
+        if self.durable:
+            await self._journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -232,12 +252,23 @@ class EffectLedger:
             await self._write(name, {**record, "status": status, "lost": True})
         await may("effect", effect=name, status=status)
 
+    async def amend(self, name: str, **more: Any) -> None:
+        """Put other words into the record of an effect; what it says of its end stays."""
+        await self._write(name, {**await self._read(name), **more})
+
     def result(self, record: Mapping[str, Any]) -> list[Any]:
-        """Return what an effect gave when it was done.
+        """Return what an effect gave when it was done, as it was let out then.
 
         Raises:
             ValidationError: Its result could not be kept.
+            PolicyError: Guards did not let it out.
         """
+        if record.get("withheld"):
+            raise PolicyError(
+                "Guards did not let its result pass when it was done, so it was not kept.",
+                fix="Look at the outside system.",
+                severity=ErrorSeverity.CRITICAL,
+            )
         if record.get("lost"):
             raise ValidationError(
                 "The effect was done earlier, and its result could not be kept.",
@@ -271,6 +302,8 @@ class EffectLedger:
             answer = await self.outcome_of(name, run)
             if answer.get("decision") == "done":
                 return answer.get("outputs")
+            if answer.get("decision") == "skip":
+                raise UnknownOutcome(None)
             if answer.get("decision") != "rerun":
                 raise UnknownOutcome(
                     Question(

@@ -23,7 +23,10 @@ from framework.base.errors import (
 )
 from framework.base.ports import Failure
 from framework.pipeline.retry_policy import declared_policy
+from framework.telemetry.audit import note_refusal
 
+REFUSED_BY_GUARDS = "CG-GUARDRAIL"
+"""Code of the failure of which guards are the reason."""
 _RANK = (
     ErrorSeverity.FATAL,
     ErrorSeverity.CRITICAL,
@@ -54,6 +57,7 @@ def read_failure(
         key: The step's context key.
         attempts: Tries so far.
     """
+    note_refusal(exc)
     name = capability or node or cls.__name__
     origin = f"Unhandled error in {name}" if capability else f"Infrastructure error in {name}"
     answer = None
@@ -101,6 +105,7 @@ def fatal(name: str, failure: Failure) -> FatalExecutionError:
 
 def refusal(node: str, problem: CapgraphError) -> Failure:
     """Return the failure with which a node ends a turn for a reason of the caller's."""
+    note_refusal(problem)
     return Failure(
         severity=ErrorSeverity.CRITICAL,
         message=mask_secrets(str(problem)),

@@ -27,6 +27,9 @@ async def hooks(
         behaviors: The behaviours, the outermost first.
         again: The stage ``settle`` with what stands around it, for results that hooks give.
     """
+    if attempt.replayed:  # what is handed back is what they made of it
+        replayed: Result = await inner(job, attempt)
+        return replayed
     plan = job.view.plan_id
     context = BehaviorContext(
         agent_id=attempt.capability,

@@ -8,7 +8,7 @@ from typing import Any
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
-from framework.base.value_context import item_types
+from framework.base.value_context import LISTED, item_types
 from framework.state import ContextTypes, load_context
 
 
@@ -52,8 +52,9 @@ def resolve_inputs(
                 severity=ErrorSeverity.REPLANNING,
             )
     for kind, keys in named.items():
-        values = [_load(spec, kind, key, context_data, types) for key in keys]
-        inputs[kind] = values[0] if len(values) == 1 else values
+        values = [v for key in keys for v in _load_many(spec, kind, key, context_data, types)]
+        alone = len(keys) == 1 and keys[0] in context_data.get(kind, {})
+        inputs[kind] = values[0] if alone else values
     return inputs
 
 
@@ -65,6 +66,8 @@ def _load_many(
     types: ContextTypes,
 ) -> list[Any]:
     """Read one context, or all of a result that is a list of that type."""
+    if key in context_data.get(kind + LISTED, {}):
+        return list(_load(spec, kind + LISTED, key, context_data, types))
     if key not in context_data.get(kind, {}):
         for listed, item in item_types(types.values()).items():
             if item == kind and key in context_data.get(listed, {}):

@@ -53,12 +53,14 @@ class Door:
         seconds_left: How long the turn may still run its steps; ``None`` for no bound.
         stopping: Whether no further try may begin, because something else failed for good.
         draining: Whether the process is to stop.
+        may_wait: Whether a step may wait for a moment or an event, and the asker goes on meanwhile.
         state_keys: Keys of the state of a graph of one's own; ``None`` for those of ``AgentState``.
         unsorted: Whether a returned dictionary stays as it is: outside of any graph.
         raw_errors: Whether what the capability raises comes out as it is.
         notify: Takes a step's progress; ``None`` for the stream of the run.
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
+        begun: Whether a try has begun.
     """
 
     view: TurnView
@@ -68,12 +70,14 @@ class Door:
     seconds_left: Callable[[], float | None] = _unbounded
     stopping: Callable[[], bool] = _never
     draining: Callable[[], bool] = _never
+    may_wait: bool = False
     state_keys: frozenset[str] | None = None
     unsorted: bool = False
     raw_errors: bool = False
     notify: Callable[[str, float | None], None] | None = None
     types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -95,11 +99,13 @@ class Job:
         effect: Name of the effect in the ledger.
         worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
+        acted_inside: Whether an attempt inside acted once.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: What people agreed to of this very step; ``None`` when nobody was asked.
         agreed_until: When that lapses, by the graph's clock; ``None`` for never.
         began: Loop time at which the present try began.
         failure: The last exception with what it was read as.
+        bounded: Whether a budget is asked about it, and about what goes on inside.
         flow: Knows the labels of data; the outer attempt's where the graph has none of its own.
         labels: Labels of what it is given, and of what attempts inside it gave, with their sources.
     """
@@ -118,12 +124,14 @@ class Job:
     effect: str | None = None
     worked: tuple[Any] | None = None
     effect_done: bool = False
+    acted_inside: bool = False
     cut_off: bool = False
     agreed: Question | None = None
     agreed_until: float | None = None
     announced: int = 0
     began: float = 0.0
     failure: tuple[BaseException, Failure] | None = None
+    bounded: bool = False
     flow: Flow | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 

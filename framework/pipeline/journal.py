@@ -13,7 +13,7 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,8 +47,8 @@ class Journal:
     Args:
         saver: The graph's checkpoint saver; ``None`` keeps no records.
         thread_id: The thread.
-        checkpoint: Namespace and id of the checkpoint on which the running superstep builds;
-            ``None`` when the run saves nothing before its end.
+        checkpoints: Namespace and id of the checkpoints on which the running superstep builds, the
+            outermost graph's first; none when the run saves nothing before its end.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Journal:
         saver: BaseCheckpointSaver[Any] | None = None,
         thread_id: str | None = None,
         *,
-        checkpoint: tuple[str, str] | None = None,
+        checkpoints: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._saver = saver
         self._thread_id = thread_id
-        self._checkpoint = checkpoint
-        self._built_on_rock = checkpoint is None
+        self._checkpoint = checkpoints[-1] if checkpoints else None
+        self._unsure = list(checkpoints)
 
     @property
     def thread_id(self) -> str | None:
@@ -102,8 +102,10 @@ class Journal:
         with _ending_the_run():
             if confirm:
                 await leases_of(self._saver).confirm(self._thread_id)
-            if not self._built_on_rock and self._checkpoint is not None:
-                await self._rock(self._saver, *self._checkpoint)
+            # An outer graph that starts anew would start this one anew.
+            for checkpoint in self._unsure:
+                await self._rock(self._saver, *checkpoint)
+            self._unsure = []
 
     async def _rock(
         self, saver: BaseCheckpointSaver[Any], namespace: str, checkpoint_id: str
@@ -127,7 +129,6 @@ class Journal:
                 )
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
-        self._built_on_rock = True
         return found
 
     async def began(self) -> CheckpointTuple | None:
@@ -139,11 +140,11 @@ class Journal:
             found = await self._saver.aget_tuple(found.parent_config)
         return found
 
-    async def go_on(self, user_id: str | None, *, confirm: bool = False) -> None:
+    async def go_on(self, users: Collection[str], *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run.
 
         Args:
-            user_id: Who asks.
+            users: Whose run it is.
             confirm: Whether an effect is about to begin.
 
         Raises:
@@ -152,7 +153,7 @@ class Journal:
         if self._saver is None or self._thread_id is None:
             return
         with _ending_the_run():
-            await stops_of(self._saver).go_on(self._thread_id, user_id, confirm=confirm)
+            await stops_of(self._saver).go_on(self._thread_id, users, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""

@@ -15,6 +15,7 @@ from langgraph.errors import GraphBubbleUp
 
 from framework.approvals import ACTED, UNKNOWN
 from framework.base.errors import CapabilityError, ErrorSeverity
+from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
 from framework.pipeline.job import Inner, Job, kept_effects
@@ -74,8 +75,8 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
         await book.go_on(confirm=True)
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
-        await book.end(claim.name, "asking")
-        return signal.question
+        await book.end(claim.name, "asking" if signal.question else "unknown")
+        return signal.question or Skipped(_SKIPPED)
     except GraphBubbleUp:
         # The capability asks somebody: what stands before its question runs again.
         await book.end(claim.name, "asking")
@@ -108,6 +109,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
     job.effect_done = True
+    durable, outer = job.door.ledger.durable, job.outer
+    while outer is not None:
+        # Another try of it finds what is kept; another plan would act anew.
+        outer.acted_inside = True
+        outer.effect_done, outer = outer.effect_done or not durable, outer.outer
     await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 
@@ -128,7 +134,7 @@ async def _parts_of(job: Job, inner: Inner, attempt: Attempt) -> Any:
     try:
         return await inner(job, attempt)
     except UnknownOutcome as signal:
-        return signal.question
+        return signal.question or Skipped(_SKIPPED)
 
 
 async def _settled(job: Job, attempt: Attempt, claim: Claim) -> Any:
@@ -182,7 +188,7 @@ async def _acted_before(
 
 def _was_planned(job: Job, attempt: Attempt) -> bool:
     """Tell whether an earlier plan of the turn held this very step, so that it is not new."""
-    own = fingerprints(job.view.plan).get(attempt.key)
+    own = fingerprints(job.view.plan).get(plan_key(attempt.key))
     versions: list[Mapping[str, Any]] = job.view.state.get("planning_history") or []
     return any(own in fingerprints(version["plan"]).values() for version in versions[:-1])
 

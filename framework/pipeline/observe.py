@@ -6,32 +6,39 @@ Events from inside say which turn, plan and step they are about.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from framework.base.errors import LimitError, StoppedError
-from framework.base.ports import Attempt, StepRecord
-from framework.pipeline.job import Inner, Job, Result
+from framework.base.ports import Attempt
+from framework.pipeline.job import Inner, Job
 from framework.pipeline.settle import failed_record
-from framework.telemetry import about
+from framework.telemetry.sinks import about
 
 
-def run_limit_reached(attempt: Attempt) -> LimitError:
-    """Return the error of a step for which the turn has no time left."""
+def run_limit_reached(job: Job, attempt: Attempt) -> LimitError:
+    """Return the error of a step for which the turn, or its plan, has no time left."""
+    deadline, limit = job.view.plan.get("deadline"), job.runner.limits.run_timeout_seconds
+    if deadline is not None and (limit is None or deadline < limit):
+        return LimitError(
+            f"The plan's deadline of {deadline:g} s was reached at step {attempt.key!r}"
+            f" ({attempt.capability}).",
+            fix="Give the plan a later deadline, or less to do.",
+        )
     return LimitError(
         f"The run's time limit was reached at step {attempt.key!r} ({attempt.capability}).",
         fix="Raise limits.run_timeout_seconds, or ask for less at once.",
     )
 
 
-async def observe(job: Job, attempt: Attempt, inner: Inner) -> Result:
+async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Begin no step for which the turn has no time left, or of a turn that was stopped."""
     job.began = asyncio.get_running_loop().time()
     with about(**job.view.ids, step_id=attempt.key):
         left = job.door.seconds_left()
         if left is not None and left <= 0:
-            return failed_record(job, attempt, run_limit_reached(attempt))
+            return failed_record(job, attempt, run_limit_reached(job, attempt))
         try:
             await job.door.ledger.go_on()
         except StoppedError as exc:
             return failed_record(job, attempt, exc)
-        result: StepRecord | None = await inner(job, attempt)
-        return result
+        return await inner(job, attempt)

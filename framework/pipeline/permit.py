@@ -45,11 +45,7 @@ async def permit(
         if verdict.decision == "ask":
             reasons += verdict.problems or ["A policy asks for a person's agreement."]
     if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):
-        shown = {
-            "parameters": dict(attempt.values),
-            "input_values": plain_inputs(attempt.inputs),
-            "rests_on": rests_on(job.view.plan, attempt.step),
-        }
+        shown = shown_of(attempt, job.view.plan)
         digest = agreement_digest(attempt.capability, shown)
         ask = Question(STEP, attempt.capability, " ".join(reasons), digest=digest, shown=shown)
         question = await agreement(job, attempt, ask)
@@ -132,6 +128,16 @@ def rests_on(plan: ExecutionPlan, step: PlannedStep) -> list[str]:
     except PlanError:  # nobody checks the plan of a graph of one's own
         return []
     return sorted(prints[key] for key in keys & prints.keys())
+
+
+def shown_of(attempt: Attempt, plan: ExecutionPlan) -> dict[str, Any]:
+    """Return what a person is shown of a step and agrees to; of a copy also its element."""
+    return {
+        "parameters": dict(attempt.values),
+        "input_values": plain_inputs(attempt.inputs),
+        "rests_on": rests_on(plan, attempt.step),
+        **({} if attempt.element is None else {"element": attempt.element.value}),
+    }
 
 
 def agreement_digest(capability: str, shown: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
         job.slot = await capacity.take(spec.name, spec.max_parallel, whole, around)
         try:
             stopped = job.door.stopping() or job.door.draining()
+            job.door.begun = job.door.begun or not stopped
             result = STOPPED if stopped else await inner(job, attempt)
         finally:
             capacity.give_back(job.slot)

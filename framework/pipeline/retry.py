@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Attempt, Failure, RetryRule, StepRecord
 from framework.langgraph_compat import new_try
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 from framework.pipeline.settle import with_attempts
-from framework.telemetry import Retry, emit
 
 
 async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None = None) -> Result:
@@ -69,8 +69,8 @@ async def _next_try(
     if failures >= declared.max_attempts and limits.max_turn_attempts is None:
         door.budget.allow(1)  # the budget was made of what the class says
     await door.ledger.failed(attempt.key, failures, delay, job.runner.clock.now())
-    emit(
-        Retry(
+    telemetry.emit(
+        telemetry.Retry(
             name=attempt.capability,
             context_key=attempt.key,
             attempt=failures + 1,

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from typing import Any
 
+from configs.scoped import scoped
+from framework.base.errors import ConfigurationError
 from framework.base.ports import Caller
+
+_models: ContextVar[Callable[[str], Any] | None] = ContextVar("capgraph_models", default=None)
+
+
+def use_models(chat_model: Callable[[str], Any]) -> AbstractContextManager[None]:
+    """Have :func:`running_model` find a graph's models inside the block."""
+    return scoped(_models, chat_model)
+
+
+def running_model(role: str) -> Any:
+    """Return the chat model that the running graph has for a role.
+
+    Raises:
+        ConfigurationError: It has none, or no graph runs.
+    """
+    chat_model = _models.get()
+    found = chat_model(role) if chat_model is not None else None
+    if found is None:
+        raise ConfigurationError(
+            f"No graph runs here that has a chat model for the role {role!r}.",
+            fix=f"Give build_graph(model={{{role!r}: …}}), or name a model in place of the role.",
+        )
+    return found
 
 
 def current_runtime() -> Any:
@@ -50,6 +77,15 @@ def caller_of(known: Mapping[str, Any]) -> Caller:
 
     identity = name or read("identity")
     return Caller(identity, read("role"), read("tenant"), authenticated=True)
+
+
+def configurable_of(caller: Caller) -> dict[str, Any]:
+    """Return what a run's ``configurable`` says of who asks; :func:`caller_of` reads it."""
+    known = {"role": caller.role, "tenant": caller.tenant}
+    if caller.authenticated:
+        return {"langgraph_auth_user": {"identity": caller.user_id, **known}}
+    known["user_id"] = caller.user_id
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def raw_errors_wanted() -> bool:

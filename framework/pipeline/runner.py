@@ -87,6 +87,9 @@ class StepRunner:
         chat_model: Role to chat model, or ``None``.
         behaviors: What stands around each attempt, besides what a capability brings itself.
         own_behaviors: Name of a capability to what stands around it besides.
+        where_bounded: What stands around each attempt besides where something is bounded: always,
+            if ``bounded``; else where the plan brings a budget, or the step around is so.
+        bounded: Whether the operator has budgets.
         step_policies: What is asked before a step starts.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         schema: Keys of the graph's state.
@@ -102,6 +105,8 @@ class StepRunner:
         chat_model: Callable[[str], Any] = lambda _role: None,
         behaviors: Sequence[AnyBehavior] = (),
         own_behaviors: Mapping[str, Sequence[Any]] | None = None,
+        where_bounded: Sequence[AnyBehavior] = (),
+        bounded: bool = False,
         step_policies: Sequence[StepPolicy] = (),
         flow: Flow | None = None,
         schema: StateSchema | None = None,
@@ -117,6 +122,7 @@ class StepRunner:
         self._behaviors = tuple(behaviors)
         check_middlewares(in_parts(self._behaviors), "behaviors")
         self._own = own_behaviors or {}
+        self._where_bounded, self._bounded = tuple(where_bounded), bounded
         for spec in registry.capabilities.values():
             check_middlewares(in_parts(self._owned(spec)), f"{spec.name}.behaviors", _kind(spec))
         for node in registry.infrastructure.values():
@@ -131,7 +137,7 @@ class StepRunner:
                 if isinstance(i, Reach)
             ),
         ]
-        self._chains: dict[str, Inner] = {}
+        self._chains: dict[tuple[str, bool], Inner] = {}
 
     @property
     def limits(self) -> Limits:
@@ -154,11 +160,15 @@ class StepRunner:
             GraphBubbleUp: An interrupt of the capability's own, or another signal of LangGraph.
         """
         spec = self.registry.capabilities[attempt.capability]
-        chain = self._chains.get(spec.name)
-        if chain is None:
-            chain = self._chains[spec.name] = self._chain(spec)
         outer = CURRENT.get()
-        job = Job(spec, self, door, outer, flow=self.flow or (outer.flow if outer else None))
+        around = outer is not None and outer.bounded
+        bounded = self._bounded or around or bool(door.view.plan.get("budget"))
+        chain = self._chains.get((spec.name, bounded))
+        if chain is None:
+            chain = self._chain(spec, self._where_bounded if bounded else ())
+            self._chains[spec.name, bounded] = chain
+        flow = self.flow or (outer.flow if outer else None)
+        job = Job(spec, self, door, outer, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
             job.labels = {**(outer.labels if outer is not None else {}), **given}
@@ -171,6 +181,17 @@ class StepRunner:
                 outer.labels = {**labels, **outer.labels}
         return record
 
+    async def elements(self, attempt: Attempt, door: Door) -> list[Any] | StepRecord:
+        """Return for what a step with ``for_each`` runs; or its record, where it cannot run.
+
+        Args:
+            attempt: The step; for each element an attempt of its own goes through all stages.
+            door: What the asker brings.
+        """
+        job = Job(self.registry.capabilities[attempt.capability], self, door, CURRENT.get())
+        found: list[Any] | StepRecord = await observe.observe(job, attempt, screen.elements)
+        return found
+
     async def out_of_reach(self) -> dict[str, str]:
         """Return the capabilities that cannot be called now, each with why and until when."""
         found: dict[str, str] = {}
@@ -182,16 +203,16 @@ class StepRunner:
     def _owned(self, spec: CapabilitySpec) -> list[Any]:
         return [*spec.behaviors, *self._own.get(spec.name, ())]
 
-    def _around(self, spec: CapabilitySpec) -> list[Any]:
-        around = [*self._behaviors, *self._owned(spec)]
+    def _around(self, spec: CapabilitySpec, more: Sequence[Any]) -> list[Any]:
+        around = [*self._behaviors, *more, *self._owned(spec)]
         guards = [item for item in around if isinstance(item, TurnGuard)]
         if len(guards) > 1:  # as one, so that all of them are asked and named
             others = [item for item in around if not isinstance(item, TurnGuard)]
             around = [guards[0].beside(guards[1:]), *others]
         return fitting(in_parts(around), _kind(spec))
 
-    def _chain(self, spec: CapabilitySpec) -> Inner:
-        around = self._around(spec)
+    def _chain(self, spec: CapabilitySpec, more: Sequence[Any]) -> Inner:
+        around = self._around(spec, more)
         asked = [item for item in around if callable(getattr(item, "decide", None))]
         told: dict[str, dict[str, Any]] = {
             "permit": {"policies": (*self.step_policies, *asked)},

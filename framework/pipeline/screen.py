@@ -5,22 +5,28 @@ What leaves here is what is shown, agreed to, keyed and run; nothing below rewri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 
-from framework.base.ports import Attempt
+from framework.base.errors import ErrorSeverity, ValidationError
+from framework.base.ports import Attempt, Question, StepRecord
+from framework.base.spec import CapabilitySpec
 from framework.pipeline.inputs import resolve_inputs
 from framework.pipeline.job import Inner, Job, Result
-from framework.pipeline.settle import failed_record
+from framework.pipeline.needed import needed
+from framework.pipeline.settle import Skipped, failed_record, passed_over
+from framework.pipeline.waiting import waited
 from framework.planning.parameters import validated_parameters
-from framework.planning.references import references_of, resolve_references
+from framework.planning.references import references_of, resolve_references, value_at
+from framework.state import ContextTypes, TurnView
 
 
 async def screen(job: Job, attempt: Attempt, inner: Inner) -> Result:
-    """Give the attempt its inputs and parameters, or fail it."""
+    """Give the attempt its inputs and parameters, or fail it; where it has to wait, say so."""
     return await _prepared(_resolved, job, attempt, inner)
 
 
@@ -30,10 +36,17 @@ async def leave(job: Job, attempt: Attempt, inner: Inner) -> Result:
 
 
 async def _prepared(
-    prepare: Callable[[Job, Attempt], Attempt], job: Job, attempt: Attempt, inner: Inner
+    prepare: Callable[[Job, Attempt], Awaitable[Attempt | Skipped | Question]],
+    job: Job,
+    attempt: Attempt,
+    inner: Inner,
 ) -> Result:
     try:
-        ready = prepare(job, attempt)
+        ready = await prepare(job, attempt)
+        if isinstance(ready, Skipped):
+            return passed_over(job, attempt, ready)
+        if isinstance(ready, Question):
+            return ready
     except GraphBubbleUp:
         raise
     except Exception as exc:
@@ -42,18 +55,73 @@ async def _prepared(
     return result
 
 
-def _resolved(job: Job, attempt: Attempt) -> Attempt:
-    types, contexts, step = job.runner.registry.context_types, job.view.contexts, attempt.step
-    inputs = resolve_inputs(job.spec, step, contexts, types)
+async def _resolved(job: Job, attempt: Attempt) -> Attempt | Skipped | Question:
+    types = job.runner.registry.context_types
+    step = needed(job.spec, attempt.step, job.view, types)
+    if isinstance(step, Skipped):
+        return step
+    given = await waited(job, attempt, step)
+    if isinstance(given, Question):
+        return given
+    found = attempt if step is attempt.step else replace(attempt, step=step)
+    return resolved(found, job.spec, job.view, types, given)
+
+
+def resolved(
+    attempt: Attempt,
+    spec: CapabilitySpec,
+    view: TurnView,
+    types: ContextTypes,
+    own: Mapping[str, Any] | None = None,
+) -> Attempt:
+    """Return an attempt with its inputs and parameters, validated, defaults filled in.
+
+    Args:
+        attempt: The attempt.
+        spec: Its capability.
+        view: The turn.
+        types: The registered types.
+        own: What only this step can refer to, by name.
+
+    Raises:
+        ValidationError: They are not there, or do not fit.
+    """
+    contexts, step = view.contexts, attempt.step
+    inputs = resolve_inputs(spec, step, contexts, types)
     given = step.get("parameters") or {}
     if any(references_of(given)):
-        given = resolve_references(given, contexts, types)
+        one = attempt.element
+        own = {**({} if one is None else {one.name: one.value}), **(own or {})}
+        given = resolve_references(given, contexts, types, own)
         step = {**step, "parameters": given}
-    parameters, values = validated_parameters(job.spec, given)
+    parameters, values = validated_parameters(spec, given)
     return replace(attempt, step=step, inputs=inputs, parameters=parameters, values=values)
 
 
-def _agreeing(job: Job, attempt: Attempt) -> Attempt:
+async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
+    """Return for what a step runs, each by itself; or its record, where it cannot run."""
+    types = job.runner.registry.context_types
+    of, bound = (attempt.step.get("for_each") or {})["of"], job.runner.limits.max_elements
+    try:
+        step = needed(job.spec, attempt.step, job.view, types)
+        if isinstance(step, Skipped):
+            return passed_over(job, attempt, step)
+        found = value_at(of, job.view.contexts, types)
+        if isinstance(found, list) and len(found) <= bound:
+            return found
+        cause = (
+            f"a list of {len(found):,}" if isinstance(found, list) else f"{found!r:.80}, no list"
+        )
+        raise ValidationError(
+            f"The step {attempt.key!r} runs for each of {of}, which is {cause}.",
+            fix=f"Name a list of at most {bound:,} elements (limits.max_elements), or do it in parts.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+    except ValidationError as exc:
+        return failed_record(job, attempt, exc)
+
+
+async def _agreeing(job: Job, attempt: Attempt) -> Attempt:
     values, changed = dict(attempt.values), attempt.parameters
     if isinstance(changed, BaseModel):
         changed = changed.model_dump(mode="json")

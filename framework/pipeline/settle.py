@@ -9,6 +9,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
+import framework.telemetry as telemetry
 from configs.logger import get_logger
 from configs.streaming import is_heard
 from framework.approvals import RESULT
@@ -16,13 +17,13 @@ from framework.base.errors import ErrorSeverity, PersistenceError, ValidationErr
 from framework.base.ports import Attempt, Failure, Question, StepRecord
 from framework.base.values import to_plain
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
-from framework.pipeline.failures import after_effect, fatal, killed, read_failure
+from framework.pipeline.failures import REFUSED_BY_GUARDS, after_effect, fatal, killed, read_failure
 from framework.pipeline.gate import examined
 from framework.pipeline.job import STOPPED, Inner, Job, Result
 from framework.pipeline.run_config import raw_errors_wanted
-from framework.pipeline.sort_result import Sorted, contexts_in, sort_result
+from framework.pipeline.sort_result import PLAN_KEY, Sorted, contexts_in, sort_result
 from framework.state import dump_context
-from framework.telemetry import Status, StepFailed, StepFinished, StepStarted, about, emit
+from framework.telemetry.sinks import about
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,11 @@ class Skipped:
 
     Attributes:
         reason: Why.
+        not_needed: Whether that is as the plan has it.
     """
 
     reason: str
+    not_needed: bool = False
 
 
 async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
@@ -48,7 +51,8 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     try:
         found = await _gave(job, attempt, inner)
         if isinstance(found, Sorted):
-            if job.spec.gate is None:
+            # What a replay hands back was looked at when it was made.
+            if job.spec.gate is None or attempt.replayed:
                 return _succeeded(job, attempt, found)
             seen = await examined(job, attempt, found)
             record = _succeeded(job, attempt, found)
@@ -69,7 +73,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
     if result is STOPPED or isinstance(result, Question):
         return None if result is STOPPED else result
     if isinstance(result, Skipped):
-        return _record(job, attempt, skipped=result.reason)
+        return passed_over(job, attempt, result)
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
         return Sorted(updates=dict(result))
@@ -83,7 +87,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         attempt.step,
         attempt.key,
         job.runner.registry.context_types,
-        job.door.state_keys or job.runner.schema.names,
+        job.runner.schema.names if job.door.state_keys is None else job.door.state_keys,
     )
 
 
@@ -126,6 +130,8 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
                 found = _as_it_leaves(job, attempt, await inner(job, attempt))
             finally:
                 job.settling = False
+            if job.effect_done and isinstance(found, StepRecord):
+                await _kept_as_it_leaves(job, found)
         if not isinstance(found, StepRecord) or not found.success:
             if isinstance(found, StepRecord) and found.error is not None:
                 tell_failed(job, attempt, found.error)
@@ -134,8 +140,21 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
             return question
         if is_heard() and not (attempt.given and attempt.given.told):
             duration = found.execution_time
-            emit(StepFinished(duration=duration, outputs=found.outputs, **attempt.event()))
+            telemetry.emit(
+                telemetry.StepFinished(duration=duration, outputs=found.outputs, **attempt.event())
+            )
         return found
+
+
+async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
+    """Have the ledger hold what came out: what a guard took out of a result does not lie there."""
+    if found.success and found.contexts is not job.made:
+        gave: list[Any] = [{kind: of[found.key]} for kind, of in found.contexts.items()]
+        gave += [found.updates] if found.updates else []
+        gave += [] if found.plan is None else [{PLAN_KEY: found.plan}]
+        await job.door.ledger.amend(str(job.effect), result=gave)
+    elif found.error is not None and found.error.metadata.get("code") == REFUSED_BY_GUARDS:
+        await job.door.ledger.amend(str(job.effect), result=[], withheld=True)
 
 
 def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
@@ -194,8 +213,8 @@ def announce(job: Job, attempt: Attempt) -> None:
     if not is_heard():
         return
     name = attempt.capability
-    emit(Status(message=f"Executing {name}...", component=name, progress=0.1))
-    emit(StepStarted(task_objective=attempt.objective, **attempt.event()))
+    telemetry.emit(telemetry.Status(message=f"Executing {name}...", component=name, progress=0.1))
+    telemetry.emit(telemetry.StepStarted(task_objective=attempt.objective, **attempt.event()))
 
 
 def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
@@ -234,7 +253,8 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(job.spec.name, failure) from exc
-    if job.effect_done:
+    again = failure.severity is ErrorSeverity.RETRIABLE
+    if job.effect_done or (job.acted_inside and not again):
         failure = after_effect(failure)
     announce(job, attempt)
     if not job.settling:
@@ -242,10 +262,17 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     return _record(job, attempt, error=failure, updates=killed(exc))
 
 
+def passed_over(job: Job, attempt: Attempt, found: Skipped) -> StepRecord:
+    """Return the record of a step that nobody will run, and say so."""
+    more = {"reason": found.reason, "not_needed": found.not_needed}
+    telemetry.emit(telemetry.StepSkipped(**more, **attempt.event()))
+    return _record(job, attempt, skipped=found.reason, not_needed=found.not_needed)
+
+
 def tell_failed(job: Job, attempt: Attempt, failure: Failure) -> None:
     """Say that a try failed, in the stream and in the log."""
-    emit(
-        StepFailed(
+    telemetry.emit(
+        telemetry.StepFailed(
             duration=job.seconds(),
             severity=failure.severity.value,
             message=failure.message,
@@ -270,11 +297,8 @@ def with_attempts(record: StepRecord, failures: int, *, final: bool) -> StepReco
 
 
 def _record(job: Job, attempt: Attempt, **found: Any) -> StepRecord:
-    return StepRecord(
-        key=attempt.key,
-        capability=attempt.capability,
-        index=attempt.index,
-        objective=attempt.objective,
+    return StepRecord.of(
+        attempt,
         attempts=attempt.number,
         execution_time=job.seconds(),
         source=job.source,

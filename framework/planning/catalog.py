@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from framework.base import CapabilitySpec, Requirement
-from framework.base.value_context import item_types
+from framework.base.value_context import LISTED, item_types
 from framework.planning.parameters import required_parameters
 
 RESPOND = "respond"
@@ -90,12 +90,14 @@ def supplied(types: Iterable[str], items: Mapping[str, str]) -> list[str]:
 
     >>> supplied(["READINGS"], {"READINGS": "READING"})
     ['READINGS', 'READINGS*', 'READING*']
+    >>> supplied(["READING[]"], {})
+    ['READING[]', 'READING[]*', 'READING*']
     """
-    return [
-        need
-        for kind in types
-        for need in (kind, kind + MANY, *([items[kind] + MANY] if kind in items else ()))
-    ]
+    found = []
+    for kind in types:
+        item = kind.removesuffix(LISTED) if kind.endswith(LISTED) else items.get(kind)
+        found += [kind, kind + MANY, *([] if item is None else [item + MANY])]
+    return found
 
 
 def gives(spec: CapabilitySpec) -> list[str]:

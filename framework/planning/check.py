@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from pydantic import BaseModel
-
+from framework.base.plan import BUDGETS
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
+from framework.planning.conditions import comparisons, condition_faults, kind_of, told
 from framework.planning.graphs import reachable_from
 from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.references import Read, references_of
-from framework.planning.schemas import Shape, result_shape
+from framework.planning.references import Read, fields_of, references_of
+from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
+from framework.planning.waits import WAITS, references_in, wait_faults
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
@@ -76,6 +78,8 @@ def read_plan(
     steps, problems = _read_steps(plan, max_steps)
     chosen = None if active is None else frozenset(active)
     checker = _Checker(PlanView(steps, catalog, available, chosen), problems)
+    if isinstance(plan, dict):
+        checker.bounds(plan)
     if steps:
         checker.run()
     problems.sort(key=lambda problem: -1 if problem.step is None else problem.step)
@@ -135,6 +139,19 @@ class _Checker:
                 self._stranger(index, step, name)
         self._order()
         self._closing()
+
+    def bounds(self, plan: dict[str, Any]) -> None:
+        """Check what the whole plan may use up."""
+        self._seconds(None, plan.get("deadline"), "deadline")
+        budget = plan.get("budget")
+        fix = f"write an object of numbers above 0 for: {', '.join(BUDGETS)}"
+        if budget is not None and not isinstance(budget, dict):
+            self.add(codes.SHAPE, None, budget, "is no budget", fix, ("budget",))
+        for name, value in budget.items() if isinstance(budget, dict) else ():
+            if name not in BUDGETS or not _is_positive(value):
+                self.add(
+                    codes.SHAPE, None, value, "is no limit of a budget", fix, ("budget", str(name))
+                )
 
     def _stranger(self, index: int, step: dict[str, Any], name: Any) -> None:
         shown = name if isinstance(name, str) else preview(name)
@@ -222,6 +239,8 @@ class _Checker:
             supplied = view.contracts[found[0]]
             types = supplied.spec.provides if supplied is not None else ()
             cause = f"step {found[0] + 1} supplies {listing(types)}, not {kind}"
+            if kind in types:
+                cause = f"step {found[0] + 1} runs over a list and supplies several {kind}, not one"
         elif stored := view.stored_as(read.key):
             cause = f"the stored context of this name is of type {listing(stored)}, not {kind}"
         else:
@@ -267,41 +286,99 @@ class _Checker:
         key = self.view.keys[index]
         for fault in parameter_faults(model, parameters, owner):
             self.problems.append(replace(fault, step=index, context_key=shown_key(key)))
+        target = None if model is None else Shape.of(model, "validation")
         for path, text in references_of(parameters):
-            self._reference(index, (name, *path), text, model)
+            found = self._found(index, (name, *path), text, codes.PARAMETER, _REFERENCE)
+            wanted = None if target is None else target.at(path)
+            if found is not None and wanted is not None and not found.fits(wanted):
+                cause = f"it is {found} and the parameter is {wanted}"
+                self.add(codes.PARAMETER, index, text, cause, _REFERENCE, (name, *path))
 
-    def _reference(self, index: int, path: Path, text: str, model: type[BaseModel] | None) -> None:
-        """Check who supplies what a parameter refers to, and of which type it is."""
+    def _found(
+        self, index: int, path: Path, text: str, code: str, remedy: str = ""
+    ) -> Shape | None:
+        """Check who supplies what stands at a path; return its shape, where that is known."""
         view = self.view
-        read = next(read for read in view.reads[index] if read.path == path)
-        place = view.resolve(index, read)
-        if place is not None and place >= index:
+        read = next((read for read in view.reads[index] if read.path == path), None)
+        place = view.resolve(index, read) if read is not None else None
+        if read is not None and place is not None and place >= index:
             self.forward.append((index, read, place))
-            return
-        if place is not None:
-            contract = view.contracts[place]
-            kinds = None if contract is None else list(contract.spec.provides)
-        elif not (kinds := view.stored_as(read.key)):
+            return None
+        if read is not None and place is None and not view.stored_as(read.key):
             cause = "no step and no stored context has this context_key"
-            self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
-            return
-        if kinds is None or any(kind not in view.context_types for kind in kinds):
-            return  # of unknown type: what stands there is read when the step runs
-        results = [result_shape(view.context_types[kind]) for kind in kinds]
-        parts = text[len(read.key) :].split(".")[1:]
-        fields = tuple(int(part) if part.isdecimal() else part for part in parts)
+            self.add(code, index, text, cause, remedy, path)
+            return None
+        # Without a reader it means the element of a list.
+        key = text.partition(".")[0] if read is None else read.key
+        results = [view.element(index)] if read is None else view.results(index, read)
+        if results is None:
+            return None  # of unknown type: what stands there is read when the step runs
+        fields = fields_of(text, key)
         found = [shape for result in results if (shape := result.at(fields)) is not None]
-        target = None if model is None else Shape.of(model, "validation").at(path[1:])
-        if not found:
-            known = sorted({name for result in results for name in result.fields})
-            cause = f"the result has no {'.'.join(parts)!r}; its fields are {listing(known)}"
-        elif len(found) > 1:
-            cause = "several results of that step have it"
-        elif target is None or found[0].fits(target):
+        if len(found) == 1:
+            return found[0]
+        known = sorted({name for result in results for name in result.fields})
+        what = ".".join(map(str, fields))
+        cause = f"the result has no {what!r}; its fields are {listing(known)}"
+        cause = "several results of that step have it" if found else cause
+        self.add(code, index, text, cause, remedy, path)
+        return None
+
+    def _for_each(self, index: int, each: object, name: str) -> None:
+        if each is None:
             return
-        else:
-            cause = f"it is {found[0]} and the parameter is {target}"
-        self.add(codes.PARAMETER, index, text, cause, _REFERENCE, path)
+        given = each if isinstance(each, dict) else {}
+        of, alias = given.get("of"), given.get("as", "item")
+        mode = given.get("on_failure", "stop")
+        if not isinstance(of, str) or not of or given.keys() - {"of", "as", "on_failure"}:
+            self.add(codes.FOR_EACH, index, each, "does not say over which list", path=(name,))
+            return
+        if not is_key(alias) or "." in str(alias):
+            cause = "is no name of an element"
+            self.add(codes.FOR_EACH, index, alias, cause, path=(name, "as"))
+        elif alias in self.view.places or self.view.stored_as(str(alias)):
+            cause = "is the context_key of a result"
+            self.add(codes.FOR_EACH, index, alias, cause, "take another name", (name, "as"))
+        if mode not in ("stop", "collect"):
+            remedy = "write 'stop' or 'collect'"
+            self.add(codes.FOR_EACH, index, mode, "is unknown", remedy, (name, "on_failure"))
+        found = self._found(index, (name, "of"), of, codes.FOR_EACH)
+        if found is not None and not {form.kind for form in found.forms()} & {"array", None}:
+            self.add(codes.FOR_EACH, index, of, f"it is {found}, not a list", path=(name, "of"))
+
+    def _when(self, index: int, condition: object, name: str) -> None:
+        if condition is None:
+            return
+        faults = list(condition_faults(condition))
+        for where, value, cause in faults:
+            self.add(codes.CONDITION, index, value, cause, path=(name, *where))
+        for where, one in comparisons(condition) if not faults else ():
+            path = (name, *where, "of")
+            found = self._found(index, path, one["of"], codes.CONDITION)
+            kinds = {_KINDS.get(str(form.kind)) for form in found.forms()} if found else {None}
+            if None not in kinds and kind_of(one["than"]) not in kinds:
+                cause = f"it is {found}, so {told(one)!r} cannot be compared"
+                self.add(codes.CONDITION, index, one["of"], cause, path=path)
+
+    def _switch(self, index: int, value: object, name: str) -> None:
+        if value is not None and not isinstance(value, bool):
+            self.add(codes.SHAPE, index, value, "is not a boolean", "write true or false", (name,))
+
+    def _seconds(self, index: int | None, value: object, name: str) -> None:
+        if value is not None and not _is_positive(value):
+            remedy = "give seconds as a number above 0"
+            self.add(codes.SHAPE, index, value, "is no number of seconds", remedy, (name,))
+
+    def _wait(self, index: int, given: object, name: str) -> None:
+        if given is None:
+            return
+        for where, value, cause in wait_faults(name, given):
+            self.add(codes.SHAPE, index, value, cause, "correct it", (name, *where))
+        if self.view.steps[index].get("for_each") is not None:
+            remedy = "let a step before it wait"
+            self.add(codes.SHAPE, index, given, "cannot stand beside 'for_each'", remedy, (name,))
+        for path, text in references_in({name: given}):
+            self._found(index, path, text, codes.SHAPE, _REFERENCE)
 
     def _order(self) -> None:
         if not self.forward:
@@ -328,12 +405,21 @@ class _Checker:
         for index, step in enumerate(self.view.steps):
             name = step.get("capability") if isinstance(step, dict) else None
             closing = isinstance(name, str) and name in CLOSING
+            for field in _OF_WORK.intersection(step if closing else ()):
+                if step[field] not in (None, False):
+                    cause, remedy = "the closing step always runs", f"leave {field!r} out"
+                    self.add(codes.SHAPE, index, step[field], cause, remedy, (field,))
             if closing and index != last:
                 cause = f"{name!r} ends the turn and steps follow it"
                 self.add(codes.CLOSING_NOT_LAST, index, name, cause)
             elif index == last and not closing:
                 cause = "the last step does not answer the request"
                 self.add(codes.NO_CLOSING, None, name, cause)
+
+
+def _is_positive(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]
 
 
 _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
@@ -344,5 +430,25 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "inputs": _Checker._inputs,
     "expected_output": _Checker._output,
     "parameters": _Checker._parameters,
+    "when": _Checker._when,
+    "for_each": _Checker._for_each,
+    "optional": _Checker._switch,
+    "timeout": _Checker._seconds,
+    "look_again": _Checker._switch,
+    "wait_until": _Checker._wait,
+    "wait_for": _Checker._wait,
 }
 """What checks each field of a step; there are no other fields."""
+
+_OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again", *WAITS})
+"""Fields that a closing step cannot have."""
+
+_KINDS = {
+    **dict.fromkeys(("integer", "number"), "number"),
+    "string": "text",
+    "boolean": "boolean",
+    "null": "nothing",
+    "array": "list",
+    "object": "object",
+}
+"""Types of JSON schemas as conditions name what they compare."""

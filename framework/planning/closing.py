@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from framework.base import PlannedStep
+from framework.base.value_context import LISTED
 from framework.planning.catalog import RESPOND
 from framework.planning.reading import make_key
 from framework.planning.view import PlanView
@@ -50,7 +51,8 @@ def closing_step(view: PlanView, taken: Collection[str], task: str = "") -> Plan
         if expected is None and len(provides) == 1:
             expected = provides[0]
         if isinstance(expected, str) and expected in provides:
-            inputs.append({expected: key})
+            listed = LISTED if view.steps[index].get("for_each") else ""
+            inputs.append({expected + listed: key})
     objective = task or "Answer the request from the results of the steps before."
     step = planned_step(make_key("user_response", taken), RESPOND, None, objective, inputs)
     step["success_criteria"] = (

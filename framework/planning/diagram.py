@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from framework.base import ExecutionPlan
 from framework.planning.catalog import CLOSING
+from framework.planning.conditions import told
+from framework.planning.problems import preview
 from framework.planning.reading import capability_of, step_key, steps_of
 from framework.planning.references import Read, reads_of
+from framework.planning.waits import WAITS
 
-StepStatus = Literal["pending", "running", "done", "failed", "skipped"]
+StepStatus = Literal["pending", "running", "done", "failed", "skipped", "not needed"]
 
 _STYLES: dict[str, str] = {
     "pending": "fill:#f4f4f4,stroke:#8a8a8a,color:#222",
@@ -19,8 +22,9 @@ _STYLES: dict[str, str] = {
     "done": "fill:#dff2e1,stroke:#2e7d32,color:#222",
     "failed": "fill:#fde0dc,stroke:#c62828,color:#222",
     "skipped": "fill:#eee,stroke:#aaa,color:#666,stroke-dasharray:4 3",
+    "not needed": "fill:#fff,stroke:#aaa,color:#888,stroke-dasharray:1 3",
 }
-_SIGNS = {"running": "▶ ", "done": "✓ ", "failed": "✗ ", "skipped": "⊘ "}
+_SIGNS = {"running": "▶ ", "done": "✓ ", "failed": "✗ ", "skipped": "⊘ ", "not needed": "⊘ "}
 _PLAIN = re.compile(r"[^\w .,:;/()+=?!%'°·→–-]")
 _LONGEST = 60
 
@@ -51,9 +55,11 @@ def plan_mermaid(plan: ExecutionPlan, status: Mapping[str, str] | None = None) -
         name, state = capability_of(step), (status or {}).get(keys[index], "pending")
         states.append(state if state in _STYLES else "pending")
         sign = _SIGNS.get(state, "")
-        label = f"{sign}{escape_label(keys[index])}<br/>{escape_label(name or '?')}"
+        lines = [f"{sign}{escape_label(keys[index])}", escape_label(name or "?")]
+        label = "<br/>".join([*lines, *map(escape_label, step_notes(step))])
         left, right = ('(["', '"])') if name in CLOSING else ('["', '"]')
-        nodes += [f"    s{index}{left}{label}{right}", f"    class s{index} {states[-1]}"]
+        nodes += [f"    s{index}{left}{label}{right}"]
+        nodes += [f"    class s{index} {_class(states[-1])}"]
         for one in reads_of(step, keys):
             before = [place for place in range(index) if keys[place] == one.key]
             read.update(before[-1:])
@@ -61,12 +67,33 @@ def plan_mermaid(plan: ExecutionPlan, status: Mapping[str, str] | None = None) -
                 stored.setdefault(one._replace(path=()), f"c{len(stored)}") if not before else ""
             )
             source = f"s{before[-1]}" if before else place
-            arrows.append(f'    {source} -->|"{escape_label(one.label)}"| s{index}')
+            label = one.label if one.path[0] in ("inputs", "parameters") else str(one.path[0])
+            arrows.append(f'    {source} -->|"{escape_label(label)}"| s{index}')
         if name in CLOSING:
             arrows += [f"    s{place} -.-> s{index}" for place in range(index) if place not in read]
     cylinders = [f'    {node}[("{escape_label(one.key)}")]' for one, node in stored.items()]
-    styles = [f"    classDef {state} {_STYLES[state]}" for state in _STYLES if state in states]
+    styles = [f"    classDef {_class(s)} {_STYLES[s]}" for s in _STYLES if s in states]
     return "\n".join(["flowchart TD", *cylinders, *nodes, *arrows, *styles])
+
+
+def _class(state: str) -> str:
+    return state.replace(" ", "_")
+
+
+def step_notes(step: Mapping[str, Any]) -> list[str]:
+    """Say in words when a step runs, and what becomes of the plan if it fails.
+
+    >>> step_notes({"when": {"of": "sky.wind", "is": ">", "than": 12}, "optional": True})
+    ['if sky.wind > 12', 'optional']
+    """
+    found = []
+    if step.get("when") is not None:
+        found.append(f"if {told(step['when'])}")
+    if isinstance(each := step.get("for_each"), dict):
+        found.append(f"for each of {each.get('of')}")
+    found += [f"{name.replace('_', ' ')} {preview(step[name])}" for name in WAITS if step.get(name)]
+    words = {"optional": "optional", "look_again": "looked at again"}
+    return [*found, *(text for name, text in words.items() if step.get(name) is True)]
 
 
 def escape_label(text: object, limit: int = _LONGEST) -> str:

@@ -10,7 +10,8 @@ from framework.base import ExecutionPlan
 from framework.planning.catalog import Available, Catalog
 from framework.planning.parameters import replace_at
 from framework.planning.problems import Path, Problem, preview, render_path
-from framework.planning.references import FROM, Read, references_of
+from framework.planning.references import FROM, Read, paths_of
+from framework.planning.waits import WAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +110,13 @@ class Draft:
         return True
 
     def rename(self, reads: Iterable[tuple[int, Read]], key: str) -> None:
-        """Have some inputs and references name another key."""
+        """Have some inputs, references and conditions name another key."""
         for index, read in reads:
-            old = self.steps[index]
+            step = self.steps[index]
+            value: Any = key
             if read.label == FROM:
-                text = next(
-                    t for path, t in references_of(old["parameters"]) if path == read.path[1:]
-                )
-                value: object = {FROM: key + text[len(read.key) :]}
-            else:
-                value = key
-            self.steps[index] = replace_at(old, read.path, value)
+                text = next(text for path, text in paths_of(step) if path == read.path)
+                value = key + text[len(read.key) :]
+            if read.path[0] in ("parameters", *WAITS):
+                value = {FROM: value}
+            self.steps[index] = replace_at(step, read.path, value)

@@ -91,6 +91,19 @@ def _touch(path: Path, other: Path) -> bool:
     return all(a == b for a, b in zip(path, other, strict=False))
 
 
+def mended_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, list[Problem]]:
+    """Give parameters the one exact form that they may be meant to have; returns what is left wrong.
+
+    Args:
+        spec: The capability.
+        given: The step's ``parameters``.
+    """
+    faults = parameter_faults(spec.parameters, given, spec.name)
+    for fault in (fault for fault in faults if fault.mended is not UNSURE):
+        given = replace_at(given, fault.path[1:], fault.mended)
+    return given, parameter_faults(spec.parameters, given, spec.name) if faults else []
+
+
 def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict[str, Any]]:
     """Read a step's parameters: what runs, and the same as plain data with defaults filled in.
 
@@ -117,11 +130,7 @@ def validated_parameters(spec: CapabilitySpec, given: object) -> tuple[Any, dict
     >>> validated_parameters(spec, {"amount": 5})
     (Options(amount=5, currency='EUR'), {'amount': 5, 'currency': 'EUR'})
     """
-    faults = parameter_faults(spec.parameters, given, spec.name)
-    for fault in (fault for fault in faults if fault.mended is not UNSURE):
-        given = replace_at(given, fault.path[1:], fault.mended)
-    if faults:
-        faults = parameter_faults(spec.parameters, given, spec.name)
+    given, faults = mended_parameters(spec, given)
     if faults:
         listed = "; ".join(
             f"{render_path(fault.path[1:]) or 'parameters'} {fault.value!r}: {fault.cause}"

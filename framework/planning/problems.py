@@ -136,6 +136,8 @@ CYCLE = "CG-P18"
 PARAMETER = "CG-P19"
 UNDECLARED_OUTPUT = "CG-P20"
 NOT_PLAIN = "CG-P21"
+CONDITION = "CG-P22"
+FOR_EACH = "CG-P23"
 
 
 class Kind(NamedTuple):
@@ -194,6 +196,16 @@ PROBLEM_KINDS = {
         reason="the only type that it provides and that is asked for",
     ),
     NOT_PLAIN: Kind("Not plain data", "parameters"),
+    CONDITION: Kind(
+        "Wrong condition",
+        "when",
+        "write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such",
+    ),
+    FOR_EACH: Kind(
+        "Wrong for_each",
+        "for_each",
+        "write {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step",
+    ),
 }
 """Code of each kind of problem to what its problems have in common."""
 

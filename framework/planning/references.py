@@ -11,11 +11,14 @@ from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from framework.base import CapabilityContext, ErrorSeverity, ValidationError
-from framework.base.value_context import ValueContext
+from framework.base.value_context import LISTED, ValueContext
+from framework.planning.conditions import comparisons
 from framework.planning.problems import Path
 from framework.planning.reading import is_too_deep
+from framework.planning.waits import SIGNAL, WAITS, references_in
 
 FROM = "$from"
+_BY_PATH = frozenset({"parameters", "when", "for_each", *WAITS})
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 
@@ -25,7 +28,7 @@ class Read(NamedTuple):
 
     Attributes:
         path: Where the step names it.
-        label: The input's type or role; ``$from`` for a reference.
+        label: The input's type or role; ``$from`` for what is read by a path.
         key: The context key.
     """
 
@@ -69,29 +72,87 @@ def key_in(text: str, known: Container[str]) -> str:
     return key
 
 
-def reads_of(step: object, known: Container[str] = ()) -> Iterator[Read]:
-    """Yield what a step reads, in its order.
+def fields_of(text: str, key: str) -> Path:
+    """Return what follows the context key in a reference.
+
+    >>> fields_of("week.days.1", "week")
+    ('days', 1)
+    """
+    parts = text[len(key) :].split(".")[1:]
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
+    """Return what a step reads, in its order.
 
     Args:
         step: The step.
         known: The context keys of the plan.
     """
     if not isinstance(step, dict):
-        return
+        return []
+    found = []
     inputs = step.get("inputs")
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
             if isinstance(label, str) and isinstance(key, str):
-                yield Read(("inputs", number, label), label, key)
+                found.append(Read(("inputs", number, label), label, key))
+    if not _BY_PATH.isdisjoint(step):
+        found += [Read(path, FROM, key_in(text, known)) for path, text in paths_of(step)]
+    return found
+
+
+def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Yield what a step reads by a path, as the path says it, each with where it stands."""
     if step.get("parameters"):
+        own = {element_name(step), SIGNAL if step.get("wait_for") else None} - {None}
         for path, text in references_of(step["parameters"]):
-            yield Read(("parameters", *path), FROM, key_in(text, known))
+            if not any(is_of_element(text, alias) for alias in own if alias):
+                yield ("parameters", *path), text
+    yield from references_in(step)
+    if step.get("when") is not None:
+        for path, comparison in comparisons(step["when"]):
+            yield ("when", *path, "of"), comparison["of"]
+    each = step.get("for_each")
+    if isinstance(each, dict) and isinstance(each.get("of"), str):
+        yield ("for_each", "of"), each["of"]
+
+
+def takes_signal(step: Mapping[str, Any]) -> bool:
+    """Tell whether the parameters of a step take what comes with the event that it waits for."""
+    given = references_of(step.get("parameters")) if step.get("wait_for") else ()
+    return any(is_of_element(text, SIGNAL) for _, text in given)
+
+
+def element_name(step: Mapping[str, Any]) -> str | None:
+    """Return by which name the parameters of a step mean the element; ``None`` without a list."""
+    each = step.get("for_each")
+    alias = each.get("as", "item") if isinstance(each, dict) else None
+    return alias if isinstance(alias, str) else None
+
+
+def is_of_element(text: str, alias: str) -> bool:
+    """Tell whether a reference means the element, or a part of it.
+
+    >>> is_of_element("item.name", "item"), is_of_element("items", "item")
+    (True, False)
+    """
+    return text == alias or text.startswith(f"{alias}.")
 
 
 def resolve_references(
-    parameters: Any, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes
+    parameters: Any,
+    contexts: Mapping[str, Mapping[str, Any]],
+    types: ContextTypes,
+    element: Mapping[str, Any] | None = None,
 ) -> Any:
     """Put the values in the place of the references.
+
+    Args:
+        parameters: Where they stand.
+        contexts: The stored results by type and key.
+        types: The registered types.
+        element: The element of a list for which the step runs, by its name.
 
     Raises:
         ValidationError: One names nothing that is there; the severity is REPLANNING.
@@ -100,24 +161,34 @@ def resolve_references(
     {'top': 4}
     """
     if is_reference(parameters):
-        return _value(next(references_of(parameters), ((), ""))[1], contexts, types)
+        text = next(references_of(parameters), ((), ""))[1]
+        if any(is_of_element(text, alias) for alias in element or ()):
+            return value_at(text, {"": element or {}}, types)
+        return value_at(text, contexts, types)
     if isinstance(parameters, dict):
-        return {k: resolve_references(v, contexts, types) for k, v in parameters.items()}
+        given = parameters.items()
+        return {k: resolve_references(v, contexts, types, element) for k, v in given}
     if isinstance(parameters, list):
-        return [resolve_references(item, contexts, types) for item in parameters]
+        return [resolve_references(item, contexts, types, element) for item in parameters]
     return parameters
 
 
-def _value(text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes) -> Any:
-    key = key_in(text, {key for stored in contexts.values() for key in stored})
+def value_at(text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextTypes) -> Any:
+    """Return what stands at the path of a reference.
+
+    Raises:
+        ValidationError: Nothing does; the severity is REPLANNING.
+    """
+    key = key_in(text, Keys(contexts))
     parts = text[len(key) :].split(".")[1:]
     found = []
     for kind, stored in contexts.items():
         if key in stored:
             value = stored[key]
-            cls = types.get(kind)
-            if cls is not None and issubclass(cls, ValueContext) and isinstance(value, Mapping):
-                value = value.get("value")
+            if _is_plain(types.get(kind)):
+                value = _plain(value)
+            elif kind.endswith(LISTED) and _is_plain(types.get(kind.removesuffix(LISTED))):
+                value = [_plain(item) for item in value]
             try:
                 for part in parts:
                     value = value[int(part)] if isinstance(value, list) else value[part]
@@ -128,8 +199,26 @@ def _value(text: str, contexts: Mapping[str, Mapping[str, Any]], types: ContextT
         return found[0]
     cause = "names several results" if found else "names nothing that is stored"
     raise ValidationError(
-        f"The parameter reference {text!r} {cause}.",
+        f"The reference {text!r} {cause}.",
         fix='Write {"$from": "context_key.field"} with the key of an earlier step and one of the'
         " fields of its result.",
         severity=ErrorSeverity.REPLANNING,
     )
+
+
+class Keys:
+    """The keys of stored results; looked up and never listed, since a thread may hold many."""
+
+    def __init__(self, contexts: Mapping[str, Mapping[str, Any]]) -> None:
+        self._contexts = contexts
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in stored for stored in self._contexts.values())
+
+
+def _is_plain(cls: type[CapabilityContext] | None) -> bool:
+    return cls is not None and issubclass(cls, ValueContext)
+
+
+def _plain(value: Any) -> Any:
+    return value.get("value") if isinstance(value, Mapping) else value

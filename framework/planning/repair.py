@@ -13,7 +13,7 @@ from framework.planning.closing import closing_step
 from framework.planning.draft import Draft, RepairedPlan
 from framework.planning.problems import PROBLEM_KINDS, UNSURE, Problem
 from framework.planning.reading import as_text, capability_of, is_key, is_too_deep, make_key
-from framework.planning.references import Read
+from framework.planning.references import FROM, Read, reads_of
 from framework.planning.repair_links import insert_producer, mend_links, mend_order
 from framework.planning.view import PlanView
 
@@ -216,6 +216,8 @@ def _natural_name(draft: Draft, index: int) -> str:
     name = capability_of(step)
     if name == RESPOND:
         return "user_response"
+    if name and any(read.key == name for read in _by_path(draft)):
+        return name  # it is what the others call it
     spec = draft.catalog.capabilities.get(name) if name else None
     if spec is not None and len(spec.provides) == 1:
         return spec.provides[0].lower()
@@ -223,6 +225,11 @@ def _natural_name(draft: Draft, index: int) -> str:
     if isinstance(expected, str) and expected:
         return expected.lower()
     return name or "step"
+
+
+def _by_path(draft: Draft) -> Iterator[Read]:
+    """Yield what the steps read by a path; a key that no step has is its first part."""
+    return (read for step in draft.steps for read in reads_of(step) if read.label == FROM)
 
 
 def _mend_outputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:

@@ -93,8 +93,9 @@ def _meant(view: PlanView, index: int, label: str, key: str) -> tuple[str, str |
             return label, near, "the only supplier of the type with a near name"
         if (only := view.only_input(index, label)) is not None:
             return label, only, "the only supplier of the type"
-    there = (view.makers, view.by_need, view.stored, dict.fromkeys(view.catalog.given))
-    if not needed and not any(need in place for place in there):
+    there = (view.makers, view.by_need, view.stored)
+    known = any(need in place for place in there) or need.removesuffix(MANY) in view.catalog.given
+    if not needed and not known:
         return label, None, "the capability does not need it and nothing here supplies it"
     return label, key, ""
 

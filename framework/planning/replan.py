@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
 from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import reads_of
+from framework.planning.references import Read, reads_of
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
@@ -55,8 +55,9 @@ def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
 def _prints(steps: Mapping[str, Any], twins: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, step in steps.items():
-        reads = reads_of(step, steps)
-        inputs = sorted([read.label, found.get(read.key, f"stored {read.key}")] for read in reads)
+        inputs = sorted(
+            [read.label, found.get(read.key, f"stored {read.key}")] for read in _work(step, steps)
+        )
         own_name = [key] if key in twins else []
         found[key] = _digest([*_content(step), inputs, *own_name], step)
     return found
@@ -69,7 +70,8 @@ def _content(step: Mapping[str, Any]) -> list[Any]:
     if not isinstance(text, str) or parameters:
         text = ""
     objective = " ".join(text.casefold().split()).rstrip(".!? ")
-    return [capability_of(step), parameters, step.get("expected_output"), objective]
+    more = [step["for_each"]] if step.get("for_each") else []
+    return [capability_of(step), parameters, step.get("expected_output"), objective, *more]
 
 
 def _digest(content: object, step: Mapping[str, Any]) -> str:
@@ -143,6 +145,8 @@ def carry_over(
         key: step for key, step in _by_key(old_plan).items() if _finished(step_results.get(key))
     }
     planned = _by_key(new_plan)
+    if not finished:
+        return CarryOver(kept={}, rerun=tuple(planned), results={})
     doers: dict[str, list[str]] = {}
     for key, step in finished.items():
         work = _digest([*_content(step), _read(step, finished, {})], step)
@@ -172,7 +176,12 @@ def _read(
     step: Mapping[str, Any], steps: Collection[str], kept: Mapping[str, str]
 ) -> list[list[str]]:
     """Return what a step reads, by the names that the old plan used."""
-    return sorted([read.label, kept.get(read.key, read.key)] for read in reads_of(step, steps))
+    return sorted([read.label, kept.get(read.key, read.key)] for read in _work(step, steps))
+
+
+def _work(step: Mapping[str, Any], steps: Collection[str]) -> list[Read]:
+    """Return what a step reads for its work; whether it was needed does not change that."""
+    return [read for read in reads_of(step, steps) if read.path[0] != "when"]
 
 
 def _finished(record: object) -> bool:

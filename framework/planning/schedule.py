@@ -86,30 +86,3 @@ def ready_steps(
     return [
         key for key, needed in waits.items() if key not in begun and finished.issuperset(needed)
     ]
-
-
-def blocked_steps(
-    plan: ExecutionPlan, failed: Collection[str], *, depends: Dependencies | None = None
-) -> list[str]:
-    """Name the steps that can never start because a step they wait for has failed.
-
-    The closing step is not among them: it tells what was done and what was not.
-
-    Args:
-        plan: A plan that checks clean.
-        failed: Keys of the steps that will not finish.
-        depends: What :func:`dependencies` returned for this plan.
-    """
-    waits = dependencies(plan) if depends is None else depends
-    closing = {
-        step_key(step, index)
-        for index, step in enumerate(steps_of(plan))
-        if capability_of(step) in CLOSING
-    }
-    lost = set(failed)
-    blocked = []
-    for key, needed in waits.items():
-        if key not in lost and key not in closing and not lost.isdisjoint(needed):
-            lost.add(key)
-            blocked.append(key)
-    return blocked

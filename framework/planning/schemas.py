@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -13,7 +14,11 @@ from framework.base.value_context import ValueContext
 from framework.planning.problems import Path
 
 _MAX_DEPTH = 8
+_MAX_FORMS = 64
 _NUMBERS = frozenset({"integer", "number"})
+_OPEN = frozenset({"patternProperties", "if", "dependentSchemas"})
+"""What may name further properties in ways that are not followed here."""
+_CHOICES = frozenset({"anyOf", "oneOf", "allOf", "$ref"})
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,7 @@ class Shape:
         >>> Shape.of(type("Point", (BaseModel,), {"__annotations__": {"x": int}}), "validation").fields
         ['x']
         """
-        try:
-            schema = model.model_json_schema(mode=mode)
-        except Exception:  # a type of the author's that has no schema allows everything
-            return cls({})
-        return cls(schema, schema.get("$defs", {}))
+        return _shape_of(model, mode)
 
     @property
     def kind(self) -> Any:
@@ -52,16 +53,27 @@ class Shape:
         return [name for one in self.forms() for name in one.schema.get("properties", {})]
 
     def forms(self, depth: int = 0) -> list[Shape]:
-        """Return its alternatives, each without a reference or a further choice."""
+        """Return its alternatives, each without a reference, a further choice or a part."""
         if depth > _MAX_DEPTH:
             return [Shape({})]
+        choices = [self.schema.get(name) for name in ("anyOf", "oneOf")]
+        choices += [[part] for part in self.schema.get("allOf") or ()]
         if isinstance(name := self.schema.get("$ref"), str):
-            target = self.named.get(name.rpartition("/")[2], {})
-            return Shape(target, self.named).forms(depth + 1)
-        choices = self.schema.get("anyOf") or self.schema.get("oneOf")
-        if not choices:
+            choices.append([self.named.get(name.rpartition("/")[2], {})])
+        if isinstance(self.kind, list):
+            choices.append([{"type": kind} for kind in self.kind])
+        if not any(choices):
             return [self]
-        return [one for part in choices for one in Shape(part, self.named).forms(depth + 1)]
+        found = [{key: value for key, value in self.schema.items() if key not in _CHOICES}]
+        for parts in filter(None, choices):
+            inner = [one.schema for part in parts for one in self._part(part).forms(depth + 1)]
+            found = [_both(one, other) for one in found for other in inner]
+            if len(found) > _MAX_FORMS:
+                return [Shape({})]
+        return [Shape(one, self.named) for one in found]
+
+    def _part(self, schema: Any) -> Shape:
+        return Shape(schema if isinstance(schema, dict) else {}, self.named)
 
     def at(self, path: Path) -> Shape | None:
         """Follow a path: ``None`` where it cannot be."""
@@ -83,7 +95,7 @@ class Shape:
             found = prefix[part] if part < len(prefix) else self.schema.get("items", {})
         elif self.kind == "object":
             inside = self.schema.get("properties", {})
-            rest = self.schema.get("additionalProperties", "properties" not in self.schema)
+            rest = self.schema.get("additionalProperties", not _closed(self.schema))
             if (found := inside.get(str(part), rest)) is False:
                 return None
         elif self.kind is not None:
@@ -115,6 +127,29 @@ class Shape:
 
     def __str__(self) -> str:
         return " or ".join(sorted({str(one.kind or "anything") for one in self.forms()}))
+
+
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what allows that which both allow."""
+    properties = {**one.get("properties", {}), **other.get("properties", {})}
+    needed = [*one.get("required", ()), *other.get("required", ())]
+    more = {"properties": properties} if properties else {}
+    return {**one, **other, **more, **({"required": needed} if needed else {})}
+
+
+def _closed(schema: Mapping[str, Any]) -> bool:
+    """Tell whether an object holds only what is named."""
+    return "properties" in schema and not _OPEN & schema.keys()
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> Shape:
+    # Each step of a plan is checked against it, and pydantic makes it anew at every call.
+    try:
+        schema = model.model_json_schema(mode=mode)
+    except Exception:  # a type of the author's that has no schema allows everything
+        return Shape({})
+    return Shape(schema, schema.get("$defs", {}))
 
 
 def result_shape(kind: type[CapabilityContext]) -> Shape:

@@ -66,6 +66,8 @@ class PlanRequest:
         budget_left: What is left of each limit of the budget; empty without one.
         instructions: What the application, and system messages of the input, say besides.
         refers_back: Whether the task refers to earlier messages.
+        look_again: Steps of the plan in force that have ended, and after which what has not begun
+            may be changed; a plan without steps keeps it.
     """
 
     task: str
@@ -87,6 +89,7 @@ class PlanRequest:
     budget_left: Mapping[str, float] = field(default_factory=dict)
     instructions: str = ""
     refers_back: bool = False
+    look_again: tuple[str, ...] = ()
 
 
 class Planner(Protocol):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
+from framework.base.value_context import LISTED
 from framework.planning import CLOSING
 from framework.planning.references import FROM, reads_of
-from framework.planning.strategies import StepSummary
 from framework.state import ContextTypes, summarize
 
+if TYPE_CHECKING:
+    from framework.planning.strategies import StepSummary
+
+_MAX_COPIES = 10
 ANSWER = "ANSWER"
 """``CONTEXT_CATEGORY`` of results that belong in the answer even when later steps use them."""
 
 
 def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepSummary, ...]:
     """Return the plan's finished steps with what their outputs say, in the plan's order."""
+    from framework.planning.strategies import StepSummary
+
     steps = (state.get("planning_execution_plan") or {}).get("steps") or []
     results = state.get("execution_step_results") or {}
     data = state.get("capability_context_data") or {}
@@ -46,7 +52,9 @@ def step_summaries(state: Mapping[str, Any], types: ContextTypes) -> tuple[StepS
                     objective=step.get("task_objective", ""),
                     kind=kind,
                     summary=said,
-                    terminal=used.isdisjoint({(kind, stored), (FROM, stored)})
+                    terminal=used.isdisjoint(
+                        {(kind, stored), (kind.removesuffix(LISTED), stored), (FROM, stored)}
+                    )
                     or _category(kind, types) == ANSWER,
                 )
             )
@@ -74,8 +82,15 @@ def missing_steps(state: Mapping[str, Any]) -> tuple[str, ...]:
     missing = []
     for step in steps:
         record = results.get(step.get("context_key", "")) or {}
-        if step["capability"] in CLOSING or record.get("success"):
+        if step["capability"] in CLOSING:
+            continue
+        for copy in (record.get("missing") or ())[:_MAX_COPIES]:
+            why = results[copy].get("error")
+            missing.append(f"{copy} ({step['capability']}): {why}")
+        if record.get("success"):
             continue
         reason = record.get("error") or "it did not run because an earlier step is missing."
+        if "not_needed" in record:
+            reason = f"not needed: {record['not_needed']}"
         missing.append(f"{step['context_key']} ({step['capability']}): {reason}")
     return tuple(missing)

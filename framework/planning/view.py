@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from framework.base import CapabilityContext, CapabilitySpec, Requirement
+from framework.base.value_context import LISTED
 from framework.planning.catalog import (
     CLOSING,
     MANY,
@@ -16,10 +17,13 @@ from framework.planning.catalog import (
     at_hand,
     gives,
     is_active,
+    supplied,
     wanted,
 )
 from framework.planning.graphs import reachable_from
-from framework.planning.references import FROM, Read, reads_of
+from framework.planning.reading import capability_of
+from framework.planning.references import FROM, Read, fields_of, reads_of
+from framework.planning.schemas import Shape, result_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class PlanView:
         self.places: dict[str, list[int]] = {}
         self.contracts: list[Contract | None] = []
         self.supplies: list[frozenset[str] | None] = []
+        self._shapes: dict[str, Shape] = {}
         known: dict[str, Contract] = {}
         for index, step in enumerate(steps):
             fields = step if isinstance(step, dict) else {}
@@ -74,9 +79,10 @@ class PlanView:
             self.keys.append(usable)
             if usable is not None:
                 self.places.setdefault(usable, []).append(index)
-            self._read_capability(fields.get("capability"), known)
+            self._read_capability(fields, known)
 
-    def _read_capability(self, name: object, known: dict[str, Contract]) -> None:
+    def _read_capability(self, fields: dict[str, Any], known: dict[str, Contract]) -> None:
+        name = fields.get("capability")
         contract = known.get(name) if isinstance(name, str) else None
         spec = self.catalog.capabilities.get(name) if isinstance(name, str) else None
         if contract is None and spec is not None:
@@ -84,6 +90,8 @@ class PlanView:
             wants = {label: wanted(need) for label, need in needs.items()}
             contract = known[spec.name] = Contract(spec, frozenset(gives(spec)), needs, wants)
         supplies = contract.gives if contract is not None else None
+        if contract is not None and fields.get("for_each"):
+            supplies = frozenset(supplied(_listed(contract), {}))
         if isinstance(name, str) and (name in CLOSING or name in self.catalog.infrastructure):
             supplies = frozenset()
         self.contracts.append(contract)
@@ -103,7 +111,12 @@ class PlanView:
     def wants(self, index: int, label: str) -> str:
         """Name the need behind the label of a step's input: its role's, else the type itself."""
         contract = self.contracts[index]
-        return label if contract is None else contract.wants.get(label, label)
+        if contract is None:
+            # The answer takes what copies of a step gave as well as what one gave.
+            closing = label != FROM and capability_of(self.steps[index]) in CLOSING
+            return label + MANY if closing else label
+        # So does what a capability is given without having asked for it.
+        return contract.wants.get(label, label if label == FROM else label + MANY)
 
     def fits(self, place: int, need: str) -> bool:
         """Tell whether a step's result can meet a need; a reference takes any result."""
@@ -214,6 +227,45 @@ class PlanView:
                     found.setdefault(need, []).append(name)
         return found
 
+    def kinds(self, place: int) -> list[str] | None:
+        """Name the types of a step's result; ``None`` when its capability is not known."""
+        contract = self.contracts[place]
+        if contract is None or not self.steps[place].get("for_each"):
+            return None if contract is None else list(contract.spec.provides)
+        return _listed(contract)
+
+    def results(self, index: int, read: Read) -> list[Shape] | None:
+        """Return the shapes of what is read by a path; ``None`` where they are not known."""
+        place = self.resolve(index, read)
+        kinds = self.stored_as(read.key) if place is None else self.kinds(place)
+        if kinds is None or any(self.type_of(kind) is None for kind in kinds):
+            return None
+        return [self.shape_of(kind) for kind in kinds]
+
+    def element(self, index: int) -> Shape:
+        """Return the shape of an element of the list over which a step runs."""
+        for read in self.reads[index]:
+            if read.path == ("for_each", "of"):
+                fields = fields_of(self.steps[index]["for_each"]["of"], read.key)
+                lists = [one.at(fields) for one in self.results(index, read) or ()]
+                found = [one.at((0,)) for one in lists if one is not None]
+                return next((one for one in found if one is not None), Shape({}))
+        return Shape({})
+
+    def type_of(self, kind: str) -> type[CapabilityContext] | None:
+        """Return the class of a result, of a list the class of its items."""
+        return self.context_types.get(kind.removesuffix(LISTED))
+
+    def shape_of(self, kind: str) -> Shape:
+        """Return what can be read of a result whose class is known."""
+        found = self._shapes.get(kind)
+        if found is None:
+            whole = result_shape(self.context_types[kind.removesuffix(LISTED)])
+            listed = {"type": "array", "items": whole.schema}
+            found = Shape(listed, whole.named) if kind.endswith(LISTED) else whole
+            self._shapes[kind] = found
+        return found
+
     def stored_as(self, key: str) -> list[str]:
         """Name the context types under which a key is stored."""
         return [name for name, keys in self.available.items() if key in keys]
@@ -231,6 +283,10 @@ class PlanView:
         if makers := self.makers.get(need):
             return f"plan a step before it that supplies {kind}: {listing(makers)}"
         return f"nothing here supplies {listing([kind])}: plan without it"
+
+
+def _listed(contract: Contract) -> list[str]:
+    return [kind + LISTED for kind in contract.spec.provides]
 
 
 def listing(names: Collection[str]) -> str:

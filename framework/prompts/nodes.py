@@ -48,10 +48,10 @@ class ClassificationPrompt(PromptBuilder):
     instructions = (
         "Rules:\n"
         "- Choose what the request itself asks for. What a chosen capability needs in turn is"
-        " added without you; adding it does no harm.\n"
+        " added without you.\n"
         "- A request may need several capabilities. Choose none when none can serve it, as for"
-        " small talk or a subject that no capability covers.\n"
-        "- Use the names exactly as they are listed. There are no others.\n"
+        " small talk or a subject that none covers.\n"
+        "- Use the names exactly as listed; there are no others.\n"
         f"- {DATA_RULE}"
     )
 
@@ -80,20 +80,20 @@ class OrchestratorPrompt(PromptBuilder):
 
     Context: ``capabilities`` and ``guides`` (texts), and ``task``, ``available``, ``notes``,
     ``finished``, ``previous``, ``failure``, ``failed_capability``, ``problems``, ``refused``,
-    ``excluded``, ``out_of_reach``, ``budget_left`` of the planning request.
+    ``excluded``, ``out_of_reach``, ``budget_left``, ``look_again`` of the planning request.
     """
 
     role = "You plan how an agent answers a request."
     instructions = (
         "Rules:\n"
-        "- steps: capabilities of the list, named exactly, in order, as few as needed, with the"
-        " parameters that have no fitting default. The answer is written from their results"
-        " later: guess none.\n"
+        "- steps: listed capabilities, named exactly, in order, as few as needed, with the"
+        " parameters that have no fitting default. The answer is written from their results:"
+        " guess none.\n"
         "- Results reach later steps by type. Only where several fit, inputs names them: numbers"
         " of earlier steps (from 1) or keys of stored results.\n"
         "- Act on the world only if asked to.\n"
-        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask the person"
-        " back: the step clarify, its question in task_objective."
+        "- Small talk, or nothing fits: no steps, and your reply in answer. To ask back:"
+        " the step clarify, its question in task_objective."
     )
 
     def get_reference(self, *, capabilities: str = "", guides: str = "", **_: Any) -> str:
@@ -116,6 +116,7 @@ class OrchestratorPrompt(PromptBuilder):
         excluded: Mapping[str, str] | None = None,
         out_of_reach: Mapping[str, str] | None = None,
         budget_left: Mapping[str, float] | None = None,
+        look_again: Sequence[str] = (),
         **_: Any,
     ) -> str:
         """Show the request, what is there already, and what went wrong before."""
@@ -146,6 +147,12 @@ class OrchestratorPrompt(PromptBuilder):
         if failure and previous:
             steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
             parts.append(f"The plan that failed:\n{as_data('failed plan', steps)}")
+        elif look_again and previous:
+            steps = json.dumps(previous.get("steps"), ensure_ascii=False, default=str)
+            parts.append(
+                "The plan is half done. With what is known now, write all its steps as they should"
+                f" be; or no steps, and no answer, to keep it:\n{as_data('plan', steps)}"
+            )
         if finished:
             done = "\n".join(_done(key, record) for key, record in finished.items())
             parts.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from importlib import metadata
 from types import ModuleType
@@ -23,6 +22,8 @@ def walk(package: str, failures: list[str]) -> Iterator[ModuleType]:
         package: Dotted name.
         failures: Takes up what could not be imported, each with its cause.
     """
+    import pkgutil
+
     try:
         root = importlib.import_module(package)
     except Exception as exc:  # any error of foreign code is the report's content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -174,6 +175,11 @@ class Registry:
 
     def frozen(self) -> Registry:
         """Close it for registrations and return it; what a graph is built of never changes."""
+        for spec in self._capabilities.values():
+            # What it uses may have been taken out or replaced since it was registered.
+            recipe: Any = getattr(spec.cls, "recipe", None)
+            if not self._frozen and _is_recipe(recipe):
+                recipe.check(self)
         self._frozen = True
         return self
 
@@ -222,7 +228,7 @@ class Registry:
     # --- writing --------------------------------------------------------------------------
 
     def register(self, item: Any, *, override: bool = False) -> Any:
-        """Add a decorated class, a decorated function or a context type.
+        """Add a decorated class, a decorated function, a recipe or a context type.
 
         Args:
             item: What to add.
@@ -233,9 +239,13 @@ class Registry:
 
         Raises:
             RegistryError: It is none of these, its name is taken, it is an infrastructure node
-                without a place in the graph, or a graph was built of this registry.
+                without a place in the graph, a recipe that does not fit to what is registered, or
+                a graph was built of this registry.
         """
         self._open()
+        if _is_recipe(item):
+            self.register(item.as_capability(self), override=override)
+            return item
         if isinstance(item, type) and issubclass(item, CapabilityContext):
             self._add(self._context_types, item.CONTEXT_TYPE, item, "context type", override)
             return item
@@ -287,8 +297,11 @@ class Registry:
         """
         problems: list[str] = []
         found: list[str] = []
+        recipes: list[Any] = []
         for module in walk(package, problems):
             for value in vars(module).values():
+                if _is_recipe(value):
+                    recipes.append(value)
                 if not isinstance(value, type) or value.__module__ != module.__name__:
                     continue
                 if (name := registered_name(value)) is not None:
@@ -296,6 +309,12 @@ class Registry:
                     found.append(name)
                 elif lacks_decorator(value):
                     problems.append(f"{origin_of(value)} is not decorated ({decorator_of(value)})")
+        if recipes and not problems:
+            from framework.planning.recipes import in_order
+
+            for recipe in in_order(recipes):
+                self.register(recipe, override=override)
+                found.append(recipe.name)
         if problems:
             raise RegistryError(
                 f"{package!r} is not registered whole: {'; '.join(problems)}.",
@@ -366,6 +385,12 @@ class Registry:
         registry = cls(infrastructure=settings.infrastructure, given=settings.given)
         for module in settings.modules:
             registry.discover(module)
+        if settings.recipes:
+            from framework.planning.recipes import in_order
+            from framework.registry.recipe_yaml import load_recipe, recipe_files
+
+            for recipe in in_order(load_recipe(file) for file in recipe_files(settings.recipes)):
+                registry.register(recipe)
         registry.configure(
             include=settings.include, exclude=settings.exclude, override=settings.override
         )
@@ -386,3 +411,9 @@ class Registry:
             f" {len(self._context_types)} context types,"
             f" {len(self._infrastructure)} infrastructure nodes>"
         )
+
+
+def _is_recipe(value: Any) -> bool:
+    # Nobody has made one before its module was imported, which a graph without one need not do.
+    recipes = sys.modules.get("framework.planning.recipes")
+    return recipes is not None and isinstance(value, recipes.Recipe)

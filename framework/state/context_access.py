@@ -11,9 +11,11 @@ from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
+from framework.base.value_context import LISTED
 from framework.base.values import copied, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
+_SUMMARIES = 50
 _MASKED = str(SecretStr("x")).encode()
 
 
@@ -30,6 +32,9 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
         ValidationError: The data does not fit its type (an older version, or a foreign hand).
     """
     cls = types.get(kind)
+    if cls is None and kind.endswith(LISTED) and isinstance(data, list):
+        one = kind.removesuffix(LISTED)
+        return [load_context(one, f"{key}.{n}", item, types) for n, item in enumerate(data)]
     if cls is None:
         return copied(data)  # as a validated object would be: the reader's own
     try:
@@ -189,6 +194,10 @@ def get_context(state: Mapping[str, Any], cls: type[CapabilityContext], key: str
 def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     """Say in words what a stored entry holds."""
     value = load_context(kind, key, data, types)
+    if isinstance(value, list) and all(isinstance(item, CapabilityContext) for item in value):
+        told = [item.get_summary() for item in value[:_SUMMARIES]]
+        more = [f"And {len(value) - _SUMMARIES} more."] if len(value) > _SUMMARIES else []
+        return "\n".join([*told, *more])
     if isinstance(value, CapabilityContext):
         return value.get_summary()
     return short_summary(value)

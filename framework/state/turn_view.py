@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AnyMessage
 
-from framework.base.plan import ExecutionPlan, PlannedStep
+from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import Caller
 
 _NOBODY = Caller()
@@ -53,6 +53,11 @@ class TurnView:
         return self._caller
 
     @property
+    def users(self) -> tuple[str, ...]:
+        """Whose run it is: who asks now, and who opened the turn."""
+        return tuple(user for user in (self._caller.user_id, self.turn.get("user")) if user)
+
+    @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
         if self.begun or self._opened_by:
@@ -78,7 +83,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of the turn: ``id``, ``number``, and ``plan`` when one opened it."""
+        """What is kept of the turn: ``id``, ``number``, ``user``, ``plan`` when one opened it, ``asks``."""
         return _mapping(self.state.get("control_turn"))
 
     @property
@@ -131,6 +136,11 @@ class TurnView:
     def planned(self) -> Mapping[str, PlannedStep]:
         """The plan's steps by context key."""
         return {step["context_key"]: step for step in self.steps if "context_key" in step}
+
+    def step_of(self, key: str) -> PlannedStep:
+        """Return a step of the plan, or its copy for one element, by the context key."""
+        step = self.planned[plan_key(key)]
+        return step if step["context_key"] == key else {**step, "context_key": key}
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
@@ -203,6 +213,12 @@ class TurnView:
     def switches(self) -> Mapping[str, Any]:
         """The caller's switches."""
         return _mapping(self.state.get("agent_control"))
+
+    @property
+    def waited_seconds(self) -> float | None:
+        """How long the turn was ended to wait for a moment or an event; ``None`` when it was not."""
+        found = _mapping(self.state.get("runtime_info")).get("waited_seconds")
+        return float(found) if found is not None else None
 
     @property
     def seconds_used(self) -> float:

@@ -11,9 +11,12 @@ import asyncio
 import json
 import math
 import random
+import re
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -27,7 +30,7 @@ from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import lent_saver
-from framework.stores.rows import Found, open_rows, rows_of
+from framework.stores.rows import Found, OwnRows, open_rows, rows_of
 
 T = TypeVar("T")
 
@@ -36,12 +39,14 @@ Change = Callable[[Any, float], tuple[Any, float, T]]
 """Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
 many seconds it says more than an empty cell, and what the caller gets."""
 
+_Steps = Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]
+
 SAVER = "saver"
 """Names the database of the run's own saver."""
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS capgraph_cells"
-    " (name TEXT PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
+    " (name {name} PRIMARY KEY, value TEXT NOT NULL, stamp TEXT NOT NULL, expires FLOAT)"
 )
 _READ = (
     "SELECT {now} AS moment, value, stamp FROM (SELECT 1 AS one) AS always"
@@ -49,15 +54,22 @@ _READ = (
 )
 _LIST = (
     "SELECT {now} AS moment, name, value FROM (SELECT 1 AS one) AS always"
-    " LEFT JOIN capgraph_cells ON name LIKE ?"
+    " LEFT JOIN capgraph_cells ON name >= ? AND name <= ?"
 )
+_CLEAR = "DELETE FROM capgraph_cells WHERE name >= ? AND name <= ?"
 _INSERT = (
     "INSERT INTO capgraph_cells (value, stamp, expires, name) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (name) DO NOTHING"
 )
 _UPDATE = "UPDATE capgraph_cells SET value = ?, stamp = ?, expires = ? WHERE name = ? AND stamp = ?"
+_DELETE = "DELETE FROM capgraph_cells WHERE name = ? AND stamp = ?"
 _SWEEP = "DELETE FROM capgraph_cells WHERE expires < ?"
 _KEYS = "capgraph:"
+_LAST = "\U0010ffff"  # sorts after whatever a name goes on with
+_KEPT = "_capgraph_cells"
+_AGES = 1e10  # seconds; Redis counts no further than some millions of centuries
+_TRUSTED = 10.0  # seconds for which the database's clock is taken to go as the machine's
+_SHORT, _MANY = 16_384, 256
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
 
@@ -107,9 +119,23 @@ class Cells(ABC):
             PersistenceError: The database refused, or is away.
         """
 
+    @abstractmethod
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix.
+
+        Raises:
+            PersistenceError: The database refused, or is away.
+        """
+
+    def close(self) -> None:  # noqa: B027 - not all hold something
+        """Let go of what is held open; it is opened again when it is needed."""
+
 
 class MemoryCells(Cells):
     """Cells of this process.
+
+    Args:
+        most: How many there are at most; the one that was changed first goes.
 
     >>> cells = MemoryCells()
     >>> def count(value, now):
@@ -118,7 +144,8 @@ class MemoryCells(Cells):
     [None, 1]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = FOREVER) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._values: dict[str, tuple[Any, float]] = {}
         self._sweep_at = _SWEEP_SIZE
@@ -128,10 +155,11 @@ class MemoryCells(Cells):
         now = clock.monotonic()
         with self._lock:
             value, kept, result = change(self._values.get(name, (None,))[0], now)
-            if value is None or kept <= 0:
-                self._values.pop(name, None)
-            else:
+            self._values.pop(name, None)
+            if value is not None and kept > 0:
                 self._values[name] = (value, now + kept)
+            if len(self._values) > self._most:
+                del self._values[next(iter(self._values))]
             if len(self._values) > self._sweep_at:
                 self._values = {n: v for n, v in self._values.items() if v[1] > now}
                 self._sweep_at = max(_SWEEP_SIZE, 2 * len(self._values))
@@ -153,6 +181,11 @@ class MemoryCells(Cells):
             found = {n: value for n, (value, _) in self._values.items() if n.startswith(prefix)}
         return found, clock.monotonic()
 
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+        with self._lock:
+            self._values = {n: v for n, v in self._values.items() if not n.startswith(prefix)}
+
 
 class RowCells(Cells):
     """Cells of a database; the moment is the database's, unless the clock is one of the caller's own.
@@ -166,22 +199,19 @@ class RowCells(Cells):
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
         )
+        # What was written last, and how far the database's clock is from the machine's since when.
+        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._ahead = self._asked = 0.0
 
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
         """Change a value, in a thread that may wait."""
         rows = self._rows or _of_run()
-        steps = _steps(name, change, clock)
-        found = rows.run_blocking(_TABLE)
-        statement = next(steps)
-        while found is not None:
-            found = rows.run_blocking(*statement)
-            try:
-                statement = steps.send(found or (0, []))
-            except StopIteration as end:
-                return cast("T", end.value[0])
-        raise PersistenceError(
-            "What lies in a database in memory cannot be reached from a thread.", fix="Name a file."
-        )
+        if rows.run_blocking(_TABLE) is None:
+            raise PersistenceError(
+                "What lies in a database in memory cannot be reached from a thread.",
+                fix="Name a file.",
+            )
+        return _in_thread(rows, self._steps(name, change, clock))[0]
 
     async def achange(
         self,
@@ -194,15 +224,66 @@ class RowCells(Cells):
         rows = self._rows or _of_run()
         # Those of one loop go one after the other instead of overtaking each other in the database.
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            return await _whole(lambda change: _write(rows, name, change, clock), change, undo)
+            return await _whole(
+                lambda change: _write(rows, self._steps(name, change, clock)), change, undo
+            )
 
     async def aread(self, prefix: str, clock: Clock) -> tuple[dict[str, Any], float]:
         """Return the values whose names begin with a prefix, and the moment."""
         rows = self._rows or _of_run()
         await rows.table(_TABLE)
-        _, found = await rows.run(_LIST, (f"{prefix}%",))
+        _, found = await rows.run(_LIST, (prefix, prefix + _LAST))
         named = {name: json.loads(value) for _, name, value in found if name is not None}
         return named, _moment(found[0][0], clock)
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+        rows = self._rows or _of_run()
+        await rows.table(_TABLE)
+        await rows.run(_CLEAR, (prefix, prefix + _LAST))
+
+    def close(self) -> None:
+        """Close a connection of its own; what a saver has open is the saver's."""
+        if isinstance(self._rows, OwnRows):
+            self._rows.close()
+
+    def _steps(self, name: str, change: Change[T], clock: Clock) -> _Steps[T]:
+        """Read a cell and write it, again when another one was first; yields the statements.
+
+        What this process wrote last need not be read: it is only written over if it still stands.
+        """
+        missed = False
+        while True:
+            age = time.time() - self._asked
+            known = None if missed or not 0 <= age < _TRUSTED else self._known.pop(name, None)
+            if known is not None:
+                text: str | None
+                (text, stamp), told = known, time.time() + self._ahead
+            else:
+                ((told, text, stamp),) = (yield _READ, (name,))[1]
+                self._asked = time.time()
+                self._ahead = float(told) - self._asked
+            now = _moment(told, clock)
+            new, kept, result = change(None if text is None else json.loads(text), now)
+            gone = new is None or kept <= 0
+            written = None if gone else json.dumps(new)
+            if written == text:
+                if known is None:
+                    return result, now
+                missed = True  # nothing is written that would show whether it still stands
+                continue
+            expires = None if kept == FOREVER else now + kept
+            mark = uuid.uuid4().hex
+            values = (written, mark, expires, name)
+            statement = (_UPDATE, (*values, stamp)) if text is not None else (_INSERT, values)
+            touched, _ = yield (_DELETE, (name, stamp)) if gone else statement
+            if touched:
+                if written is not None and not missed and len(written) < _SHORT:
+                    self._known[name] = written, mark
+                    if len(self._known) > _MANY:
+                        self._known.popitem(last=False)
+                return result, now
+            missed = True
 
 
 class RedisCells(Cells):
@@ -210,13 +291,15 @@ class RedisCells(Cells):
 
     Args:
         url: ``redis://…``, ``rediss://…`` or ``unix://…``.
+        keys: What the server's keys begin with.
 
     Raises:
         ConfigurationError: The URL cannot be used.
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, keys: str = _KEYS) -> None:
+        self._keys = keys
         self._redis = require_extra("redis", "redis")
         try:
             self._client = self._redis.Redis.from_url(url, decode_responses=True)
@@ -234,13 +317,13 @@ class RedisCells(Cells):
             pipe.multi()
             if new is None or kept <= 0:
                 pipe.delete(key)
-            elif new != value:
+            elif (written := json.dumps(new)) != text:
                 # A clock of the caller's own is not Redis's.
-                lasts = kept == FOREVER or not isinstance(clock, SystemClock)
-                pipe.set(key, json.dumps(new), px=None if lasts else math.ceil(kept * 1000))
+                lasts = kept > _AGES or not isinstance(clock, SystemClock)
+                pipe.set(key, written, px=None if lasts else math.ceil(kept * 1000))
             return result
 
-        key = _KEYS + name
+        key = self._keys + name
         return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
 
     async def achange(
@@ -259,13 +342,30 @@ class RedisCells(Cells):
         """Return the values whose names begin with a prefix, and the moment."""
 
         def read() -> tuple[dict[str, Any], float]:
-            keys = list(self._client.scan_iter(match=f"{_KEYS}{prefix}*", count=1000))
+            keys = self._scan(prefix)
             texts = self._client.mget(keys) if keys else []
             named = zip(keys, texts, strict=True)
-            found = {k.removeprefix(_KEYS): json.loads(t) for k, t in named if t is not None}
+            found = {k.removeprefix(self._keys): json.loads(t) for k, t in named if t is not None}
             return found, self._now(self._client, clock)
 
         return await asyncio.to_thread(self._asked, read)
+
+    async def aclear(self, prefix: str) -> None:
+        """Empty the cells whose names begin with a prefix."""
+
+        def clear() -> None:
+            if keys := self._scan(prefix):
+                self._client.delete(*keys)
+
+        await asyncio.to_thread(self._asked, clear)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _scan(self, prefix: str) -> list[str]:
+        plain = re.sub(r"[*?\[\]\\^]", r"\\\g<0>", self._keys + prefix)
+        return list(self._client.scan_iter(match=f"{plain}*", count=1000))
 
     def _now(self, client: Any, clock: Clock) -> float:
         if not isinstance(clock, SystemClock):
@@ -297,38 +397,32 @@ async def _whole(
     return cast("T", await to_its_end(write(change), take_back))
 
 
-async def _write(rows: Rows, name: str, change: Change[T], clock: Clock) -> T:
+async def _write(rows: Rows, steps: _Steps[T]) -> T:
     await rows.table(_TABLE)
-    steps = _steps(name, change, clock)
-    statement = next(steps)
-    while True:
-        found = await rows.run(*statement)
-        try:
-            statement = steps.send(found)
-        except StopIteration as end:
-            result, moment = end.value
-            break
+    if isinstance(rows, OwnRows):  # both statements in one visit to another thread
+        result, moment = await asyncio.to_thread(_in_thread, rows, steps)
+    else:
+        statement = next(steps)
+        while True:
+            found = await rows.run(*statement)
+            try:
+                statement = steps.send(found)
+            except StopIteration as end:
+                result, moment = end.value
+                break
     if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
         await rows.run(_SWEEP, (moment,))
-    return cast("T", result)
+    return result
 
 
-def _steps(
-    name: str, change: Change[T], clock: Clock
-) -> Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]:
-    """Read a cell and write it, again when another one was first; yields the statements."""
+def _in_thread(rows: Rows, steps: _Steps[T]) -> tuple[T, float]:
+    statement = next(steps)
     while True:
-        ((moment, text, stamp),) = (yield _READ, (name,))[1]
-        now = _moment(moment, clock)
-        value = None if text is None else json.loads(text)
-        new, kept, result = change(value, now)
-        if new == value:
-            return result, now
-        expires = None if kept == FOREVER else now + kept
-        values = (json.dumps(new), uuid.uuid4().hex, expires, name)
-        touched, _ = yield (_INSERT, values) if stamp is None else (_UPDATE, (*values, stamp))
-        if touched:
-            return result, now
+        found = rows.run_blocking(*statement)
+        try:
+            statement = steps.send(found or (0, []))
+        except StopIteration as end:
+            return cast("tuple[T, float]", end.value)
 
 
 def _moment(told: Any, clock: Clock) -> float:
@@ -354,11 +448,17 @@ def open_cells(store: str | Rows | None) -> Cells:
     if store == SAVER:
         return RowCells(None)
     if not isinstance(store, str):
-        return RowCells(store)
+        return cells_of(store)
     if store.partition("://")[0] in {"redis", "rediss", "unix"}:
         return RedisCells(store)
     rows = open_rows(store)
-    return RowCells(rows) if rows is not None else MemoryCells()
+    return MemoryCells() if rows is None else cells_of(rows)
+
+
+def cells_of(rows: Rows) -> RowCells:
+    """Return the cells among rows; one object, whoever asks, so that nobody overtakes another."""
+    found: RowCells = vars(rows).setdefault(_KEPT, RowCells(rows))
+    return found
 
 
 @contextmanager

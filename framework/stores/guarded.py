@@ -116,6 +116,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
         before: tuple[str, str] | None = None,
         older_than: str | None = None,
+        prefix: str = "",
     ) -> list[tuple[str, str]]:
         """Name threads with their latest checkpoint, the one that was saved last first.
 
@@ -123,6 +124,7 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             limit: At most so many.
             before: What the last page ended with.
             older_than: Only those whose latest checkpoint comes before this one.
+            prefix: Only those whose name begins so.
         """
         # Checkpoint ids begin with the time.
         having, values = ["1 = 1"], list[Any]()
@@ -134,9 +136,10 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
             values.append(older_than)
         _, found = await self._rows.run(
             "SELECT thread_id, MAX(checkpoint_id) AS latest FROM checkpoints WHERE checkpoint_ns = ''"
+            " AND substr(thread_id, 1, ?) = ?"
             f" GROUP BY thread_id HAVING {' AND '.join(having)}"
             " ORDER BY latest DESC, thread_id DESC LIMIT ?",
-            (*values, 2**62 if limit is None else limit),
+            (len(prefix), prefix, *values, 2**62 if limit is None else limit),
         )
         return [(str(thread), str(latest)) for thread, latest in found]
 

@@ -12,14 +12,22 @@ import uuid
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, empty_checkpoint
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    Checkpoint,
+    CheckpointTuple,
+    empty_checkpoint,
+)
 
 from framework.stores.reading import readable
+from framework.stores.rows import rows_of
 
 PREFIX = "capgraph-journal:"
 """Namespaces of records begin so."""
 END = "end"
 """The record in which a run leaves word that it was cancelled or failed."""
+NEVER = "ffffffff-ffff-6fff-bfff-ffffffffffff"
+"""Sorts after every checkpoint: what builds on it is no part of history that is cut off."""
 _CHANNEL = "journal"
 # One row for each key: the order of records must not hang on the clock.
 _ROW = "00000000-0000-6000-8000-000000000001"
@@ -31,11 +39,19 @@ async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str)
     Raises:
         PersistenceError: It cannot be read.
     """
-    found = await saver.aget_tuple(_at(thread_id, key))
+    return record_of(saver, await saver.aget_tuple(_at(thread_id, key)))
+
+
+def record_of(saver: BaseCheckpointSaver[Any], found: CheckpointTuple | None) -> dict[str, Any]:
+    """Return the record that a checkpoint is; empty for none.
+
+    Raises:
+        PersistenceError: It cannot be read.
+    """
     record: Any = found.checkpoint["channel_values"].get(_CHANNEL) if found else None
-    if isinstance(record, str):
+    if found is not None and isinstance(record, str):
         kind, _, data = record.partition(":")
-        with readable(thread_id):
+        with readable(found.config["configurable"]["thread_id"]):
             record = saver.serde.loads_typed((kind, base64.b64decode(data)))
     return record if isinstance(record, dict) else {}
 
@@ -47,6 +63,8 @@ async def write_record(
     record: dict[str, Any],
     *,
     builds_on: str | None = None,
+    row: str = _ROW,
+    **told: Any,
 ) -> None:
     """Put a record under a key; it is durable when this returns.
 
@@ -56,20 +74,39 @@ async def write_record(
         key: Name of the record within the thread.
         record: Plain data.
         builds_on: The checkpoint with whose history it goes; now, when not given.
+        row: The checkpoint that it is to be, where a key has several.
+        **told: What the checkpoint's metadata are to say besides.
 
     Raises:
         PersistenceError: It cannot be kept.
     """
     checkpoint: Checkpoint = empty_checkpoint()
     version = uuid.uuid4().hex
-    now, checkpoint["id"] = checkpoint["id"], _ROW
+    now, checkpoint["id"] = checkpoint["id"], row
     # As text it stands in the row itself: PostgreSQL would keep every version of anything else.
     kind, data = saver.serde.dumps_typed(record)
     checkpoint["channel_values"] = {_CHANNEL: f"{kind}:{base64.b64encode(data).decode()}"}
     checkpoint["channel_versions"] = {_CHANNEL: version}
     place = _at(thread_id, key)
     place["configurable"]["checkpoint_id"] = builds_on or now
-    await saver.aput(place, checkpoint, {"source": "update", "step": 0}, {_CHANNEL: version})
+    metadata: Any = {"source": "update", "step": 0, **told}
+    await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
+
+
+async def record_names(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[str]:
+    """Name the records of a thread, sorted."""
+    rows = rows_of(saver)
+    if rows is not None:
+        _, found = await rows.run(
+            "SELECT DISTINCT checkpoint_ns FROM checkpoints WHERE thread_id = ?"
+            " AND substr(checkpoint_ns, 1, ?) = ?",
+            (thread_id, len(PREFIX), PREFIX),
+        )
+        spaces = {str(space) for (space,) in found}
+    else:
+        listed = saver.alist({"configurable": {"thread_id": thread_id}})
+        spaces = {one.config["configurable"].get("checkpoint_ns", "") async for one in listed}
+    return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
 
 
 def _at(thread_id: str, key: str) -> RunnableConfig:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import sys
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import closing, suppress
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -19,6 +18,9 @@ from framework.base.errors import PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
 from framework.stores.location import MEMORY, parse_url
+
+if TYPE_CHECKING:  # the library is loaded where there is such a database
+    import sqlite3
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
@@ -45,7 +47,7 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
 class SaverRows(Rows, ABC):
     """Runs statements in the database of a saver.
 
-    Beside ``?``, ``{now}`` and ``{bytes}``, a statement may name the saver's own tables: ``{writes}``
+    Beside ``?``, ``{now}``, ``{bytes}`` and ``{name}`` (text that sorts by its characters), a statement may name the saver's own tables: ``{writes}``
     with ``{value}`` for what was written; and ``{join}``, which joins in the order of the text.
 
     Args:
@@ -79,6 +81,13 @@ class SaverRows(Rows, ABC):
         if definition not in self._made:
             await self._create(definition)
             self._made.add(definition)
+
+    async def beside(self) -> Rows:
+        """Return rows of the same database for what is written often and may be lost with power.
+
+        What they commit outlives the process all the same.
+        """
+        return self
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found | None:
         """Run one statement on a connection of its own."""
@@ -123,6 +132,7 @@ class SqliteRows(SaverRows):
     }
     words: ClassVar[dict[str, str]] = {
         "bytes": "BLOB",
+        "name": "TEXT",
         "writes": "writes",
         "value": "value",
         "join": "CROSS JOIN",
@@ -138,10 +148,18 @@ class SqliteRows(SaverRows):
         return f"json_extract(CAST(metadata AS TEXT), '$.{name}')"
 
     async def _create(self, definition: str) -> None:
+        await self._find()
+        await self.run(definition)
+
+    async def beside(self) -> Rows:
+        """Return rows through a connection of their own, which does not wait for the disk."""
+        await self._find()
+        return FileRows(self._path) if self._path else self
+
+    async def _find(self) -> None:
         await self._saver.setup()
         _, files = await self.run("PRAGMA database_list")
         self._path = next(str(path) for _, name, path in files if name == "main")
-        await self.run(definition)
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
@@ -153,16 +171,20 @@ class SqliteRows(SaverRows):
                 rows = await conn.execute_fetchall(self._text(statement), values)
                 if conn.in_transaction:
                     await conn.commit()
-            except sqlite3.Error as exc:
-                with suppress(sqlite3.Error):
+            except self._errors() as exc:
+                with suppress(self._errors()):
                     await conn.rollback()
                 raise _refused(exc) from exc
             return conn.total_changes - before, list(rows)
 
     def _connect(self) -> Any:
+        import sqlite3
+
         return sqlite3.connect(self._path, timeout=5.0) if self._path else None
 
     def _errors(self) -> type[Exception]:
+        import sqlite3
+
         return sqlite3.Error
 
     def _text(self, statement: str) -> str:
@@ -181,6 +203,7 @@ class PostgresRows(SaverRows):
     words: ClassVar[dict[str, str]] = {
         "now": "extract(epoch from clock_timestamp())::float8",
         "bytes": "BYTEA",
+        "name": 'TEXT COLLATE "C"',
         "writes": "checkpoint_writes",
         "value": "blob",
         "join": "JOIN",
@@ -245,7 +268,44 @@ class PostgresRows(SaverRows):
         return statement.format(**self.words).replace("?", "%s")
 
 
-class FileRows(Rows):
+class OwnRows(Rows, ABC):
+    """Rows through one connection of the process, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: tuple[int, Any] | None = None
+        self._made: set[str] = set()
+
+    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own, in a thread."""
+        # Threads of the loop's own: those of a pool are not there after a fork.
+        return await asyncio.to_thread(self.run_blocking, statement, values)
+
+    @abstractmethod
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own."""
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        with self._lock:
+            # A process that was split off must not go on with the connection of the other.
+            if self._open is not None and self._open[0] == os.getpid():
+                self._open[1].close()
+            self._open = None
+
+    def _connection(self) -> Any:
+        if self._open is None or self._open[0] != os.getpid():
+            conn = self._dial()
+            weakref.finalize(self, conn.close)
+            self._open = os.getpid(), conn
+        return self._open[1]
+
+    @abstractmethod
+    def _dial(self) -> Any:
+        """Open a connection that commits each statement by itself."""
+
+
+class FileRows(OwnRows):
     """Rows in a SQLite file of their own, which processes may share.
 
     Args:
@@ -253,10 +313,8 @@ class FileRows(Rows):
     """
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         self._path = path
-        self._lock = threading.Lock()
-        self._open: tuple[int, sqlite3.Connection] | None = None
-        self._made: set[str] = set()
 
     async def table(self, definition: str) -> None:
         """Create a table unless it is there."""
@@ -264,12 +322,10 @@ class FileRows(Rows):
             await self.run(definition)
             self._made.add(definition)
 
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own, in a thread."""
-        return await asyncio.to_thread(self.run_blocking, statement, values)
-
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
+        import sqlite3
+
         text = statement.format(now=repr(time.time()), **SqliteRows.words)
         try:
             with self._lock:
@@ -280,21 +336,19 @@ class FileRows(Rows):
         except sqlite3.Error as exc:
             raise _refused(exc) from exc
 
-    def _connection(self) -> sqlite3.Connection:
-        # A process that was split off must not go on with the connection of the other.
-        if self._open is None or self._open[0] != os.getpid():
-            conn = sqlite3.connect(
-                self._path, timeout=60.0, isolation_level=None, check_same_thread=False
-            )
-            weakref.finalize(self, conn.close)
-            with suppress(sqlite3.OperationalError):  # another process is just doing it
-                conn.execute("PRAGMA journal_mode = WAL")
-            conn.execute("PRAGMA synchronous = NORMAL")
-            self._open = os.getpid(), conn
-        return self._open[1]
+    def _dial(self) -> sqlite3.Connection:
+        import sqlite3
+
+        conn = sqlite3.connect(
+            self._path, timeout=60.0, isolation_level=None, check_same_thread=False
+        )
+        with suppress(sqlite3.OperationalError):  # another process is just doing it
+            conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("PRAGMA synchronous = NORMAL")
+        return conn
 
 
-class ServerRows(PostgresRows):
+class ServerRows(OwnRows, PostgresRows):
     """Rows in a PostgreSQL database that no saver has open.
 
     Args:
@@ -302,13 +356,36 @@ class ServerRows(PostgresRows):
     """
 
     def __init__(self, address: str) -> None:
-        self._made: set[str] = set()
+        super().__init__()
         self._address = address
 
-    async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own, in a thread."""
-        # Threads of the loop's own: those of a pool are not there after a fork.
-        return cast("Found", await asyncio.to_thread(self.run_blocking, statement, values))
+    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
+        """Run one statement in a transaction of its own."""
+        try:
+            with self._lock:
+                cursor = self._living().execute(self._text(statement), values or None)
+                return cursor.rowcount, cursor.fetchall() if cursor.description else []
+        except self._errors() as exc:
+            raise _refused(exc) from exc
+
+    def _living(self) -> Any:
+        """Return the connection; another one when the server ended it meanwhile."""
+        conn = self._connection()
+        try:
+            conn.execute("SELECT 1")
+        except self._errors():
+            conn.close()
+            self._open = None
+            conn = self._connection()
+        return conn
+
+    def _dial(self) -> Any:
+        import psycopg
+
+        # Behind a pooler, what was prepared may be unknown to the next server process.
+        return psycopg.connect(
+            self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
+        )
 
 
 def open_rows(url: str) -> Rows | None:
@@ -346,6 +423,6 @@ def _address(conn: Any) -> str:
 
 def _refused(exc: Exception) -> PersistenceError:
     return PersistenceError(
-        f"The database of the threads refused: {str(exc).strip()}.",
-        fix="Look at the database; then run the thread again.",
+        f"The database refused: {str(exc).strip()}.",
+        fix="Look at the database; then try again.",
     )

@@ -7,31 +7,22 @@ thread that was stopped begins nothing, whoever sends it a message or an answer.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
+from framework.base.clock import SystemClock
 from framework.base.errors import PersistenceError, StoppedError
 from framework.base.ports import Rows
+from framework.stores.cells import FOREVER, MemoryCells, cells_of
 from framework.stores.rows import rows_of
 
 Kind = Literal["thread", "user", "all"]
 
-_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_stops (
-    kind TEXT NOT NULL,
-    name TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    since DOUBLE PRECISION NOT NULL,
-    PRIMARY KEY (kind, name)
-)"""
-_PUT = (
-    "INSERT INTO capgraph_stops (kind, name, reason, since) VALUES (?, ?, ?, {now})"
-    " ON CONFLICT (kind, name) DO UPDATE SET reason = excluded.reason"
-)
-_CLEAR = "DELETE FROM capgraph_stops WHERE kind = ? AND name = ?"
-_ALL = "SELECT kind, name, reason, since FROM capgraph_stops ORDER BY since"
+_CELLS = "stop/"
 _KEPT = "_capgraph_stops"
 
 
@@ -86,64 +77,67 @@ class Stops:
     look_seconds = 0.5
 
     def __init__(self, rows: Rows | None) -> None:
-        self._rows = rows
+        self._cells = MemoryCells() if rows is None else cells_of(rows)
         self._known: dict[tuple[str, str], Stop] = {}
         self._looked = float("-inf")
 
     async def put(self, stop: Stop) -> None:
         """Stop something, in all processes."""
-        if self._rows is None:
-            self._known[stop.kind, stop.name] = stop
-            return
-        await self._rows.table(_TABLE)
-        await self._rows.run(_PUT, (stop.kind, stop.name, stop.reason))
-        await self._look(self._rows)
+
+        def put(found: Any, _: float) -> tuple[Any, float, None]:
+            return [stop.reason, found[1] if found else time.time()], FOREVER, None
+
+        await self._cells.achange(_cell(stop.kind, stop.name), put, SystemClock())
+        await self._look()
 
     async def clear(self, kind: Kind, name: str = "") -> bool:
         """Take a stop back; tells whether there was one."""
-        if self._rows is None:
-            return self._known.pop((kind, name), None) is not None
-        await self._rows.table(_TABLE)
-        count, _ = await self._rows.run(_CLEAR, (kind, name))
-        await self._look(self._rows)
-        return bool(count)
+
+        def take(found: Any, _: float) -> tuple[None, float, bool]:
+            return None, 0, found is not None
+
+        was: bool = await self._cells.achange(_cell(kind, name), take, SystemClock())
+        await self._look()
+        return was
 
     async def all(self) -> list[Stop]:
         """Return what is stopped, the oldest first."""
-        if self._rows is not None:
-            await self._look(self._rows)
+        await self._look()
         return list(self._known.values())
 
-    async def go_on(self, thread_id: str, user_id: str | None, *, confirm: bool) -> None:
+    async def go_on(self, thread_id: str, users: Collection[str], *, confirm: bool) -> None:
         """Make sure that a run may go on.
 
         Args:
             thread_id: Its thread.
-            user_id: Who asks.
+            users: Whose run it is.
             confirm: Whether an effect is about to begin, so that the database is asked.
 
         Raises:
             StoppedError: It was stopped.
             PersistenceError: The database cannot be asked.
         """
-        if self._rows is not None and (
-            confirm or time.monotonic() - self._looked > self.look_seconds
-        ):
+        if confirm or time.monotonic() - self._looked > self.look_seconds:
             try:
-                await self._look(self._rows)
+                await self._look()
             except PersistenceError as exc:
                 if confirm:
                     raise
                 get_logger("framework", "stop").warning("Nobody can say what is stopped: %s", exc)
         if not self._known:
             return
-        asked = [("all", ""), ("user", user_id or ""), ("thread", thread_id)]
-        for key in asked:
+        for key in [("all", ""), *(("user", user) for user in users), ("thread", thread_id)]:
             if (stop := self._known.get(key)) is not None:
                 raise stop.error()
 
-    async def _look(self, rows: Rows) -> None:
+    async def _look(self) -> None:
         self._looked = time.monotonic()  # whoever comes meanwhile has not to ask as well
-        await rows.table(_TABLE)
-        _, found = await rows.run(_ALL)
-        self._known = {(row[0], row[1]): Stop(*row) for row in found}
+        cells, _now = await self._cells.aread(_CELLS, SystemClock())
+        self._known = {}
+        for cell, (reason, since) in sorted(cells.items(), key=lambda item: item[1][1]):
+            kind, _, name = cell.removeprefix(_CELLS).partition("/")
+            self._known[kind, name] = Stop(cast("Kind", kind), name, reason, since)
+
+
+def _cell(kind: Kind, name: str) -> str:
+    return f"{_CELLS}{kind}/{name}"

@@ -14,10 +14,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.langgraph_compat import id_at, is_between_nodes, open_interrupts, plain_values
+from framework.planning.waits import is_wait, told_wait
 from framework.stores.guarded import GuardedSaver
 from framework.stores.history import History, whole
 from framework.stores.leases import leases_of
 from framework.stores.records import END, read_record
+from framework.stores.rows import rows_of
+from framework.stores.waits import open_waits
+from framework.telemetry.usage_book import drop_usage
 
 _PAGE = 200
 
@@ -29,7 +33,7 @@ class ThreadSummary:
     Attributes:
         thread_id: The thread.
         status: ``completed``, ``partial``, ``failed``, ``stopped`` or ``cancelled`` for its last
-            turn, ``waiting`` for a person, or ``unfinished``: the process ended in the middle.
+            turn, ``waiting`` for a person, an event or a moment, or ``unfinished``: the process ended in the middle.
         updated_at: When it was saved last.
         turns: How many turns it has had.
         messages: How many messages it holds.
@@ -38,6 +42,7 @@ class ThreadSummary:
         done: Finished steps of the last turn.
         missing: Its other steps.
         questions: What a person is asked: interrupt id to question.
+        waits: What its steps wait for, without a person being asked.
         reason: Why the last turn did not complete.
     """
 
@@ -51,6 +56,7 @@ class ThreadSummary:
     done: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     questions: Mapping[str, Any] = field(default_factory=dict)
+    waits: tuple[Mapping[str, Any], ...] = ()
     reason: str | None = None
 
 
@@ -81,6 +87,7 @@ async def each_thread_id(
     limit: int | None = None,
     after: str | None = None,
     older_than: timedelta | None = None,
+    prefix: str = "",
 ) -> AsyncIterator[str]:
     """Name the threads of a saver, the one that was saved last first.
 
@@ -89,6 +96,7 @@ async def each_thread_id(
         limit: At most so many.
         after: The thread that the last page ended with.
         older_than: Leave out, where the database can, those that were saved later than so long ago.
+        prefix: Only those whose name begins so.
 
     Raises:
         PersistenceError: There is no thread ``after``.
@@ -102,7 +110,7 @@ async def each_thread_id(
             )
         before = (after, last.checkpoint["id"])
     count = 0
-    while page := await _page(saver, before, older_than):
+    while page := await _page(saver, before, older_than, prefix):
         for thread, _ in page:
             if count == limit:
                 return
@@ -118,13 +126,16 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
         return None
     found = await whole(saver, found, only=("messages",))
     values = plain_values(found)
-    questions = open_questions(found)
+    questions, waits = open_questions(found), open_waits(found)
     outcome = values.get("execution_outcome") or {}
     last_end = await read_record(saver, thread_id, END)
     unfinished = not outcome or is_between_nodes(values)
     status, reason = outcome.get("status", "unfinished"), outcome.get("reason")
     if questions:
         status, reason = "waiting", "A person is asked."
+    elif waits:
+        told = "; ".join(f"{wait['context_key']} waits {told_wait(wait)}" for wait in waits)
+        status, reason = "waiting", f"{told}."
     elif unfinished:
         status, reason = "unfinished", "The process ended in the middle of the turn."
         if last_end.get("checkpoint") == found.checkpoint["id"]:
@@ -143,6 +154,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
         done=done,
         missing=missing,
         questions=questions,
+        waits=tuple(waits),
         reason=reason,
     )
 
@@ -157,7 +169,8 @@ async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> li
 
 def open_questions(found: CheckpointTuple) -> dict[str, Any]:
     """Return what a person is asked at a checkpoint: interrupt id to question."""
-    return {item.id: item.value for item in open_interrupts(found.pending_writes)}
+    asked = open_interrupts(found.pending_writes)
+    return {item.id: item.value for item in asked if not is_wait(item.value)}
 
 
 async def waiting_questions(
@@ -197,7 +210,8 @@ async def prune_threads(
         thread_ids: Which threads; ``None`` for all.
         policy: ``keep_latest`` drops the history of each thread, ``keep`` that before the last
             turns or checkpoints, ``delete`` drops threads, ``older_than`` drops threads that were
-            not saved for so long. A thread that waits for a person is only dropped by ``delete``.
+            not saved for so long, and of all threads the record of what calls used that is older.
+            A thread that waits is only dropped by ``delete``.
         older_than: The age, for ``older_than``.
         keep_turns: How many turns can still be gone back to, for ``keep``.
         keep_checkpoints: How many checkpoints can still be gone back to, for ``keep``.
@@ -233,6 +247,7 @@ async def prune_threads(
     if chosen is None:
         named = each_thread_id(saver, limit=limit, older_than=older_than)
         chosen = [one async for one in named]
+        await _drop_usage(saver, older_than)
     pruned = []
     for thread in chosen:
         try:
@@ -249,10 +264,16 @@ async def prune_threads(
     return pruned
 
 
+async def _drop_usage(saver: BaseCheckpointSaver[Any], older_than: timedelta | None) -> None:
+    rows = rows_of(saver)
+    if older_than is not None and rows is not None:
+        await drop_usage(rows, older_than=older_than)
+
+
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
     found = await saver.aget_tuple(_config(thread))
     moment = _moment(found) if found is not None else None
-    if found is None or moment is None or open_questions(found):
+    if found is None or moment is None or open_interrupts(found.pending_writes):
         return False
     return time.time() - moment.timestamp() >= age.total_seconds()
 
@@ -303,15 +324,16 @@ async def _page(
     saver: BaseCheckpointSaver[Any],
     before: tuple[str, str] | None,
     older_than: timedelta | None,
+    prefix: str,
 ) -> list[tuple[str, str]]:
     if isinstance(saver, GuardedSaver):
         bound = None if older_than is None else id_at(time.time() - older_than.total_seconds())
-        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound)
+        return await saver.thread_ids(limit=_PAGE, before=before, older_than=bound, prefix=prefix)
     latest: dict[str, str] = {}
     async for item in saver.alist(None):
         place = item.config["configurable"]
-        if not place.get("checkpoint_ns"):
-            thread = str(place["thread_id"])
+        thread = str(place["thread_id"])
+        if not place.get("checkpoint_ns") and thread.startswith(prefix):
             latest[thread] = max(latest.get(thread, ""), item.checkpoint["id"])
     found = sorted(latest.items(), key=lambda one: (one[1], one[0]), reverse=True)
     return [one for one in found if before is None or (one[1], one[0]) < (before[1], before[0])]

@@ -19,6 +19,7 @@ from typing import Any
 
 from framework.base.ports import now_text
 from framework.base.values import to_plain
+from framework.telemetry.audit import canonical
 
 NOTHING = "0" * 64
 """The head of a chain without records."""
@@ -77,15 +78,6 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.valid
-
-
-def canonical(data: Any) -> str:
-    """Return plain data in the one form that is hashed.
-
-    >>> canonical({"b": 1, "a": 2})
-    '{"a":2,"b":1}'
-    """
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def key_bytes(key: Any) -> bytes | None:

@@ -48,6 +48,8 @@ class _StepEvent(_Event):
     step: int = 0
     total_steps: int = 0
     attempt: int = 1
+    element: int | None = None
+    elements: int | None = None
 
 
 class Status(_Event):
@@ -110,6 +112,14 @@ class StepFailed(_StepEvent):
     category: str | None = None
 
 
+class StepSkipped(_StepEvent):
+    """Nobody will run a step; ``not_needed`` when the plan has it so: a condition does not hold."""
+
+    event_type: Literal["step_skipped"] = "step_skipped"
+    reason: str
+    not_needed: bool = False
+
+
 class Retry(_Event):
     """A step or node will be tried again."""
 
@@ -137,6 +147,21 @@ class Reclassify(_Event):
     reason: str
 
 
+class Waiting(_Event):
+    """A turn ends its run, because all that is left waits for a moment or for an event."""
+
+    event_type: Literal["waiting"] = "waiting"
+    waits: list[dict[str, Any]]
+
+
+class WaitOver(_StepEvent):
+    """A step that waited goes on: its moment has come (``time``) or its event (``signal``)."""
+
+    event_type: Literal["wait_over"] = "wait_over"
+    by: str
+    key: str | None = None
+
+
 class ApprovalAsked(_Event):
     """A person is asked before steps run."""
 
@@ -158,10 +183,11 @@ class ApprovalGiven(_Event):
 
 
 class AnswerToken(_Event):
-    """A piece of the answer."""
+    """A piece of the answer; with ``anew`` what came before it is no part of the answer."""
 
     event_type: Literal["answer_token"] = "answer_token"
     text: str
+    anew: bool | None = None
 
 
 class AnswerPart(_Event):
@@ -251,6 +277,9 @@ Event = Annotated[
     | StepProgress
     | StepFinished
     | StepFailed
+    | StepSkipped
+    | Waiting
+    | WaitOver
     | Retry
     | Replan
     | Reclassify

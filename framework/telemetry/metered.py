@@ -21,13 +21,13 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 from langgraph.errors import GraphBubbleUp
 
+import framework.telemetry as telemetry
 from configs.scoped import scoped
 from configs.streaming import stream_writer
 from framework.base import LimitError
 from framework.base.budget import TurnBudget
 from framework.telemetry.accounts import note_failure, note_use, pay_from_thread, used_by
 from framework.telemetry.audit import current_audit, digest, note
-from framework.telemetry.events import ModelCalled, ToolCalled, Usage
 
 _ROLE = "role:"
 _OTHER = "capability"
@@ -156,7 +156,7 @@ class ModelMeter(BaseCallbackHandler):
         model, used = used_by(response, call.name if call is not None else "")
         note_use(run_id, model, _role(tags), used)
         if used is not None:
-            usage = Usage(
+            usage = telemetry.Usage(
                 role=_role(tags),
                 model=model,
                 input_tokens=used.prompt_tokens,
@@ -191,14 +191,14 @@ class ModelMeter(BaseCallbackHandler):
     def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         """Report a call of a tool."""
         if (call := _done(run_id)) is not None:
-            _report(ToolCalled(name=call.name, duration=call.seconds()))
+            _report(telemetry.ToolCalled(name=call.name, duration=call.seconds()))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """Report a call of a tool that failed; one that asks somebody did not."""
         call = _done(run_id)
         if call is not None and not isinstance(error, GraphBubbleUp):
             told = {"duration": call.seconds(), "error": type(error).__name__}
-            _report(ToolCalled(name=call.name, **told))
+            _report(telemetry.ToolCalled(name=call.name, **told))
 
 
 METER = ModelMeter()
@@ -229,12 +229,12 @@ def _done(run_id: UUID) -> _Call | None:
     return turn.calls.pop(run_id, None) if turn is not None else None
 
 
-def _ended(call: _Call, tags: list[str] | None, error: str | None = None) -> ModelCalled:
+def _ended(call: _Call, tags: list[str] | None, error: str | None = None) -> telemetry.ModelCalled:
     about = {"role": _role(tags), "model": call.name, "provider": call.provider}
-    return ModelCalled(**about, duration=call.seconds(), error=error)
+    return telemetry.ModelCalled(**about, duration=call.seconds(), error=error)
 
 
-def _report(event: Usage | ModelCalled | ToolCalled) -> None:
+def _report(event: telemetry.Usage | telemetry.ModelCalled | telemetry.ToolCalled) -> None:
     turn = _turn.get()
     while turn is not None and turn.outer is not None:
         turn = turn.outer

@@ -21,8 +21,6 @@ from typing import Any, TextIO
 from framework.base.ports import Sink
 from framework.telemetry.sinks import SentEvent
 
-_CAPACITY = 10_000
-
 
 class OffLoop:
     """Does work with files, and never on an event loop."""
@@ -142,16 +140,15 @@ class Fed:
         raise NotImplementedError
 
     def _close(self) -> None:
-        raise NotImplementedError
+        """Give back what is held; most hold nothing."""
 
 
-class _FileSink(Fed):
+class FileSink(Fed):
     """What sinks on files share: one thread, nothing on the loop, batches, a bound."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, capacity: int = 10_000) -> None:
         super().__init__()
-        self.path = Path(path)
-        self.lost = 0
+        self.path, self.lost, self._capacity = Path(path), 0, capacity
         self._waiting: deque[dict[str, Any]] = deque()
 
     def emit(self, event: Any) -> Any:
@@ -160,7 +157,7 @@ class _FileSink(Fed):
 
     def emit_many(self, events: Sequence[Any]) -> Any:
         """Write several events at once."""
-        room = _CAPACITY - len(self._waiting)
+        room = self._capacity - len(self._waiting)
         self.lost += max(0, len(events) - room)
         self._waiting.extend(plain_event(event) for event in events[:room])
         return self._off_loop.do(self._drain)
@@ -178,11 +175,8 @@ class _FileSink(Fed):
     def _write(self, events: list[dict[str, Any]]) -> None:
         raise NotImplementedError
 
-    def _close(self) -> None:
-        raise NotImplementedError
 
-
-class JsonLinesSink(_FileSink):
+class JsonLinesSink(FileSink):
     """Writes each event as a line of JSON at the end of a file.
 
     Args:
@@ -218,7 +212,7 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS events (
     id INTEGER PRIMARY KEY, run_id TEXT, thread_id TEXT, event TEXT NOT NULL)"""
 
 
-class SqliteEventSink(_FileSink):
+class SqliteEventSink(FileSink):
     """Keeps events in a SQLite file, from which they can be replayed.
 
     Args:
@@ -328,9 +322,15 @@ class FanoutSink:
                     later.append(result)
         if later:
             return _together(later, errors)
-        if errors:
-            raise errors[0]
+        _raise_first(errors)
         return None
+
+
+def _raise_first(errors: Sequence[Exception]) -> None:
+    for later in errors[1:]:
+        errors[0].add_note(f"Another sink raised {later!r}")
+    if errors:
+        raise errors[0]
 
 
 async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) -> None:
@@ -339,5 +339,4 @@ async def _together(later: Sequence[Awaitable[Any]], errors: list[Exception]) ->
             await awaitable
         except Exception as exc:
             errors.append(exc)
-    if errors:
-        raise errors[0]
+    _raise_first(errors)

@@ -24,12 +24,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
+import framework.telemetry as telemetry
 from configs.errors import ConfigurationError
 from configs.logger import get_logger, mask_secrets
 from configs.scoped import scoped
 from configs.streaming import use_outlet
 from framework.base.ports import Sink, now_text
-from framework.telemetry.events import EventsLost
 
 _MOMENT = 0.25
 _TOGETHER = 500
@@ -297,7 +297,7 @@ class _Outlet:
                     event, lost = self.waiting.popleft()
                     if lost > self.told:
                         count = lost - self.told
-                        told = EventsLost(count=count).model_dump(exclude_none=True)
+                        told = telemetry.EventsLost(count=count).model_dump(exclude_none=True)
                         events.append(SentEvent(told))
                         self.told = lost
                     events.append(event)

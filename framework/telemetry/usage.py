@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal, Protocol
 
 from framework.base.errors import ValidationError
+from framework.base.numbers import check_number
 
 _MILLION = 1_000_000
 _TTL = {"5m": "cache_write_5min_per_million", "1h": "cache_write_1h_per_million"}
@@ -49,8 +50,7 @@ class UsageSnapshot:
         for name, value in asdict(self).items():
             if name == "cache_ttl":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValidationError(f"{name} is {value!r}.", fix="Give a whole number from 0.")
+            check_number(name, value, whole=True)
 
     @property
     def prompt_tokens(self) -> int:
@@ -123,8 +123,7 @@ class ModelPricing:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not math.isfinite(value) or value < 0:
-                raise ValidationError(f"{name} is {value!r}.", fix="Give a number from 0.")
+            check_number(name, value)
 
     def cost(self, usage: UsageSnapshot) -> float:
         """Return what a call costs, in US dollars."""

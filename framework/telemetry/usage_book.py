@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from framework.base.errors import PersistenceError
@@ -46,6 +47,7 @@ _SUMS = (
     " sum(cached_tokens) AS cached,"
     " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost"
 )
+_BY = {"model": "model", "user": "user_id", "day": "CAST(at AS BIGINT) / 86400"}
 _HISTORY_SECONDS = 30 * 86_400
 
 
@@ -140,6 +142,7 @@ async def usage_totals(
     thread_id: str | None = None,
     user_id: str | None = None,
     turn_id: str | None = None,
+    by: str = "model",
 ) -> list[UsageTotal]:
     """Return what each model used.
 
@@ -148,18 +151,34 @@ async def usage_totals(
         thread_id: Only calls of this thread.
         user_id: Only calls for this person.
         turn_id: Only calls of this turn.
+        by: ``day`` or ``user`` for what was used on each day or by each person; it stands in the
+            place of the model then.
     """
+    name = _BY[by]
     await rows.table(_TABLE)
     chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id}
     named = {name: value for name, value in chosen.items() if value is not None}
     where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
     _, found = await rows.run(
-        f"SELECT model, {_SUMS} FROM capgraph_usage{where} GROUP BY model ORDER BY model",
+        f"SELECT {name}, {_SUMS} FROM capgraph_usage{where} GROUP BY {name} ORDER BY {name}",
         tuple(named.values()),
     )
     return [
-        UsageTotal(model, int(n), int(i), int(o), int(c), usd) for model, n, i, o, c, usd in found
+        UsageTotal(_told(by, told), int(n), int(i), int(o), int(c), usd)
+        for told, n, i, o, c, usd in found
     ]
+
+
+def _told(by: str, value: Any) -> str:
+    if by != "day":
+        return str(value)
+    return datetime.fromtimestamp(int(value) * 86_400, UTC).date().isoformat()
+
+
+async def drop_usage(rows: Rows, *, older_than: timedelta) -> None:
+    """Drop what calls used longer ago than that."""
+    await rows.table(_TABLE)
+    await rows.run("DELETE FROM capgraph_usage WHERE at < {now} - ?", (older_than.total_seconds(),))
 
 
 async def usage_of_capabilities(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import heapq
 import itertools
 import os
 import random
@@ -152,6 +153,25 @@ async def _with_options(
     return times
 
 
+async def per_adapter(steps: int = 200, rounds: int = 7) -> dict[str, Any]:
+    """Seconds per step of adapted tools, each against a capability written to do the same."""
+    known = programs.adapted()
+    graph = programs.build_graph([*known.values()], settings=programs.load_settings())
+    times: dict[str, list[float]] = {name: [] for name in known}
+    for number in range(rounds + 1):
+        for name in known:
+            plan = programs.independent_plan(steps, name)
+            for one in plan["steps"]:
+                one["parameters"] = {"a": 1}
+            given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+            seconds = await _timed(graph.ainvoke(given))
+            if number:  # the first round warms up
+                times[name].append(seconds / steps)
+    plain = _against({n: t for n, t in times.items() if "thread" not in n}, "plain")
+    threads = _against({n: t for n, t in times.items() if "thread" in n}, "plain_thread")
+    return {**plain, **threads}
+
+
 async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
     """The same with the SQLite saver, every step durable before the run ends."""
     times: dict[str, list[float]] = {"by hand": [], "capgraph": []}
@@ -170,6 +190,19 @@ async def per_step_saved(steps: int = 200, rounds: int = 5) -> dict[str, Any]:
                     times[name].append(await _timed(run) / steps)
                 sizes[name] = sum(f.stat().st_size for f in Path(folder).iterdir()) / steps
     return {**_against(times, "by hand"), "bytes_per_step": sizes}
+
+
+async def react_turn(turns: int = 20, rounds: int = 7) -> dict[str, Any]:
+    """Seconds per turn of an agent's loop, a model call and a tool call, against ``create_agent``."""
+    agents = programs.looping_agents(turns)
+    times: dict[str, list[float]] = {name: [] for name in agents}
+    config: Any = {"recursion_limit": 10_000}
+    for number in range(rounds + 1):
+        for name, (graph, given) in agents.items():
+            seconds = await _timed(graph.ainvoke(given, config)) / turns
+            if number:  # the first round warms up
+                times[name].append(seconds)
+    return _against(times, "create_agent")
 
 
 def _against(times: dict[str, list[float]], base: str) -> dict[str, Any]:
@@ -302,6 +335,38 @@ async def makespan(plans: int = 20, mean: float = 0.05, seed: int = 7) -> dict[s
         first, last = await _span(graph, plan)
         ratios.append((last - first) / critical)
     return {**spread(ratios), "worst": max(ratios)}
+
+
+async def for_each(
+    elements: int = 1000, limit: int = 16, mean: float = 0.05, rounds: int = 5, seed: int = 7
+) -> dict[str, Any]:
+    """A step over a list: its time over the best that the limit allows, and that of plain steps."""
+    rng = random.Random(seed)
+    scale = mean / 1.65  # the mean of the durations that are drawn
+    rows = [rng.lognormvariate(0, 1) * scale for _ in range(elements)]
+    free = [0.0] * limit
+    for seconds in rows:  # each begins as soon as one of so many is free
+        heapq.heapreplace(free, free[0] + seconds)
+    settings = programs.load_settings(limits={"max_parallel": limit})
+    waits = programs.build_graph(programs.wait_registry(rows), settings=settings)
+    first, last = await _span(waits, programs.each_plan("start"))
+    registry = programs.wait_registry([0.0] * elements)
+    graph = programs.build_graph(registry, settings=settings)
+    plain = [
+        programs.step(f"s{n}", "start", parameters={"seconds": 0.0}, expected_output="VALUE")
+        for n in range(elements - 1)  # with the answer, as long as a plan may be
+    ]
+    times: dict[str, list[float]] = {"plain": [], "each": []}
+    for _ in range(rounds):
+        for name, plan in (("plain", {"steps": plain}), ("each", programs.each_plan("start"))):
+            given = {"messages": [("user", "work")], "planning_execution_plan": plan}
+            times[name].append(await _timed(graph.ainvoke(given)) / elements)
+    ratio = statistics.median(times["each"]) / statistics.median(times["plain"])
+    return {
+        "elements": elements,
+        "makespan": (last - first) / max(free),
+        "per_element": ratio,
+    }
 
 
 async def _span(graph: Any, plan: Any) -> tuple[float, float]:

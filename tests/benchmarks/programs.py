@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+from langchain_core.tools import StructuredTool
 from langgraph.graph import START, StateGraph
+from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from configs.settings import load_settings
 from framework import Registry, build_graph, capability_node
+from framework.adapters import tool_capability
 from framework.base import BaseCapability
 
 
@@ -85,6 +88,50 @@ async def run_capgraph(registry: Registry, plan: Any, saver: Any = None, thread:
     )
 
 
+class Sums(BaseModel):
+    """What is added."""
+
+    a: int
+    b: int = 1
+
+
+def adapted() -> dict[str, Any]:
+    """Name to a capability that adds: written as one, or made of a tool that does the same."""
+
+    async def add(a: int, b: int = 1) -> dict[str, int]:
+        """Add."""
+        return {"sum": a + b}
+
+    def add_in_thread(a: int, b: int = 1) -> dict[str, int]:
+        """Add."""
+        return {"sum": a + b}
+
+    class Add(BaseCapability):
+        name = "plain"
+        description = "Add."
+        provides = ("SUM",)
+        Parameters = Sums
+
+        async def execute(self) -> dict[str, Any]:
+            return {"SUM": await add(self.parameters.a, self.parameters.b)}
+
+    class AddInThread(Add):
+        name = "plain_thread"
+
+        def execute(self) -> dict[str, Any]:
+            return {"SUM": add_in_thread(self.parameters.a, self.parameters.b)}
+
+    schema = Sums.model_json_schema()
+    made = StructuredTool(name="add", description="Add.", args_schema=schema, coroutine=add)
+    return {
+        "plain": capability_node(Add),
+        "tool": tool_capability(add, provides="SUM", name="tool"),
+        "schema": tool_capability(made, provides="SUM", name="schema"),
+        "plain_thread": capability_node(AddInThread),
+        "tool_thread": tool_capability(add_in_thread, provides="SUM", name="tool_thread"),
+    }
+
+
 def _merge(left: dict[str, Any] | None, right: dict[str, Any]) -> dict[str, Any]:
     return {**(left or {}), **right}
 
@@ -129,8 +176,8 @@ async def run_by_hand(graph: Any, steps: int, saver: Any = None, thread: str = "
     )
 
 
-def wait_registry() -> Registry:
-    """Capabilities that take as long as their step says: with inputs, and without."""
+def wait_registry(rows: Sequence[float] = ()) -> Registry:
+    """Capabilities that take as long as their step says: with inputs, and without; and a list."""
     registry = Registry()
 
     class Start(BaseCapability):
@@ -146,9 +193,26 @@ def wait_registry() -> Registry:
         name = "wait"
         requires = [("VALUE", "many")]
 
+    class Batch(BaseCapability):
+        name = "batch"
+        description = "Gives a list"
+        provides = ["ROWS"]
+
+        async def execute(self) -> dict[str, Any]:
+            return {"ROWS": {"rows": rows}}
+
     registry.register(capability_node(Start))
     registry.register(capability_node(Wait))
+    registry.register(capability_node(Batch))
     return registry
+
+
+def each_plan(capability: str) -> dict[str, Any]:
+    """A plan that does one thing for each row of a list."""
+    each = {"of": "batch.rows", "as": "row"}
+    seconds = {"seconds": {"$from": "row"}}
+    work = step("work", capability, for_each=each, parameters=seconds, expected_output="VALUE")
+    return {"steps": [step("batch", "batch"), work]}
 
 
 def random_plan(rng: random.Random, steps: int, mean: float) -> tuple[dict[str, Any], float]:
@@ -171,3 +235,38 @@ def random_plan(rng: random.Random, steps: int, mean: float) -> tuple[dict[str, 
             )
         )
     return {"steps": planned}, max(ends)
+
+
+def looping_agents(turns: int) -> dict[str, tuple[Any, Any]]:
+    """Agents that call one tool so many times: each a graph, and what it is given."""
+    from langchain.agents import create_agent
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+
+    from framework import bind
+    from framework.agents import ReActAgent
+    from framework.behaviors import BaseBehavior
+    from framework.testing import ScriptedModel
+
+    @tool
+    async def advance(value: int) -> int:
+        """Advance."""
+        return value + 1
+
+    def answer(call: Any) -> Any:
+        done = sum(message.type == "tool" for message in call.messages)
+        asked = {"name": "advance", "args": {"value": done}, "id": str(done), "type": "tool_call"}
+        return str(done) if done >= turns else AIMessage("", tool_calls=[asked])
+
+    def react(**options: Any) -> tuple[Any, Any]:
+        model = ScriptedModel(responses=answer)
+        agent = ReActAgent(model, tools=[advance], max_steps=turns + 1, **options)
+        return agent.compile(), {"task": "Go."}
+
+    bare = create_agent(ScriptedModel(responses=answer), [advance])
+    return {
+        "create_agent": (bare, {"messages": [("user", "Go.")]}),
+        "ReActAgent": react(),
+        "with a behaviour": react(behaviors=[BaseBehavior()]),
+        "with services": react(services=bind([])),
+    }

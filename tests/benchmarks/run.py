@@ -63,6 +63,12 @@ def rows_of(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             "at most 1.05",
         )
     )
+    each = found["for_each"]
+    what = f"for_each, {each['elements']:,} elements"
+    rows += [
+        (f"{what}, makespan / bound, limit 16", f"{each['makespan']:.3f}", "", "at most 1.05"),
+        (f"{what}, time per element / plain step", f"{each['per_element']:.2f}", "", "at most 1.2"),
+    ]
     imports = found["cold_import"]
     rows += [
         (
@@ -174,9 +180,12 @@ async def collect(quick: bool, only: str) -> dict[str, Any]:
             "per_step": await measure.per_step(rounds=rounds),
             "per_step_saved": await measure.per_step_saved(rounds=rounds),
             "per_stage": await measure.per_stage(rounds=2 if quick else 5),
+            "per_adapter": await measure.per_adapter(rounds=rounds),
             "per_behavior": await measure.per_behavior(rounds=2 if quick else 5),
+            "react_turn": await measure.react_turn(rounds=rounds),
             "plan_length": await measure.plan_length(rounds=2 if quick else 5),
             "makespan": await measure.makespan(plans=8 if quick else 20),
+            "for_each": await measure.for_each(rounds=2 if quick else 5),
             "flat_1k": await measure.flatness(1_000, steps),
             "flat_100k": await measure.flatness(100_000, steps),
             "threads": await measure.many_threads(100 if quick else 1000),
@@ -213,6 +222,13 @@ def tables(found: dict[str, Any], quick: bool) -> list[tuple[str, Sequence[str],
         parts = found["per_behavior"].items()
         around = [(n, f"{p['ratio']:.2f}", f"{p['bare_steps_more']:.2f}") for n, p in parts]
         made.append(("A step with each shipped behaviour", heading, around))
+        adapted = [
+            (name, f"{found['per_adapter'][name]['ratio']:.2f}", "at most 1.2")
+            for name in ("tool", "schema", "tool_thread")
+        ]
+        made.append(("A step of an adapted tool", ("tool", "to a capability", "target"), adapted))
+        loops = [(name, f"{part['ratio']:.2f}") for name, part in found["react_turn"].items()]
+        made.append(("A turn of an agent's loop", ("agent", "to create_agent"), loops))
     if "peers" in found:
         steps = 20 if quick else PEER_STEPS
         title = f"One request of {steps} dependent tool steps"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
@@ -25,11 +26,19 @@ from framework import (
     capability_node,
 )
 from framework.base.errors import PersistenceError
+from framework.behaviors import (
+    BaseBehavior,
+    CircuitBreakerBehavior,
+    GuardrailBehavior,
+    GuardrailOutcome,
+    RateLimitBehavior,
+)
+from framework.governance import Budget, stop
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
 from framework.telemetry import AuditLog
-from framework.telemetry.audit import AuditTable
+from framework.telemetry.audit_log import AuditTable
 from framework.testing import ScriptedModel
 
 SECRET = "pay Ms Miller for her hip"
@@ -37,6 +46,12 @@ SECRET = "pay Ms Miller for her hip"
 
 class Paid(CapabilityContext):
     amount: float
+
+
+@pytest.fixture
+async def saver(tmp_path: Path) -> Any:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -144,6 +159,104 @@ async def test_a_refusal_is_kept(tmp_path: Path, pay: Any) -> None:
     assert ("policy", "deny") in told(await log.records())
     assert SECRET not in text
     assert pay.done == []
+
+
+async def refused(saver: Any, graph: Any, given: Any = GIVEN) -> list[dict[str, Any]]:
+    config: Any = {"configurable": {"thread_id": "t", "user_id": "ada"}}
+    await graph.ainvoke(given, config)
+    records = await records_of(saver)
+    assert SECRET not in json.dumps(records), "digests, not content"
+    return [{"kind": r["kind"], **r["data"]} for r in records if r["kind"] in ("refused", "guard")]
+
+
+async def test_a_stop_is_kept(saver: Any, pay: Any) -> None:
+    graph = build_graph([Paid, pay], checkpointer=saver, audit=True)
+    await stop(saver, thread="t", reason=SECRET)
+    [found, *_] = await refused(saver, graph)
+    assert (found["code"], found["by"]) == ("CG-STOPPED", {"user_id": "ada"})
+    assert pay.done == []
+
+
+async def test_what_a_budget_does_not_hold_is_kept(saver: Any, pay: Any) -> None:
+    graph = build_graph([Paid, pay], checkpointer=saver, audit=True, budget=Budget(tool_calls=0))
+    [found] = await refused(saver, graph)
+    assert (found["code"], found["limit"], found["value"]) == ("CG-LIMIT", "tool_calls", 0)
+    assert pay.done == []
+
+
+async def test_what_guards_say_is_kept(saver: Any, pay: Any) -> None:
+    class Small:
+        def check_pre(self, *, role: str, tool: str, arguments: Any) -> GuardrailOutcome:
+            if tool == "pay":
+                return GuardrailOutcome(False, SECRET, "deny")
+            return GuardrailOutcome(True)
+
+        def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+            return GuardrailOutcome(True, None, "rewrite", "-")
+
+    graph = build_graph(
+        [Paid, pay],
+        checkpointer=saver,
+        audit=True,
+        behaviors=[GuardrailBehavior(guardrails=[Small()])],
+    )
+    found = await refused(saver, graph)
+    said = [(f["kind"], f.get("decision"), f.get("tool"), f.get("step_id")) for f in found]
+    assert ("guard", "deny", "pay", "a") in said
+    assert ("guard", "rewrite", "error", None) in [(*one[:3], None) for one in said]
+    [denied] = [f for f in found if f["kind"] == "refused"]
+    assert (denied["code"], denied["step_id"]) == ("CG-GUARDRAIL", "a")
+
+
+async def test_what_a_limiter_and_a_breaker_refuse_is_kept(saver: Any) -> None:
+    @capability_node
+    class Read(BaseCapability):
+        name = "read"
+        description = "Reads"
+        behaviors = [RateLimitBehavior(0.001, wait_on_limit=False)]
+
+        async def execute(self) -> dict[str, Any]:
+            return {}
+
+    @capability_node
+    class Call(BaseCapability):
+        name = "call"
+        description = "Calls"
+        behaviors = [CircuitBreakerBehavior(failure_threshold=1)]
+
+        async def execute(self) -> dict[str, Any]:
+            raise ConnectionError(SECRET)
+
+    graph = build_graph([Read, Call], checkpointer=saver, audit=True)
+    steps = [step("a", "read"), step("b", "read"), step("z", "respond")]
+    found = await refused(saver, graph, {**GIVEN, "planning_execution_plan": {"steps": steps}})
+    assert [f["key"] for f in found] == ["read"]
+    steps = [step("a", "call"), step("z", "respond")]
+    given = {"messages": [("user", "Call.")], "planning_execution_plan": {"steps": steps}}
+    found = await refused(saver, graph, given)
+    assert ("CG-CIRCUIT-OPEN", "call") in [(f["code"], f.get("name")) for f in found]
+
+
+async def test_what_stands_in_for_a_refused_call_of_a_model_hides_nothing(saver: Any) -> None:
+    class Instead(BaseBehavior):
+        async def on_error(self, context: Any, error: Exception) -> Any:
+            return AIMessage("Nothing to add.")
+
+    model = ScriptedModel(responses=lambda _: "Hello.")
+    around = [RateLimitBehavior(0.001, wait_on_limit=False), Instead()]
+    graph = build_graph(
+        [Paid],
+        model={"answer": {"model": model, "behaviors": around}},
+        checkpointer=saver,
+        audit=True,
+    )
+    given = {
+        "messages": [("user", "Hello.")],
+        "planning_execution_plan": {"steps": PLAN["steps"][1:]},
+    }
+    assert await refused(saver, graph, given) == []
+    [found] = await refused(saver, graph, {**given, "messages": [("user", "And now?")]})
+    assert found["key"] == "model answer"
 
 
 async def test_what_cannot_be_written_stops_the_effect(tmp_path: Path, pay: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from framework import BaseCapability, bind, build_graph, capability_node
 from framework.base.errors import ConfigurationError
 from framework.cli.main import app
 from framework.governance import Budget
+from framework.graph import build
 from framework.state import AgentState
-from framework.stores import open_saver, rows_of
+from framework.stores import open_saver, prune_threads, rows_of
 from framework.telemetry import ModelPricing, PriceTable
+from framework.telemetry.accounts import CASHIER
+from framework.telemetry.metered import METER
 from framework.telemetry.usage_book import usage_totals
 from framework.testing import ScriptedModel
 from tests.support.doors import Gauge, last_words, soon, status
@@ -82,6 +86,39 @@ async def test_no_call_is_sent_past_the_budget(agent: Any, step: Any, form: str)
     assert len(model.calls) == 3
     assert status(out) == "stopped"
     assert "requests is limited to 3" in last_words(out)
+
+
+@pytest.mark.parametrize("first", ["meter", "cashier"])
+async def test_a_call_counts_once_whoever_is_told_of_its_end_first(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    if first == "cashier":
+        monkeypatch.setattr(build, "METER", CASHIER)
+        monkeypatch.setattr(build, "CASHIER", METER)
+    told: list[str] = []
+    counted, paid = METER.on_llm_end, CASHIER.on_llm_end
+
+    def count(*args: Any, **more: Any) -> None:
+        told.append("meter")
+        counted(*args, **more)
+
+    async def pay(*args: Any, **more: Any) -> None:
+        told.append("cashier")
+        await paid(*args, **more)
+
+    monkeypatch.setattr(METER, "on_llm_end", count)
+    monkeypatch.setattr(CASHIER, "on_llm_end", pay)
+    it = agent(
+        Gauge,
+        chatter(3),
+        plans=[[step("a", "chatter")]],
+        model={"capability": ScriptedModel(responses=answer(5))},
+        budget=Budget(requests=10, tokens=1000, per="thread"),
+    )
+    assert status(await soon(it.ask())) == "completed"
+    assert told[0] == first, "LangChain tells handlers in their order; the test forces both"
+    [budget] = it.graph.services.purse.budgets
+    assert await budget.left("1") == {"requests": 7, "tokens": 1000 - 3 * 6}
 
 
 @pytest.mark.may_block
@@ -245,8 +282,9 @@ async def test_a_question_in_a_step_counts_it_once(agent: Any, step: Any, tmp_pa
         assert status(out) == "completed"
         rows = rows_of(saver)
         assert rows is not None
-        _, found = await rows.run("SELECT steps, requests, marks FROM capgraph_budgets")
-        assert found == [(1, 1, "")]
+        _, found = await rows.run("SELECT value FROM capgraph_cells")
+        ((used, held),) = (json.loads(value) for (value,) in found)
+        assert (used["steps"], used["requests"], held) == (1, 1, {})
 
 
 async def test_failures_in_a_row_end_the_turn(agent: Any, step: Any) -> None:
@@ -298,6 +336,31 @@ async def test_a_bound_node_reserves_its_steps() -> None:
     node = services.node(services.registry.capabilities["chatter"].cls)
     out = await node({})
     assert "steps is limited to 0" in out["control_error_info"]["user_message"]
+
+
+async def test_what_calls_used_goes_with_the_days_of_the_settings(
+    agent: Any, step: Any, tmp_path: Path
+) -> None:
+    async with open_saver(f"sqlite:///{tmp_path}/t.db") as saver:
+        rows = rows_of(saver)
+        assert rows is not None
+        for kept, calls in ((None, [1, 2]), (1e-9, [0])):
+            it = agent(
+                Gauge,
+                chatter(1),
+                plans=[[step("a", "chatter")]],
+                model={"capability": ScriptedModel(responses=answer(10))},
+                checkpointer=saver,
+                prices=PRICES,
+                settings={"persistence": {"keep_days": kept}},
+            )
+            for _, expected in enumerate(calls):
+                await soon(it.ask(thread="t"))
+                await asyncio.to_thread(it.graph.services.purse.book.flush)
+                if kept is not None:
+                    await prune_threads(saver, policy="older_than", older_than=timedelta(days=kept))
+                found = await usage_totals(rows)
+                assert sum(total.calls for total in found) == expected
 
 
 async def test_what_calls_used_is_kept_by_model_thread_and_user(
@@ -360,6 +423,64 @@ async def test_a_plan_that_is_too_dear_is_refused_before_anything_runs(
     assert status(out) == "stopped"
     assert "plan is too dear" in last_words(out)
     assert "1.2 more would be needed" in last_words(out)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_what_a_plan_will_need_is_held_while_it_runs(
+    agent: Any, step: Any, tmp_path: Path, durable: bool
+) -> None:
+    """Each plan fits by itself, and the two of them do not fit together."""
+    ran: list[str] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @capability_node
+    class Dear(BaseCapability):
+        name = "dear"
+        description = "Costs"
+        provides = ["GAUGE"]
+        cost_usd = 0.4
+
+        async def execute(self) -> Gauge:
+            ran.append(self.idempotency_key.partition("/")[0])
+            begun.set()
+            await go_on.wait()
+            return Gauge(value=1)
+
+    @capability_node
+    class Later(BaseCapability):
+        name = "later"
+        description = "Costs as much, after it"
+        requires = ["GAUGE"]
+        cost_usd = 0.4
+
+        async def execute(self) -> dict[str, Any]:
+            return {}
+
+    plan = [step("a", "dear"), step("b", "later", GAUGE="a")]
+    async with open_saver(
+        f"sqlite:///{tmp_path}/t.db" if durable else "sqlite://:memory:"
+    ) as saver:
+        it = agent(
+            Gauge,
+            Dear,
+            Later,
+            plans=[plan, plan, plan],
+            checkpointer=saver,
+            budget=Budget(cost_usd=1.3, per="user"),
+        )
+        say = {"messages": [("user", "Go")]}
+        first = asyncio.create_task(it.graph.ainvoke(say, it.config("1", user_id="ann")))
+        await soon(begun.wait())
+        out = await soon(it.graph.ainvoke(say, it.config("2", user_id="ann")))
+        assert status(out) == "stopped"
+        assert "plan is too dear" in last_words(out)
+        assert "0.8 is used or reserved, and 0.8 more would be needed" in last_words(out)
+        go_on.set()
+        assert status(await soon(first)) == "completed"
+        assert ran == ["1"], "nothing of the other one began"
+        out = await soon(it.graph.ainvoke(say, it.config("3", user_id="bob")))
+        assert status(out) == "completed"
+        assert out["execution_outcome"]["budget_left"]["cost_usd"] == pytest.approx(0.5)
 
 
 async def test_a_plan_is_priced_by_what_its_capabilities_used_before(

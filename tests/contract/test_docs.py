@@ -171,7 +171,7 @@ def test_pictures_name_no_place_and_fetch_nothing() -> None:
 def error_classes() -> dict[str, str]:
     """Return the errors with a code of their own, each under its public name."""
     found: dict[str, str] = {}
-    for room in ("base", "behaviors", "governance", "telemetry"):
+    for room in ("base", "behaviors", "governance", "telemetry", "serve"):
         module = importlib.import_module(f"framework.{room}")
         for name in module.__all__:
             cls = getattr(module, name)

@@ -24,6 +24,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.config import get_config
 from langgraph.errors import UnknownInterruptError
+from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
@@ -87,7 +88,7 @@ async def test_a_task_its_outer_checkpoint_and_the_lent_saver_are_told() -> None
         own = {"configurable": {"thread_id": "2"}}
         told.append(compat.is_task(compat.merged_config(bare, own)))
         assert compat.saver_of(bare, config) is saver
-        assert (compat.running_checkpoint(config) is not None) is (state["seen"] == ["go"])
+        assert bool(compat.running_checkpoints(config)) is (state["seen"] == ["go"])
         return {}
 
     bare = graph_of(lambda state: {})
@@ -219,3 +220,73 @@ async def test_a_handler_is_told_of_what_is_called_inside_and_once() -> None:
     assert heard == ["call"]
     await builder.compile().ainvoke({}, {"callbacks": [ear]})
     assert heard == ["call"] * 3
+
+
+async def test_what_a_checkpoint_says_of_nodes_answers_and_tasks() -> None:
+    @task
+    async def inner() -> int:
+        return 5
+
+    async def node(state: Any) -> dict[str, Any]:
+        return {"seen": [f"{await inner()}{interrupt('Well?')}"]}
+
+    saver = InMemorySaver()
+    graph = graph_of(node, saver)
+    await graph.ainvoke({"seen": []}, CONFIG)
+    await graph.ainvoke(Command(resume="yes"), CONFIG)
+    [at] = [one async for one in saver.alist(CONFIG) if compat.next_nodes(compat.plain_values(one))]
+    assert compat.next_nodes(compat.plain_values(at)) == ["node"]
+    assert at.checkpoint["v"] == compat.LATEST_VERSION
+    found = {channel: value for _, channel, value in at.pending_writes or ()}
+    assert (found[compat.RETURN], found[compat.RESUME]) == (5, ["yes"])
+    assert [name for name in found if compat.is_own_key(name)] == ["seen"]
+
+
+def test_the_keys_of_a_graph_are_told() -> None:
+    class Wide(Tiny, total=False):
+        more: int
+
+    builder = StateGraph(Wide, input_schema=Tiny)
+    builder.add_node("node", lambda state: {})
+    builder.add_edge(START, "node")
+    assert compat.keys_of(builder.compile()) == (["seen"], ["seen", "more"])
+    assert compat.keys_of(object()) is None
+
+
+async def test_who_watches_is_told() -> None:
+    class Watch(BaseCallbackHandler):
+        pass
+
+    def node(state: Any) -> None:
+        seen.append((compat.is_watched(), compat.is_watched(one)))
+
+    seen: list[Any] = []
+    one = Watch()
+    graph = graph_of(node)
+    await graph.ainvoke({"seen": []})
+    await graph.ainvoke({"seen": []}, {"callbacks": [one]})
+    assert seen == [(False, False), (True, False)]
+
+
+async def test_answers_that_a_task_took_before_are_counted() -> None:
+    counts: list[int] = []
+
+    def ask(_: Any) -> dict[str, Any]:
+        counts.append(compat.answers_taken())
+        return {"seen": [interrupt("first"), interrupt("second")]}
+
+    def later(_: Any) -> dict[str, Any]:
+        counts.append(compat.answers_taken())
+        return {}
+
+    builder = StateGraph(Tiny)
+    builder.add_node("ask", ask)
+    builder.add_node("later", later)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", "later")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    await graph.ainvoke({}, CONFIG)
+    await graph.ainvoke(Command(resume="one"), CONFIG)
+    found = await graph.ainvoke(Command(resume="two"), CONFIG)
+    assert found["seen"] == ["one", "two"]
+    assert counts == [0, 0, 1, 0]  # the answer of another task is none of its own

@@ -440,3 +440,34 @@ def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'capgraph\[otel\]'"):
         OpenTelemetrySink()
+
+
+async def test_a_step_over_a_list_is_a_span_beside_those_of_its_copies(wiring: Wiring) -> None:
+    @capability_node
+    async def rows() -> list[int]:
+        """Give rows."""
+        return [1, 0]
+
+    @capability_node(max_attempts=1)
+    async def divide(by: int) -> float:
+        """Divide by a row."""
+        return 1 / by
+
+    each = {"of": "r", "as": "row", "on_failure": "stop"}
+    steps = [
+        {"context_key": "r", "capability": "rows"},
+        {
+            "context_key": "d",
+            "capability": "divide",
+            "for_each": each,
+            "parameters": {"by": {"$from": "row"}},
+        },
+    ]
+    graph = build_graph([rows, divide], sinks=[wiring.sink])
+    given = {"messages": [("user", "Divide")], "planning_execution_plan": {"steps": steps}}
+    await graph.ainvoke(given)
+    spans = {span.name: span for span in await wiring.spans()}
+    assert {"step r", "step d", "step d[0]", "step d[1]"} <= spans.keys()
+    assert spans["step d[1]"].parent == spans["step d"].parent
+    assert spans["step d"].status.is_ok is False
+    assert spans["step d[0]"].status.is_ok

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.settings import load_settings
-from framework import BaseCapability, bind, build_graph, capability_node
+from framework import BaseCapability, CapabilityContext, bind, build_graph, capability_node
 from framework.base import ConfigurationError
 from framework.cli.main import app
 from tests.support.doors import last_words, status
@@ -31,7 +31,7 @@ def test_the_declaration_that_comes_along_can_be_kept(
     code, found = check(PRODUCTION)
     assert (code, [entry for entry in found if entry["level"] != "ok"]) == (0, [])
     kept = {entry["area"] for entry in found}
-    assert {"behaviors", "permissions", "budgets", "database"} <= kept
+    assert {"behaviors", "permissions", "policies", "sinks", "budgets", "database"} <= kept
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,25 @@ def test_the_declaration_that_comes_along_can_be_kept(
         ({"budgets": [{"token": 3}]}, "budgets", "token"),
         ({"budgets": [{"tokens": -3}]}, "budgets", "-3"),
         ({"behaviors": [{"use": "retries"}]}, "behaviors", "retries"),
+        ({"policies": [{"use": "information_flo"}]}, "policies", "information_flo"),
+        (
+            {"policies": [{"use": "information_flow", "on_violation": "skip"}]},
+            "policies",
+            "on_violation is 'skip'",
+        ),
+        (
+            {"policies": [{"use": "information_flow", "labels": {"personal": "inside"}}]},
+            "policies",
+            "inside",
+        ),
+        (
+            {"policies": [{"use": "policy_engine", "rules": [{"use": "PolicyRule", "name": "a"}]}]},
+            "policies",
+            "condition",
+        ),
+        ({"policies": [{"use": "Budget", "tokens": 3}]}, "policies", "is no policy"),
+        ({"answer_gate": {"use": "QualityGate", "required_level": 9}}, "answer_gate", "9"),
+        ({"sinks": [{"use": "json_line"}]}, "sinks", "json_line"),
     ],
 )
 @pytest.mark.may_block
@@ -86,3 +105,88 @@ async def test_permissions_of_the_settings_hold(tmp_path: Path) -> None:
     open_to_all = build_graph([Wipe], settings=load_settings())
     given = {"messages": [("user", "Wipe it")], "planning_execution_plan": plan}
     assert status(await open_to_all.ainvoke(given)) == "completed"
+
+
+async def test_information_flow_of_the_settings_holds() -> None:
+    class Mail(CapabilityContext):
+        labels = {"personal"}
+
+        text: str = "her hip"
+
+    done: list[str] = []
+
+    @capability_node
+    class ReadMail(BaseCapability):
+        name = "read_mail"
+        description = "Read the mail"
+        provides = [Mail]
+
+        async def execute(self) -> Mail:
+            return Mail()
+
+    @capability_node
+    class Post(BaseCapability):
+        name = "post"
+        description = "Post it"
+        requires = [Mail]
+        outside = True
+
+        async def execute(self) -> dict[str, Any]:
+            done.append("posted")
+            return {}
+
+    flow = {"use": "information_flow", "on_violation": "deny", "labels": {"personal": "outside"}}
+    plan = {
+        "steps": [
+            {"context_key": "a", "capability": "read_mail", "task_objective": "Read"},
+            {
+                "context_key": "b",
+                "capability": "post",
+                "task_objective": "Post",
+                "inputs": [{"MAIL": "a"}],
+            },
+        ]
+    }
+    given: Any = {"messages": [("user", "Post it")], "planning_execution_plan": plan}
+    for policies, posted in (([], ["posted"]), ([flow], [])):
+        done.clear()
+        settings = load_settings(policies=policies)
+        out = await build_graph([Mail, ReadMail, Post], settings=settings).ainvoke(given)
+        assert done == posted
+    assert "personal" in last_words(out)
+
+
+def see(event: Any) -> None:
+    SEEN.append(event["event_type"])
+
+
+SEEN: list[str] = []
+
+
+class Watch:
+    """A sink of an application's own."""
+
+    def __init__(self, take: Any) -> None:
+        self._take = take
+
+    def emit(self, event: Any) -> None:
+        self._take(event)
+
+
+def good(_: Any) -> int:
+    return 2
+
+
+async def test_what_takes_a_function_is_given_it_by_name() -> None:
+    SEEN.clear()
+    settings = load_settings(
+        sinks=[{"use": f"{__name__}:Watch", "take": {"object": f"{__name__}:see"}}],
+        answer_gate={
+            "use": "quality_gate",
+            "required_level": 3,
+            "check": {"object": f"{__name__}:good"},
+        },
+    )
+    out = await build_graph([], settings=settings).ainvoke({"messages": [("user", "Hello")]})
+    assert "turn_finished" in SEEN
+    assert out["execution_outcome"]["status"] == "failed"

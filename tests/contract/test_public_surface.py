@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import importlib
 import inspect
@@ -111,3 +112,38 @@ def test_every_room_has_its_unit_tests() -> None:
     rooms |= {"infrastructure", "capabilities", "configs"}
     unit = root / "tests" / "unit"
     assert {path.name for path in unit.iterdir() if any(path.glob("test_*.py"))} == rooms
+
+
+def test_a_graph_brings_nothing_that_nobody_declared() -> None:
+    """What a room gives is imported when it is asked for; this keeps the import of a graph short."""
+    code = (
+        "import sys, framework.graph\n"
+        "print([name for name in sys.modules if name in {"
+        "'framework.governance.policies', 'framework.governance.permissions',"
+        "'framework.governance.recovery', 'framework.governance.usage_limits',"
+        "'framework.behaviors', 'framework.telemetry.otel', 'framework.telemetry.shipped',"
+        "'framework.telemetry.audit_log', 'framework.telemetry.agent_events',"
+        "'framework.approvals.rules', 'framework.planning.repair', 'framework.planning.recipes', 'framework.selection', 'yaml',"
+        "'framework.engine.auditing', 'configs.settings', 'framework.models'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "room", ["governance", "behaviors", "telemetry", "approvals", "stores", "planning", "registry"]
+)
+def test_a_room_gives_what_its_table_of_contents_says(room: str) -> None:
+    module = importlib.import_module(f"framework.{room}")
+    tree = ast.parse(Path(str(module.__file__)).read_text("utf-8"))
+    told = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("framework.")
+        for alias in node.names
+    }
+    assert sorted(told) == sorted(module.__all__) == dir(module)
+    for name, place in told.items():
+        assert getattr(module, name) is getattr(importlib.import_module(str(place)), name)
+    with pytest.raises(AttributeError, match=f"framework.{room}"):
+        _ = module.nothing_of_this_name

@@ -124,6 +124,21 @@ async def test_an_answer_to_a_stopped_thread_begins_nothing(
     assert (status(out), paid) == ("stopped", [])
 
 
+async def test_a_users_turn_that_another_one_answered_is_that_users_too(
+    agent: Any, step: Any, saver: Any
+) -> None:
+    paid: list[int] = []
+    pay = payer(paid, requires_approval=True)
+    for stopped in ("ann", "bob"):
+        it = agent(Receipt, pay, plans=[[step("a", "pay")]], checkpointer=saver)
+        ann, bob = (it.config(stopped, user_id=user) for user in ("ann", "bob"))
+        assert (await it.graph.ainvoke({"messages": [("user", "Pay")]}, ann))["__interrupt__"]
+        await stop(saver, user=stopped)
+        out = await it.graph.ainvoke(Command(resume="approve"), bob)
+        assert (status(out), paid) == ("stopped", [])
+        await clear_stop(saver, user=stopped)
+
+
 async def test_between_two_tries_of_a_step(agent: Any, step: Any, saver: Any) -> None:
     tries: list[int] = []
 
@@ -203,11 +218,8 @@ async def test_with_the_switch_out_of_reach_no_effect_begins(
     async def away(*_: Any) -> None:
         raise PersistenceError("The database is away.")
 
-    stops = stops_of(saver)
-    if stops._rows is None:
-        pytest.skip("nothing can be away in memory")
     paid: list[int] = []
-    monkeypatch.setattr(stops, "_look", away)
+    monkeypatch.setattr(stops_of(saver), "_look", away)
     plans = [[step("a", "pay")]]
     with pytest.raises(PersistenceError, match="away"):
         await agent(Receipt, payer(paid), plans=plans, checkpointer=saver).ask()

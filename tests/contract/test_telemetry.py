@@ -6,8 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node
+from framework.behaviors import RetryBehavior
+from framework.governance import QualityGate
 from framework.telemetry import JsonLinesSink, RingBufferSink, SqliteEventSink
+from framework.testing import FakeClock, ScriptedModel
 
 
 class Level(CapabilityContext):
@@ -100,3 +105,58 @@ def test_events_in_files(tmp_path: Path) -> None:
     assert len((tmp_path / "e.jsonl").read_text().splitlines()) == len(replayed)
     lines.close()
     rows.close()
+
+
+class BreaksOff(ScriptedModel):
+    """Says two words of its first answer, then the connection is gone."""
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> Any:
+        broken = not self.calls
+        said = 0
+        async for chunk in super()._astream(*args, **kwargs):
+            if broken and said == 2:
+                raise ConnectionError("gone")
+            said += 1
+            yield chunk
+
+
+def shown_to_a_client(events: list[Any]) -> str:
+    """Put the answer together as a client does."""
+    text = ""
+    for event in events:
+        if event["event_type"] == "answer_token":
+            text = event["text"] if event.get("anew") else text + event["text"]
+    return text
+
+
+@pytest.mark.parametrize("around", [[], [RetryBehavior(base_delay=0)]])
+async def test_an_answer_that_broke_off_is_shown_once(around: list[Any]) -> None:
+    model = BreaksOff(responses=lambda _: "The tank is full.")
+    sink = RingBufferSink()
+    graph = build_graph(
+        [Level, Sum, Read, Add],
+        model={"answer": {"model": model, "behaviors": around}},
+        sinks=[sink],
+        clock=FakeClock(),
+    )
+    out = await graph.ainvoke(GIVEN)
+    assert out["messages"][-1].content == "The tank is full."
+    assert len(model.calls) == 2
+    events = sink.events
+    assert shown_to_a_client(events) == "The tank is full."
+    texts = [event["text"] for event in events if event["event_type"] == "answer_token"]
+    assert "".join(texts) == "The tank The tank is full.", "it broke off after two words"
+
+
+async def test_an_answer_that_the_gate_refused_is_no_part_of_the_next() -> None:
+    said = iter(["Full.", "The tank is full."])
+    sink = RingBufferSink()
+    graph = build_graph(
+        [Level, Sum, Read, Add],
+        model={"answer": ScriptedModel(responses=lambda _: next(said))},
+        answer_gate=QualityGate(2, check=lambda text: 2 if "tank" in text else 1, below="retry"),
+        sinks=[sink],
+        clock=FakeClock(),
+    )
+    await graph.ainvoke(GIVEN)
+    assert shown_to_a_client(sink.events) == "The tank is full."

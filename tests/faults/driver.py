@@ -124,15 +124,16 @@ class Tally:
         return not (self.lost or self.repeated or self.survived != self.tried)
 
 
-def judge(folder: Path, expected: dict[str, Any], tried: int) -> Tally:
+def judge(folder: Path, expected: dict[str, Any], tried: int, *, each: bool = False) -> Tally:
     """Compare the outside world and the answer with those of a run that was left alone."""
     scene.FOLDER = folder
     done = Counter(line.split()[0] for line in scene.lines("once"))
     booked = Counter(path.name.split("-")[1] for path in folder.glob("booked-*"))
     tally = Tally(tried=tried, asked=len(scene.lines("asked")))
     tally.repeated = sum(count - 1 for count in [*done.values(), *booked.values()])
-    reported = {key for key in scene.lines("reported") if key in scene.ONCE}
-    wanted = {*scene.ONCE, *scene.IDEMPOTENT} | reported
+    once, idempotent = scene.EFFECTS[each]
+    reported = {key for key in scene.lines("reported") if key in once}
+    wanted = {*once, *idempotent} | reported
     tally.lost = len(wanted - done.keys() - booked.keys())
     path = folder / "result"
     found = json.loads(path.read_text()) if path.exists() else {}
@@ -172,13 +173,22 @@ class Killer:
         folder: Where the runs act.
         rng: Chooses the moments.
         governed: Whether all that an operator can put around a step stands around each.
+        each: Whether steps run over a list.
     """
 
     def __init__(
-        self, zygote: Zygote, url: str, folder: Path, rng: random.Random, *, governed: bool = False
+        self,
+        zygote: Zygote,
+        url: str,
+        folder: Path,
+        rng: random.Random,
+        *,
+        governed: bool = False,
+        each: bool = False,
     ) -> None:
         self._zygote = zygote
         self._governed = governed
+        self._each = each
         self._url = url
         self._folder = folder
         self._rng = rng
@@ -224,7 +234,7 @@ class Killer:
         """Leave a run alone, and compare what came of it."""
         folder = Path(order["folder"])
         code = self._zygote.run(order)
-        tally = judge(folder, self.expected, tried)
+        tally = judge(folder, self.expected, tried, each=self._each)
         if self._governed and code == 0:
             tally.notes += _ungoverned(json.loads((folder / "result").read_text()), tried)
             tally.survived = 0 if tally.notes else tally.survived
@@ -239,5 +249,5 @@ class Killer:
         folder = self._folder / str(self._number)
         folder.mkdir(parents=True)
         url = self._url.replace("{folder}", str(folder))
-        more = {"governed": self._governed, **more}
+        more = {"governed": self._governed, "each": self._each, **more}
         return {"folder": str(folder), "url": url, "thread": f"{folder}", **more}

@@ -30,8 +30,15 @@ from framework.stores import open_saver
 
 FOLDER = Path()
 CONFIG: dict[str, Any] = {"configurable": {"thread_id": "scene"}}
-ONCE = ("pay", "pay2", "pay3", "tell")
-IDEMPOTENT = ("book", "book2")
+ROWS = 5
+EFFECTS = {
+    False: (("pay", "pay2", "pay3", "tell"), ("book", "book2")),
+    True: (
+        (*(f"pay[{n}]" for n in range(ROWS)), "tell"),
+        tuple(f"book[{n}]" for n in range(ROWS)),
+    ),
+}
+"""What acts once and what knows its keys, without and with steps that run over a list."""
 
 
 class Slip(CapabilityContext):
@@ -39,6 +46,10 @@ class Slip(CapabilityContext):
 
     def get_summary(self) -> str:
         return f"Slip {self.text}."
+
+
+class Batch(CapabilityContext):
+    rows: list[str]
 
 
 class Nonce(BaseModel):
@@ -124,7 +135,7 @@ class Think(_Step):
     description = "Think"
 
     def act(self, key: str) -> None:
-        if self.attempt == 1 and key == "think2":
+        if self.attempt == 1 and key in ("think2", "think2[3]"):
             raise CapabilityError("Not yet.", severity=ErrorSeverity.RETRIABLE)
 
     @staticmethod
@@ -140,6 +151,26 @@ class Begin(_Step):
     name = "begin"
     description = "Begin"
     requires: list[Any] = []
+
+
+@capability_node
+class Fetch(_Step):
+    """Gives a list."""
+
+    name = "fetch"
+    description = "Fetch"
+    provides = ["BATCH"]
+    requires: list[Any] = []
+
+    async def execute(self) -> Any:
+        await super().execute()
+        return Batch(rows=[f"row {n % 3}" for n in range(ROWS)])
+
+
+def _each(key: str, capability: str) -> dict[str, Any]:
+    found = _step(key, capability, "begin")
+    found["parameters"]["nonce"] = {"$from": "row"}
+    return {**found, "for_each": {"of": "batch.rows", "as": "row"}}
 
 
 def _step(key: str, capability: str, *inputs: str) -> dict[str, Any]:
@@ -161,6 +192,10 @@ class Planner:
 
     async def plan(self, request: Any) -> Any:
         """Write the plan."""
+        if EACH:
+            over = [_each("pay", "pay"), _each("think2", "think"), _each("book", "book")]
+            tell = _step("tell", "tell", "pay", "think2", "book")
+            return {"steps": [_step("begin", "begin"), _step("batch", "fetch"), *over, tell]}
         steps = [
             _step("begin", "begin"),
             _step("pay", "pay", "begin"),
@@ -197,7 +232,7 @@ class Instants:
 
 
 INSTANTS = Instants(None)
-GOVERNED = False
+GOVERNED = EACH = False
 LAG = 0.02
 PAUSE = 0.004
 
@@ -278,7 +313,7 @@ STEPS_ALLOWED = 500
 def make_graph(saver: Any, **options: Any) -> Any:
     """Build the agent."""
     registry = Registry()
-    for item in (Slip, Begin, Pay, Tell, Book, Think):
+    for item in (Slip, Begin, Pay, Tell, Book, Think, Fetch):
         registry.register(item)
     settings = load_settings(limits={"max_attempts": 50})
     return build_graph(
@@ -314,7 +349,7 @@ async def go_on(graph: Any) -> dict[str, Any]:
 async def accounts(saver: Any) -> dict[str, Any]:
     """Read what the audit and the budget say of the thread."""
     from framework.stores.rows import rows_of
-    from framework.telemetry.audit import AuditTable
+    from framework.telemetry.audit_log import AuditTable
 
     rows = rows_of(saver)
     assert rows is not None
@@ -350,11 +385,11 @@ async def run(url: str) -> None:
 
 def child(order: dict[str, Any]) -> None:
     """Do what one line asked for; never returns."""
-    global FOLDER, INSTANTS, PAUSE, GOVERNED
+    global FOLDER, INSTANTS, PAUSE, GOVERNED, EACH
     FOLDER = Path(order["folder"])
     CONFIG["configurable"]["thread_id"] = order.get("thread", "scene")
     INSTANTS = Instants(order.get("fatal"))
-    GOVERNED = bool(order.get("governed"))
+    GOVERNED, EACH = bool(order.get("governed")), bool(order.get("each"))
     CONFIG["configurable"]["role"] = "runner"
     PAUSE = order.get("pause", PAUSE)
     log = os.open(FOLDER / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -370,7 +405,12 @@ def child(order: dict[str, Any]) -> None:
         real_ns = time.time_ns
         time.time_ns = lambda: real_ns() + int(order["clock"] * 1e9)
     try:
-        asyncio.run(run(order["url"]))
+        if "solver" in order:
+            from tests.faults import solvers
+
+            asyncio.run(solvers.run(order["url"], order["solver"]))
+        else:
+            asyncio.run(run(order["url"]))
     except BaseException as exc:
         (FOLDER / "failure").write_text(f"{type(exc).__name__}: {exc}")
         print(f"{type(exc).__name__}: {exc}", flush=True)
@@ -380,6 +420,8 @@ def child(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Fork a child for each line."""
+    from tests.faults import solvers  # noqa: F401 - children import nothing
+
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()

@@ -150,7 +150,7 @@ def test_answers_are_read(answer: Any, whole: bool, kind: str) -> None:
     answers, problems = read_answers(answer, question, known, Limits(), view)
     assert all(isinstance(found, Answer) for found in answers.values())
     assert problems or set(answers) == {step["context_key"] for step in question["steps"]}
-    assert all(len(problem) < 3000 for problem in problems)
+    assert all(len(problem.path + problem.message) < 3000 for problem in problems)
 
 
 @FUZZ

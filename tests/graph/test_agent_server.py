@@ -11,10 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.pregel.remote import RemoteGraph
+from langgraph.types import Command
 from langgraph_sdk import get_client
+
+from framework import build_graph
+from framework.adapters import remote_capability
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "What was the hottest day in the summer of 2015?"
@@ -165,3 +172,26 @@ async def test_a_person_answers_through_the_server(server: str) -> None:
         state = await client.threads.get_state(thread)
     assert state["values"]["messages"][-1]["content"] == "Valve 2 is open."
     assert state["values"]["execution_outcome"]["status"] == "completed"
+
+
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_a_graph_of_a_server_is_a_step_whose_thread_is_kept(server: str) -> None:
+    remote = await asyncio.to_thread(RemoteGraph, "own", url=server)
+    saver = InMemorySaver()
+    steps = [{"context_key": "v", "capability": "valves", "task_objective": "open the valve"}]
+    given = {"messages": [("user", "go")], "planning_execution_plan": {"steps": steps}}
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    async with asyncio.timeout(400), get_client(url=server) as client:
+        before = {one["thread_id"] for one in await client.threads.search(limit=100)}
+        graph = build_graph([remote_capability(remote, "valves")], checkpointer=saver)
+        out = await graph.ainvoke(given, thread)
+        # What the graph over there asks is this step's question.
+        (asked,) = out["__interrupt__"]
+        assert asked.value["type"] == "approval"
+        # Another process goes on, in the same thread over there.
+        graph = build_graph([remote_capability(remote, "valves")], checkpointer=saver)
+        out = await graph.ainvoke(Command(resume="approve"), thread)
+        assert out["capability_context_data"]["VALVES_RESULT"]["v"]["output"] == "Valve 1 is open."
+        (own,) = {one["thread_id"] for one in await client.threads.search(limit=100)} - before
+        assert len(await client.runs.list(own)) == 2

@@ -104,13 +104,15 @@ def _first_input(
     answers: Answers | None,
 ) -> Any:
     """Return what the graph begins with; ``None`` to go on with an unfinished turn."""
+    from framework.planning.waits import is_wait
+
     state = session.state()
-    if state.interrupts and not abandon:
+    asked = {item.id: item.value for item in state.interrupts if not is_wait(item.value)}
+    if asked and not abandon:
         from langgraph.types import Command
 
         if question is not None:
             return session.prepare(question).input
-        asked = {item.id: item.value for item in state.interrupts}
         given = answers(asked) if answers is not None else None
         # Without an answer the graph asks again, and the question reaches whoever answers it.
         return None if given is None else Command(resume=given)

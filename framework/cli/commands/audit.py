@@ -17,7 +17,7 @@ from framework.cli.options import Config, Database
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from framework.telemetry.audit import AuditTable
+    from framework.telemetry.audit_log import AuditTable
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def _with_audit(
 ) -> T:
     from framework.cli.agent import read_settings, with_database
     from framework.stores.rows import rows_of
-    from framework.telemetry.audit import AuditTable
+    from framework.telemetry.audit_log import AuditTable
 
     key = read_settings(config).audit.signing_key
 

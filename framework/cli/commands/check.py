@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,8 @@ def check(
 ) -> None:
     """Say what would fail, and how to mend it.
 
-    Looks at configuration, registry, extras, models and database without running anything.
+    Looks at configuration, registry, extras, models and database without running anything. With --db
+    it also says which waiting threads, plans and approvals this code could not go on with.
     """
     found = list(findings(config, model, db, ask=ask_models))
     if as_json:
@@ -105,7 +106,10 @@ def findings(
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask=ask))
     if url:
-        yield asyncio.run(check_database(url, settings))
+        found = asyncio.run(check_database(url, settings))
+        yield found
+        if db and found.level == "ok":
+            yield from asyncio.run(check_waiting(url, settings))
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
@@ -161,7 +165,6 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
                 "Leave 'callbacks' out, or add yours to the configuration of the run.",
             )
     yield from check_settings(settings, registry)
-    yield from check_behaviors(settings, registry)
 
 
 def _told(level: Literal["warning", "error"], text: str) -> Finding:
@@ -185,22 +188,27 @@ def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
 
 def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
     """Make what settings declare around steps, as a graph would."""
-    from framework.behaviors.named import behaviors_from
+    from framework.engine.bind import answer_gate_of, policies_of
+    from framework.engine.named import named, of_capabilities, of_role
     from framework.governance.declared import permissions_from
     from framework.governance.spending import declared_budgets, declared_prices
+    from framework.pipeline.runner import StepRunner
 
-    own = [(n, s["behaviors"]) for n, s in settings.capabilities.items() if s.get("behaviors")]
+    def around(**given: Any) -> bool:
+        StepRunner(registry, settings, **given)  # says whether it can stand there
+        return any(given.values())
+
+    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
     ways: list[tuple[str, Any]] = [
-        ("behaviors", lambda: behaviors_from(settings.behaviors, "behaviors")),
-        *(
-            (
-                f"capabilities.{name}.behaviors",
-                lambda given=given, name=name: behaviors_from(
-                    given, f"capabilities.{name}.behaviors"
-                ),
-            )
-            for name, given in own
+        ("behaviors", lambda: around(behaviors=named(settings.behaviors, "behaviors"))),
+        (
+            "capabilities.*.behaviors",
+            lambda: around(own_behaviors=of_capabilities(registry, settings)),
         ),
+        *((where, partial(of_role, given, where)) for where, given in roles.items()),
+        ("policies", lambda: settings.policies and policies_of((), settings)),
+        ("answer_gate", partial(answer_gate_of, None, settings)),
+        ("sinks", partial(named, settings.sinks, "sinks", "sink")),
         ("permissions", lambda: permissions_from(settings.permissions, registry)),
         ("budgets", lambda: declared_budgets(settings.budgets)),
         ("prices", lambda: declared_prices(settings.prices)),
@@ -238,27 +246,6 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
                 yield Finding("configuration", "error", exc.message, "Correct it.")
 
 
-def check_behaviors(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Make every behaviour that the settings name, and see whether it can stand there."""
-    from framework.engine.named_behaviors import named, of_capabilities, of_role
-    from framework.pipeline.runner import StepRunner
-
-    def around_steps() -> None:
-        StepRunner(registry, settings, behaviors=named(settings.behaviors, "behaviors"))
-
-    def around_capabilities() -> None:
-        StepRunner(registry, settings, own_behaviors=of_capabilities(registry, settings))
-
-    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
-    made: list[Callable[[], Any]] = [around_steps, around_capabilities]
-    made += [partial(of_role, given, where) for where, given in roles.items()]
-    for make in made:
-        try:
-            make()
-        except CapgraphError as exc:
-            yield Finding.of_error("behaviors", exc)
-
-
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Find the optional packages that a run loads late; loading tells of all others."""
     from framework.base.errors import MissingExtraError, require_extra
@@ -289,6 +276,32 @@ async def check_database(url: str, settings: Settings) -> Finding:
     except Exception as exc:
         return Finding.of_error("database", exc)
     return Finding("database", "ok", f"{mask_secrets(url)} can be read and written")
+
+
+async def check_waiting(url: str, settings: Settings) -> list[Finding]:
+    """Find what waits in the database and could not be taken over; only reads it."""
+    from framework.cli.agent import open_database
+    from framework.evaluation import check_threads
+    from framework.registry import Registry
+
+    try:
+        registry = await asyncio.to_thread(Registry.from_settings, settings)
+        async with open_database(url, settings) as (saver, store):
+            found = await check_threads(saver, registry, settings=settings, store=store)
+    except Exception as exc:
+        return [Finding.of_error("threads", exc)]
+    told = [
+        Finding(
+            "threads",
+            "warning" if one.part == "rule" else "error",
+            f"{one.thread_id or 'every thread'}, {one.part}: {one.text}",
+            one.fix,
+        )
+        for one in found.obstacles
+    ]
+    return told or [
+        Finding("threads", "ok", f"{found.threads} waiting or unfinished, can be taken over")
+    ]
 
 
 async def check_models(configured: Any, *, ask: bool) -> list[Finding]:

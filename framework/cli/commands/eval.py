@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Model
+from framework.cli.options import Config, Database, Model
 
 if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
@@ -37,6 +38,17 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here; '-' prints them.")
     ] = None,
+    from_threads: Annotated[
+        bool,
+        typer.Option("--from-threads", help="Write the set, out of the turns of --db, and end."),
+    ] = False,
+    thread: Annotated[
+        list[str] | None, typer.Option("--thread", "-t", help="Only this thread; may be repeated.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many turns.")
+    ] = None,
+    db: Database = None,
 ) -> None:
     """Run a set of requests and compare choice, plan and answer with what is expected.
 
@@ -46,6 +58,9 @@ def evaluate(
     from framework.cli.terminal import write_file
     from framework.evaluation import load_dataset
 
+    if from_threads:
+        _write(dataset, config, db, thread, limit)
+        return
     loaded = _picked(load_dataset(dataset), case or [])
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
@@ -66,6 +81,25 @@ def evaluate(
             write_file(json_file, text + "\n")
         _print(reports, loaded.thresholds)
     raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
+
+
+def _write(
+    file: Path, config: Path | None, db: str | None, threads: list[str] | None, limit: int | None
+) -> None:
+    from configs.logger import SecretMasker, use_masker
+    from framework.cli.agent import read_settings, with_database
+    from framework.evaluation import dataset_of_threads, write_dataset
+
+    with use_masker(SecretMasker.of(read_settings(config))):
+        made, recordings = with_database(
+            config,
+            db,
+            lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit),
+        )
+        if config is not None:
+            made = made.model_copy(update={"config": os.path.relpath(config, file.parent)})
+        write_dataset(file, made, recordings)
+    typer.echo(f"{len(recordings)} turn(s) written to {file}")
 
 
 def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:

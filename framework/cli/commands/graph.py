@@ -55,12 +55,13 @@ def graph(
 
 
 async def _run_mermaid(settings: Settings, thread: str, db: str | None) -> str:
-    from framework.cli.agent import open_agent, step_states, thread_values
+    from framework.cli.agent import open_agent
+    from framework.graph.turns import step_states, thread_values
     from framework.planning import CLOSING, plan_mermaid
 
     async with open_agent(settings, db=db) as agent:
         snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})
-        values = await thread_values(agent, thread)
+        values = await thread_values(agent.graph, thread)
     plan = values.get("planning_execution_plan")
     if not plan:
         raise ConfigurationError(

@@ -39,7 +39,7 @@ from framework.behaviors import (
     WeightedProviderRouter,
 )
 from framework.behaviors.langchain import adapted
-from framework.behaviors.named import behaviors_from
+from framework.engine.named import named
 from framework.models import RoleModel
 from framework.models.calls import streamed, structured
 from framework.testing import FakeClock, ScriptedModel
@@ -109,7 +109,7 @@ def test_a_file_names_behaviours(tmp_path: Any) -> None:
         "    rules: [{use: GuardrailRule, name: polite, blocked_words: [damn]}]\n"
         "    guardrails: [{use: PromptInjectionGuardrail}]\n"
     )
-    made = behaviors_from(load_settings(file).behaviors, "behaviors")
+    made = named(load_settings(file).behaviors, "behaviors")
     assert [type(item).__name__ for item in made] == [
         "RetryBehavior",
         "CircuitBreakerBehavior",
@@ -142,7 +142,7 @@ async def test_a_file_names_behaviours_of_a_role(tmp_path: Any, monkeypatch: Any
         ({"use": "retri"}, r"behaviors\[0\]: there is no behaviour called 'retri'.*use: retry"),
         ({"max_retries": 2}, r"behaviors\[0\]: it does not say which"),
         ({"use": "retry", "max_retrys": 2}, r"'retry' has no argument 'max_retrys'.*'max_retries'"),
-        ({"use": "retry", "max_retries": -2}, r"behaviors\[0\]: .*max_retries=-2"),
+        ({"use": "retry", "max_retries": -2}, r"behaviors\[0\]: max_retries is -2"),
         ({"use": "timeout"}, r"behaviors\[0\]: .*seconds"),
         ({"use": "os:nothing"}, r"'os:nothing' cannot be imported"),
         ({"use": "base"}, r"no behaviour called 'base'"),
@@ -368,8 +368,8 @@ def node(*errors: Exception, around: Any) -> tuple[Registry, list[int]]:
     return registry, calls
 
 
-async def ask_node(registry: Registry) -> Any:
-    clock = FakeClock()
+async def ask_node(registry: Registry, clock: FakeClock | None = None) -> Any:
+    clock = clock or FakeClock()
     graph = build_graph(registry, checkpointer=InMemorySaver(), clock=clock)
     start = {"messages": [("user", "Read how full the tank is")]}
     return await graph.ainvoke(start, {"configurable": {"thread_id": "t"}})
@@ -398,6 +398,16 @@ async def test_a_node_is_tried_as_often_as_its_rule_says_and_then_something_stan
     registry, calls = node(*[ConnectionError("x")] * 9, around=[only])
     await ask_node(registry)
     assert len(calls) == 1
+
+
+async def test_a_node_waits_as_its_rule_says() -> None:
+    rule = RetryBehavior(max_retries=2, base_delay=2, backoff_factor=10, max_delay=3)
+    registry, calls = node(*[ConnectionError("x")] * 2, around=[rule])
+    clock = FakeClock()
+    began = clock.now()
+    await ask_node(registry, clock)
+    assert len(calls) == 3
+    assert clock.now() - began == 2 + 3, "its own longest wait, and spread by nothing"
 
 
 async def test_a_node_has_the_time_that_is_said() -> None:

@@ -193,13 +193,13 @@ async def test_the_hooks_can_be_called_by_hand() -> None:
 
 
 def test_settings_name_rules_and_guards() -> None:
-    from framework.behaviors.named import behaviors_from
+    from framework.engine.named import named
 
     rule = {"use": "GuardrailRule", "name": "polite", "blocked_words": ["damn"]}
     codes = {"use": "PatternGuardrail", "patterns": ["4711"], "name": "codes"}
     guards = [{"use": "PromptInjectionGuardrail"}, codes]
     given = {"use": "guardrail", "rules": [rule], "guardrails": guards}
-    (made,) = behaviors_from([given], "behaviors")
+    (made,) = named([given], "behaviors")
     assert repr(made) == "GuardrailBehavior(polite, prompt_injection, codes)"
     with pytest.raises(ConfigurationError, match="no guard"):
-        behaviors_from([{"use": "guardrail", "guardrails": ["pii"]}], "behaviors")
+        named([{"use": "guardrail", "guardrails": ["pii"]}], "behaviors")

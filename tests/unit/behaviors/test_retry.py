@@ -21,11 +21,11 @@ from framework import (
     build_graph,
     capability_node,
 )
-from framework.base.errors import CapabilityError, LimitError, ModelError
+from framework.base.errors import CapabilityError, LimitError, Malformed, ModelError
 from framework.base.ports import Failure
 from framework.behaviors import RetryBehavior, TimeoutBehavior, backoff_delay
 from framework.models import RoleModel
-from framework.models.calls import Malformed, structured
+from framework.models.calls import structured
 from framework.testing import FakeClock, ScriptedModel
 
 PLAN = {"steps": [{"context_key": "k", "capability": "read", "task_objective": "read it"}]}

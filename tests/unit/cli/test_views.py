@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from framework.base import CapabilityError
-from framework.cli.session import TurnEnd
 from framework.cli.show import AnswerOnly, JsonLines, LiveView, PlainLines
+from framework.graph.turns import TurnEnd
 from framework.telemetry import (
     AnswerToken,
     CapabilitiesSelected,
@@ -19,6 +19,7 @@ from framework.telemetry import (
     StepFailed,
     StepFinished,
     StepProgress,
+    StepSkipped,
     StepStarted,
     Usage,
 )
@@ -51,7 +52,7 @@ EVENTS = [
 END = TurnEnd(
     "t1",
     "partial",
-    outcome={"status": "partial", "missing": ["art"]},
+    outcome={"status": "partial", "missing": ["art"], "not_needed": ["sun"]},
     answer=f"It is blue. {EVIL}",
     files=[f"/out/{EVIL}.png"],
     seconds=1.25,
@@ -112,6 +113,7 @@ def test_piped_output_tells_every_event_in_a_line():
         "planning again:",
         "plan 2: 2 step(s)",
         "answer:\nIt is blue.",
+        "not needed: sun",
         "models: 1 call(s), 1,200 tokens sent, 30 received",
         "not done: art",
         "outcome: partial answer in 1.2 s",
@@ -149,6 +151,14 @@ def test_an_answer_that_was_begun_anew_ends_whole():
                  end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
     assert shown.rstrip().count("\nIt is blue.") == 1
     assert "retry respond" in shown
+
+
+def test_an_answer_that_broke_off_is_told_from_the_one_that_follows():
+    shown = live(events=[AnswerToken(text="It is gr"), AnswerToken(text="", anew=True),
+                         AnswerToken(text="It is blue.")],
+                 end=TurnEnd("t1", "completed", answer="It is blue."))  # fmt: skip
+    assert shown.index("It is gr\n") < shown.index("begins anew") < shown.index("\nIt is blue.")
+    assert shown.count("It is blue.") == 1
 
 
 def test_a_turn_that_goes_on_shows_what_is_done():
@@ -202,7 +212,7 @@ def test_json_lines_are_ascii_events_and_end_with_the_result():
     result = events[-1]
     assert result["event_type"] == "result"
     assert result["answer"] == END.answer
-    assert result["outcome"] == {"status": "partial", "missing": ["art"]}
+    assert result["outcome"] == END.outcome
     assert result["thread_id"] == "t1"
 
 
@@ -214,3 +224,32 @@ def test_an_error_is_part_of_the_end():
         "message": "It broke.",
         "fix": "Mend it.",
     }
+
+
+def test_a_step_over_a_list_is_one_row_and_what_is_not_needed_says_why():
+    plan = {
+        "steps": [
+            {"context_key": "sky", "capability": "look", "for_each": {"of": "x.places"}},
+            {
+                "context_key": "art",
+                "capability": "paint",
+                "when": {"of": "x.n", "is": ">", "than": 3},
+            },
+        ]
+    }
+    copies = [{**SKY, "context_key": f"sky[{n}]", "element": n, "elements": 3} for n in range(3)]
+    events = [
+        PlanMade(plan=plan),
+        StepStarted(**SKY),
+        *(StepStarted(**copy) for copy in copies),
+        *(StepFinished(**copy, duration=0.1) for copy in copies[:2]),
+        StepSkipped(
+            context_key="art", capability="paint", reason="x.n > 3 does not hold.", not_needed=True
+        ),
+    ]
+    shown = plain(PlainLines, events=events)
+    assert "1. sky = look for each of x.places" in shown
+    assert "2. art = paint if x.n > 3" in shown
+    assert "step art (paint) is not needed: x.n > 3 does not hold." in shown
+    assert "sky[" not in shown
+    assert "sky[" not in live(events=events, height=60, width=160)

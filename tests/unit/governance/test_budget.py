@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import sqlite3
 from contextlib import closing
@@ -136,7 +137,21 @@ async def test_unknown_words_are_refused() -> None:
     with pytest.raises(ValueError, match="coffee"):
         await taken.settle(coffee=1)
     with pytest.raises(ValueError, match="sqlite:///"):
-        Budget(store="redis://somewhere")
+        Budget(store="mysql://somewhere")
+
+
+async def test_what_a_dead_process_held_goes_back_once_even_if_it_was_not_dead(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/shared.db"
+    one, other = (Budget(steps=10, store=url) for _ in range(2))
+    slow = await one.reserve(steps=4, resumable="k")
+    again = await other.reserve(steps=4, resumable="k")
+    assert await other.left() == {"steps": 6}
+    await slow.settle(steps=4)  # it has acted, so both count
+    assert await other.left() == {"steps": 2}
+    await again.release()
+    assert await other.left() == {"steps": 6}
 
 
 async def test_a_part_draws_on_what_the_whole_reserved_and_never_counts_twice() -> None:
@@ -286,5 +301,5 @@ def test_two_hundred_calls_of_four_processes_never_go_over(tmp_path: Path) -> No
     assert all(worker.exitcode == 0 for worker in workers)
     assert 0 < made <= 120
     with closing(sqlite3.connect(tmp_path / "shared.db")) as conn:
-        rows = conn.execute("SELECT requests, tokens, marks FROM capgraph_budgets").fetchall()
-    assert rows == [(made, 7 * made, "")]
+        ((value,),) = conn.execute("SELECT value FROM capgraph_cells").fetchall()
+    assert json.loads(value) == [{"requests": made, "tokens": 7 * made}, {}]

@@ -170,6 +170,13 @@ MESSAGES = [
     (plan({**LOCATE, "parameters": {"x": float("inf")}}, RESPOND),
      "[CG-P21] step 1 'place', parameters.x 'inf': is not a finite number. Fix: give a finite"
      " number."),
+    (plan(LOCATE, {**LOCATE, "context_key": "b", "when": {"of": "place", "is": "~", "than": 1}},
+          RESPOND),
+     "[CG-P22] step 2 'b', when.is '~': is no comparison; there are >, >=, <, <=, ==, !=. Fix:"
+     " write {'of': 'context_key.field', 'is': '>', 'than': 12}, or 'and', 'or', 'not' of such."),
+    (plan({**LOCATE, "for_each": {"in": "x"}}, RESPOND),
+     "[CG-P23] step 1 'place', for_each \"{'in': 'x'}\": does not say over which list. Fix: write"
+     " {'of': 'context_key.field', 'as': 'item'} with a list of an earlier step."),
 ]  # fmt: skip
 
 

@@ -66,3 +66,27 @@ def test_odd_plans_are_drawn_as_far_as_they_can_be_read() -> None:
     drawn = plan_mermaid({"steps": [None, {"context_key": 'a"b', "inputs": [{"T": "a"}, 3]}]})  # type: ignore[list-item,typeddict-item]
     assert "#34;" in drawn
     assert drawn.count("class s") == 2
+
+
+def test_conditions_lists_and_what_is_not_needed_are_drawn() -> None:
+    plan: Any = {
+        "steps": [
+            {"context_key": "sky", "capability": "look"},
+            {
+                "context_key": "warn",
+                "capability": "tell",
+                "when": {"of": "sky.wind", "is": ">", "than": 12},
+                "for_each": {"of": "sky.places"},
+                "optional": True,
+                "look_again": True,
+            },
+        ]
+    }
+    drawn = plan_mermaid(plan, {"sky": "done", "warn": "not needed"})
+    assert (
+        "if sky.wind #62; 12<br/>for each of sky.places<br/>optional<br/>looked at again" in drawn
+    )
+    assert 's0 -->|"when"| s1' in drawn
+    assert 's0 -->|"for_each"| s1' in drawn
+    assert "class s1 not_needed" in drawn
+    assert "classDef not_needed " in drawn

@@ -8,7 +8,6 @@ import pytest
 
 from framework.base import PlanError
 from framework.planning import (
-    blocked_steps,
     dependencies,
     ready_steps,
 )
@@ -67,9 +66,3 @@ def test_ready_steps_start_as_soon_as_their_own_inputs_exist() -> None:
     assert ready_steps(DIAMOND, ["a", "b", "c", "d"]) == ["respond"]
     needs = dependencies(DIAMOND)
     assert ready_steps(DIAMOND, {"a": 1}, depends=needs) == ["b", "c"]
-
-
-def test_a_failure_blocks_what_reads_it_but_not_the_answer() -> None:
-    assert blocked_steps(DIAMOND, ["b"]) == ["d"]
-    assert blocked_steps(DIAMOND, ["a"]) == ["b", "c", "d"]
-    assert blocked_steps(DIAMOND, []) == []

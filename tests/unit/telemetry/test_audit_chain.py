@@ -22,8 +22,8 @@ from framework.base.errors import PersistenceError, ValidationError
 from framework.stores import open_saver
 from framework.stores.rows import rows_of
 from framework.telemetry import AuditLog
-from framework.telemetry.audit import AuditTable
 from framework.telemetry.audit_chain import NOTHING, Checker, Head, seal
+from framework.telemetry.audit_log import AuditTable
 
 
 def written(path: Path, count: int = 5, **options: Any) -> AuditLog:
@@ -181,7 +181,7 @@ def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.M
 WRITER = """
     import asyncio, sys
     from framework.telemetry import AuditLog
-    from framework.telemetry.audit import AuditTable
+    from framework.telemetry.audit_log import AuditTable
     from framework.stores import open_saver
     from framework.stores.rows import rows_of
 

@@ -1,0 +1,226 @@
+"""Agents that speak A2A, as what stands behind a capability."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from a2a.client import A2ACardResolver, A2AClientError, Client, ClientConfig, ClientFactory
+from a2a.helpers import new_data_part, new_text_part
+from a2a.types import (
+    AgentCard,
+    GetTaskRequest,
+    Message,
+    Role,
+    SendMessageRequest,
+    SubscribeToTaskRequest,
+    Task,
+    TaskStatus,
+)
+from a2a.types import TaskState as State
+from a2a.utils.errors import A2AError
+from google.protobuf.json_format import MessageToDict
+from langgraph.types import interrupt
+from pydantic import BaseModel
+
+from framework.adapters.foreign import away, failed, plain_text, task_of
+from framework.base.step_context import StepContext
+from framework.base.threads import in_thread
+from framework.langgraph_compat import answers_taken
+
+_POLL_SECONDS = 1.0
+_BINDINGS = ["JSONRPC", "HTTP+JSON"]
+_WORKS = (State.TASK_STATE_UNSPECIFIED, State.TASK_STATE_SUBMITTED, State.TASK_STATE_WORKING)
+
+
+async def agent_card(url: str, headers: Mapping[str, str] | None = None) -> AgentCard:
+    """Fetch the card of an A2A agent: what ``remote_capability`` describes it by.
+
+    Args:
+        url: Where the agent is; or where its card is, when that ends in ``.json``.
+        headers: What is sent with the request.
+
+    Raises:
+        CapabilityError: There is no card.
+    """
+    async with _http(dict(headers or {}), await in_thread(ssl.create_default_context)) as http:
+        return await _card(url, http)
+
+
+def _http(headers: dict[str, str], tls: ssl.SSLContext) -> httpx.AsyncClient:
+    # Agents take their time; a step has a limit of its own.
+    return httpx.AsyncClient(headers=headers, verify=tls, timeout=httpx.Timeout(30, read=None))
+
+
+async def _card(url: str, http: httpx.AsyncClient) -> AgentCard:
+    parts = urlsplit(url)
+    named = parts.path.endswith(".json")
+    where = A2ACardResolver(http, f"{parts.scheme}://{parts.netloc}" if named else url)
+    try:
+        return await where.get_agent_card(relative_card_path=parts.path if named else None)
+    except A2AClientError as exc:
+        raise away(f"The A2A agent at {url}", exc) from exc
+
+
+class _Message(BaseModel):
+    """What an A2A agent is told; the step's task when both are left out."""
+
+    message: str = ""
+    data: dict[str, Any] | None = None
+
+
+class A2AAgent:
+    """An A2A agent."""
+
+    Parameters = _Message
+
+    def __init__(self, agent: str | AgentCard, headers: dict[str, str]) -> None:
+        self._agent, self._headers = agent, headers
+        self._tls: ssl.SSLContext | None = None
+        where = agent if isinstance(agent, str) else agent.name
+        self._what = f"The A2A agent {plain_text(where, 200)}"
+
+    async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
+        """Have the agent do a step's task.
+
+        Raises:
+            CapabilityError: It failed, refused, or cannot be reached.
+            ConnectionError: The connection was lost while something was sent.
+        """
+        text = values["message"] or ("" if values["data"] is not None else task_of(step))
+        async with self._clients() as (sender, watcher, streams):
+
+            async def told(part: str, text: str, data: Any, task: Mapping[str, str]) -> Any:
+                message = _message(f"{step.idempotency_key}/{part}", text, data, task)
+                known = await step.once(part, partial(self._send, sender, message))
+                if {"id", "output"} & set(known or ()):
+                    return known
+                # A person knows that it was told, and what came of it.
+                return {"output": next(iter((known or {}).values()), {"output": None})}
+
+            found = await told("message", text, values["data"], {})
+            answered = 0
+            for _ in range(answers_taken()):
+                # What a person answered before, and the agent was told before.
+                answered += 1
+                await told(f"answer {answered}", *_answer(interrupt(None)), found)
+            while "id" in found:
+                task = await self._followed(watcher, found["id"], streams, step)
+                state = task.status.state
+                if state == State.TASK_STATE_COMPLETED:
+                    parts = [part for one in task.artifacts for part in one.parts]
+                    return _output(parts or task.status.message.parts)
+                why = _text(task.status.message.parts)
+                if state in (State.TASK_STATE_INPUT_REQUIRED, State.TASK_STATE_AUTH_REQUIRED):
+                    shown = {
+                        "kind": "a2a_input",
+                        "agent": self._what,
+                        "message": plain_text(why, 4_000),
+                    }
+                    answer = _answer(interrupt(shown))
+                    answered += 1
+                    await told(f"answer {answered}", *answer, found)
+                    continue
+                ended = State.Name(state).removeprefix("TASK_STATE_").lower()
+                raise failed(f"{self._what} ended its task as {ended}", why)
+            return dict(found["output"])
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[tuple[Client, Client, bool]]:
+        """Open a client that sends without waiting, and one that watches."""
+        if self._tls is None:  # certificates are read from files
+            self._tls = await in_thread(ssl.create_default_context)
+        async with _http(self._headers, self._tls) as http:
+            card = self._agent
+            if isinstance(card, str):
+                card = self._agent = await _card(card, http)
+            known: dict[str, Any] = {"httpx_client": http, "supported_protocol_bindings": _BINDINGS}
+            sender = ClientFactory(ClientConfig(streaming=False, polling=True, **known))
+            watcher = ClientFactory(ClientConfig(**known))
+            yield sender.create(card), watcher.create(card), card.capabilities.streaming
+
+    async def _send(self, client: Client, message: Message) -> dict[str, Any]:
+        """Send a message; returns the task that it is for, or the answer that came at once."""
+        try:
+            async for event in client.send_message(SendMessageRequest(message=message)):
+                if event.HasField("task"):
+                    return {"id": event.task.id, "context": event.task.context_id}
+                return {"output": _output(event.message.parts)}
+        except (A2AClientError, httpx.TransportError) as exc:
+            cause = exc.__cause__ or exc
+            if isinstance(cause, (httpx.ConnectError, httpx.ConnectTimeout)):
+                raise away(self._what, exc) from exc
+            if isinstance(cause, (httpx.TransportError, TimeoutError)):
+                raise ConnectionError(f"{self._what} was lost while it was told.") from exc
+            raise failed(f"{self._what} refused", str(exc)) from exc
+        raise failed(f"{self._what} refused", "it said nothing")
+
+    async def _followed(
+        self, client: Client, task_id: str, streams: bool, step: StepContext
+    ) -> Task:
+        """Wait until a task ends or asks; what it says meanwhile is the step's progress."""
+        said = ""
+
+        def works(status: TaskStatus) -> bool:
+            nonlocal said
+            goes_on, text = status.state in _WORKS, plain_text(_text(status.message.parts))
+            if goes_on and text and text != said:
+                step.notify(text, None)
+                said = text
+            return goes_on
+
+        while True:
+            try:
+                task = await client.get_task(GetTaskRequest(id=task_id))
+                if not works(task.status):
+                    return task
+                if streams:
+                    async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
+                        told = event.task if event.HasField("task") else event.status_update
+                        if not works(told.status):
+                            break
+            except A2AClientError as exc:
+                raise away(self._what, exc) from exc
+            except A2AError:
+                if not streams:
+                    raise
+                streams = False  # it ended before it could be listened to, or cannot be
+            else:
+                await asyncio.sleep(_POLL_SECONDS / 20 if streams else _POLL_SECONDS)
+
+
+def _message(name: str, text: str, data: Any, task: Mapping[str, str]) -> Message:
+    parts = [new_text_part(text)] if text else []
+    parts += [new_data_part(data)] if data is not None else []
+    return Message(
+        message_id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)),
+        role=Role.ROLE_USER,
+        parts=parts,
+        task_id=task.get("id", ""),
+        context_id=task.get("context", ""),
+    )
+
+
+def _answer(given: Any) -> tuple[str, Any]:
+    return (given, None) if isinstance(given, str) else ("", given)
+
+
+def _text(parts: Any) -> str:
+    return "\n".join(part.text for part in parts if part.HasField("text"))
+
+
+def _output(parts: Any) -> dict[str, Any]:
+    data = [MessageToDict(part.data) for part in parts if part.HasField("data")]
+    files = [MessageToDict(p) for p in parts if p.HasField("raw") or p.HasField("url")]
+    text = _text(parts)
+    output: Any = {"text": text, "data": data} if text and data else text
+    if data and not text:
+        output = data[0] if len(data) == 1 else data
+    return {"output": output, **({"files": files} if files else {})}

@@ -1,0 +1,74 @@
+"""Capabilities as LangChain tools, for agents and graphs of one's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from langchain_core.tools import BaseTool, StructuredTool, ToolException
+
+from framework.adapters.request import (
+    output_of,
+    refusal_of,
+    request_of,
+    request_schema,
+    services_for,
+)
+from framework.base.errors import ConfigurationError
+from framework.base.spec import CapabilitySpec
+from framework.engine.as_node import run_request
+from framework.engine.services import Services
+
+_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def as_tool(capability: type[Any], services: Services | None = None) -> BaseTool:
+    """Return a LangChain tool that runs a capability, with everything that holds in a plan.
+
+    Its arguments are the parameters of the capability and, under the name of its type (or role),
+    each input as an object; of several, a list. Its result is the data that the capability gives.
+    Where a person has to agree, the call asks by ``interrupt()`` in the task that runs it, and goes
+    on with the answer; limits, permissions, guards, ledger and audit are those of the services. A
+    failure comes back as an error of the tool, which a model can read.
+
+    The tool is asynchronous: use ``ainvoke``, and ``ainvoke`` or ``astream`` of an agent.
+
+    Args:
+        capability: A decorated capability.
+        services: What ``bind`` decided. Without, it runs with default limits, on the saver of the
+            run that calls it.
+
+    Raises:
+        ConfigurationError: It is no capability; or it declares what needs services.
+
+    >>> import asyncio
+    >>> from framework import capability_node
+    >>> @capability_node
+    ... async def double(number: int) -> int:
+    ...     '''Double a number.'''
+    ...     return number * 2
+    >>> tool = as_tool(double)
+    >>> tool.name, list(tool.args), asyncio.run(tool.ainvoke({"number": 4}))
+    ('double', ['number'], 8)
+    """
+    spec = getattr(capability, "capability_spec", None)
+    if not isinstance(spec, CapabilitySpec):
+        raise ConfigurationError(
+            f"{capability!r} is no capability.", fix="Decorate it with @capability_node."
+        )
+    bound = services_for(capability, services)
+
+    async def call(**given: Any) -> Any:
+        step, contexts = request_of(spec, given)
+        record = await run_request(spec, step, contexts, bound)
+        if (refused := refusal_of(record)) is not None:
+            raise ToolException(refused)
+        return output_of(record)
+
+    return StructuredTool(
+        name=_NAME.sub("_", spec.name)[:64],
+        description=spec.description,
+        args_schema=request_schema(spec, bound.registry.context_types),
+        coroutine=call,
+        handle_tool_error=True,
+    )

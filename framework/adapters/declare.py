@@ -1,0 +1,91 @@
+"""A capability made of what something else says about itself: its name, its schema, its call."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from pydantic import BaseModel, create_model
+
+from framework.base.capability import BaseCapability, ContextType
+from framework.base.classify import ErrorClassification
+from framework.base.context import CapabilityContext
+from framework.base.decorators import capability_node
+from framework.base.spec import type_name
+from framework.base.step_context import StepContext
+from framework.planning.json_parameters import JsonParameters, json_parameters
+
+Call = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
+"""Does the work: parameters by the names of the schema, and the step."""
+
+
+def declare(
+    name: str,
+    description: str,
+    parameters: type[BaseModel] | Mapping[str, Any] | None,
+    call: Call,
+    *,
+    provides: ContextType | None = None,
+    classify_error: Callable[[Exception, dict[str, Any]], ErrorClassification | None] | None = None,
+    **options: Any,
+) -> type[BaseCapability]:
+    """Make a capability of something that describes itself.
+
+    Args:
+        name: Its name.
+        description: What it does.
+        parameters: What it takes: a pydantic model, or a JSON schema, against which a plan is
+            checked as it stands.
+        call: Does the work. A dictionary, a pydantic object or a data class is the data of the
+            context type; any other value stands there under ``value``.
+        provides: Context type of what it gives; one named after the capability when not given.
+        classify_error: Says what a failure means.
+        **options: ``requires`` and what :class:`~framework.base.spec.Declarations` lists, such as
+            ``effect`` and ``permission``.
+
+    Raises:
+        MissingExtraError: A JSON schema is given, and ``jsonschema`` is not installed.
+        ValidationError: A declaration, or the schema, is malformed.
+
+    >>> async def add(values, step):
+    ...     return values["a"] + values["b"]
+    >>> schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    >>> declare("add", "Adds.", schema, add).capability_spec.provides
+    ('ADD_RESULT',)
+    """
+    if isinstance(parameters, Mapping):
+        parameters = json_parameters(name, parameters)
+    kind = provides or re.sub(r"\W+", "_", f"{name}_result").upper()
+
+    async def execute(self: BaseCapability) -> Any:
+        step = self._step_context()
+        given = step.parameters
+        plain = isinstance(given, JsonParameters)
+        found = await call(given.model_dump(by_alias=True) if plain else dict(given), step)
+        return found if isinstance(found, CapabilityContext) else {type_name(kind): _data(found)}
+
+    namespace: dict[str, Any] = {
+        **options,
+        "name": name,
+        "description": description,
+        "provides": [kind],
+        # Also without fields: a parameter that it does not take is an error.
+        "Parameters": parameters or create_model(f"{name}_parameters"),
+        "execute": execute,
+        # What describes itself has said it all.
+        "_create_classifier_guide": lambda _self: None,
+        "_create_orchestrator_guide": lambda _self: None,
+        "__module__": __name__,
+        "__doc__": description,
+    }
+    if classify_error is not None:
+        namespace["classify_error"] = staticmethod(classify_error)
+    return cast("type[BaseCapability]", capability_node(type(name, (BaseCapability,), namespace)))
+
+
+def _data(found: Any) -> Any:
+    if isinstance(found, (Mapping, BaseModel)) or dataclasses.is_dataclass(found):
+        return found
+    return {"value": found}

@@ -1,0 +1,613 @@
+"""Tools of MCP servers as capabilities, over stdio and streamable HTTP.
+
+What a server says of itself is believed only where that costs nothing: results carry the label
+``untrusted``, texts are cut and cleaned, a tool without annotations counts as one that acts once,
+and a tool that is not any more what was looked at is called only when a person agrees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import PurePath
+from typing import Any, ClassVar, NoReturn
+
+import httpx2
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import interrupt
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.context import ClientRequestContext
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    Tool,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ConfigDict, Field, ValidationError
+
+from framework.adapters.declare import declare
+from framework.adapters.foreign import own_name, plain_schema, plain_text
+from framework.base.capability import BaseCapability
+from framework.base.context import CapabilityContext
+from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
+from framework.base.ports import Attempt, CallNext, PermissionMode
+from framework.base.spec import Effect
+from framework.base.step_context import StepContext
+from framework.base.threads import in_thread
+from framework.base.value_context import ValueContext
+from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.job import CURRENT
+from framework.planning.json_parameters import json_parameters
+
+KEY = "capgraph/idempotency-key"
+"""Where a call carries the key of its effect, for servers that know what to do with one."""
+_NO_ANSWER = (CONNECTION_CLOSED, REQUEST_TIMEOUT, INTERNAL_ERROR)
+"""Errors that do not say whether the tool did its work; a gateway's are among them."""
+_ASKED = "asked"
+_CALL: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("capgraph_mcp", default=None)
+
+
+class ToolResult(CapabilityContext):
+    """What a tool gave that declares no form for it.
+
+    Attributes:
+        text: All its text.
+        content: Its blocks (text, images, resources) as the server sent them.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    text: str = ""
+    content: list[dict[str, Any]] = Field(default_factory=list)
+
+    def get_summary(self) -> str:
+        """Return the text; without any, what kinds of content there are."""
+        kinds = ", ".join(str(block.get("type")) for block in self.content)
+        return self.text or kinds or "nothing"
+
+
+class McpCapabilities(list[type[BaseCapability]]):
+    """Capabilities of one server, which share a connection that is opened when it is needed.
+
+    It is closed by ``aclose()``, at the end of ``async with``, and with the event loop.
+
+    Attributes:
+        pins: Name of each tool on the server, and a digest of what was looked at. Kept by an
+            operator and given to the next ``mcp_capabilities``, it shows what changed since.
+    """
+
+    def __init__(
+        self, made: Collection[type[BaseCapability]], pins: Mapping[str, str], server: _Server
+    ) -> None:
+        super().__init__(made)
+        self.pins = dict(pins)
+        self._server = server
+
+    async def aclose(self) -> None:
+        """Close the connection; the next step that needs it opens another."""
+        await self._server.aclose()
+
+    async def __aenter__(self) -> McpCapabilities:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+async def mcp_capabilities(
+    server: StdioServerParameters | str | Any,
+    *,
+    prefix: str = "",
+    allow: Collection[str] | None = None,
+    effects: Mapping[str, Effect] | None = None,
+    permission: PermissionMode | str | Mapping[str, PermissionMode | str] | None = None,
+    pins: Mapping[str, str] | None = None,
+    timeout_seconds: float = 60.0,
+    outside: bool = True,
+    headers: Mapping[str, str] | None = None,
+    mode: str = "auto",
+) -> McpCapabilities:
+    """Return the tools of an MCP server as capabilities.
+
+    Tools that come later are for a new graph: ``registry.with_(*await mcp_capabilities(server))``
+    on the same saver.
+
+    Args:
+        server: ``StdioServerParameters``, the URL of a server that speaks streamable HTTP, a server
+            object in this process, or a function that returns a transport of ``mcp``.
+        prefix: Stands before the tools' names, where those of several servers would clash.
+        allow: Names of the tools to take; all when not given.
+        effects: Tool name to the effect that it has, in place of what its annotations say.
+        permission: What a caller must be allowed to use them; or tool name to that.
+        pins: What was looked at before, see :class:`McpCapabilities`. A step of a tool that is
+            another one now, or is not among them, asks a person first.
+        timeout_seconds: Seconds that one call, or the way to the server, may take.
+        outside: Whether what the tools are given leaves the house.
+        headers: What a server behind a URL is sent with each request, such as ``Authorization``.
+        mode: As for ``mcp.Client``; ``legacy`` for a server whose tools ask while they run, which
+            the newest protocol no longer has.
+
+    Raises:
+        CapabilityError: The server cannot be reached.
+        ConfigurationError: A name in ``allow`` or ``effects`` is none of its tools.
+    """
+    hub = _Server(server, timeout_seconds, headers or {}, mode)
+    tools = await hub.tools()
+    wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}
+    if unknown := sorted({*(allow or ()), *(effects or {})} - set(tools)):
+        await hub.aclose()
+        raise ConfigurationError(
+            f"The MCP server has no tools {unknown}; it has {sorted(tools)}.",
+            fix="Use names as the server has them, without the prefix.",
+        )
+    found = {name: digest_of_tool(tool) for name, tool in wanted.items()}
+    made: dict[str, type[BaseCapability]] = {}
+    for name, tool in wanted.items():
+        pin = found[name] if pins is None else pins.get(name, "")
+        known = own_name(name, prefix, made)
+        caller = _Caller(hub, name, pin, (effects or {}).get(name) or effect_of(tool))
+        made[known] = declare(
+            known,
+            plain_text(tool.description or tool.title or "") or f"{known}, a tool of {hub}.",
+            plain_schema(tool.input_schema),
+            caller.call,
+            provides=_result_type(known, tool.output_schema),
+            effect=caller.effect,
+            permission=permission.get(name) if isinstance(permission, Mapping) else permission,
+            labels=("untrusted",),
+            outside=outside,
+            timeout_seconds=timeout_seconds,
+            behaviors=(_AsLookedAt(caller),),
+        )
+    return McpCapabilities(list(made.values()), found, hub)
+
+
+def effect_of(tool: Tool) -> Effect:
+    """Read the effect of a tool from its annotations; one that is silent acts once.
+
+    >>> from mcp_types import Tool, ToolAnnotations
+    >>> hints = ToolAnnotations(idempotent_hint=True, destructive_hint=False)
+    >>> effect_of(Tool(name="put", input_schema={"type": "object"}, annotations=hints))
+    'idempotent'
+    """
+    hints = tool.annotations
+    if hints is None:
+        return "once"
+    if hints.read_only_hint:
+        return "none"
+    return "idempotent" if hints.idempotent_hint and not hints.destructive_hint else "once"
+
+
+def digest_of_tool(tool: Tool) -> str:
+    """Name what matters of a tool: its name, its schemas, its annotations."""
+    hints = tool.annotations.model_dump(exclude_none=True) if tool.annotations else {}
+    return digest_of([tool.name, tool.input_schema, tool.output_schema, hints])
+
+
+def _result_type(name: str, schema: Mapping[str, Any] | None) -> type[CapabilityContext]:
+    kind = f"{name}_result".replace("-", "_").upper()
+    if schema is None:
+        return type(name, (ToolResult,), {"CONTEXT_TYPE": kind, "__module__": __name__})
+    inside = {"content": {"type": "array", "items": {"type": "object"}}}
+    whole = {**schema, "properties": {**inside, **schema.get("properties", {})}}
+    if schema.get("type") != "object":
+        whole = {
+            "type": "object",
+            "properties": {"value": schema},
+            "$defs": schema.get("$defs", {}),
+        }
+
+    class Structured(ValueContext if schema.get("type") != "object" else CapabilityContext):  # type: ignore[misc]
+        CONTEXT_TYPE: ClassVar[str] = kind
+        model_config = ConfigDict(extra="allow")
+
+        @classmethod
+        def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
+            return whole
+
+    Structured.__name__ = Structured.__qualname__ = name
+    return Structured
+
+
+def _result_of(result: CallToolResult, tool: Tool) -> dict[str, Any]:
+    blocks = [b.model_dump(mode="json", by_alias=True, exclude_none=True) for b in result.content]
+    if tool.output_schema is None:
+        structured = result.structured_content
+        more = {"structured": structured} if structured is not None else {}
+        return {"text": _text_of(result), "content": blocks, **more}
+    if tool.output_schema.get("type") != "object":
+        return {"value": result.structured_content}
+    # Its text repeats what is structured; anything else would be lost.
+    other = [block for block in blocks if block["type"] != "text"]
+    return {**({"content": other} if other else {}), **result.structured_content}
+
+
+def _text_of(result: CallToolResult) -> str:
+    return "\n".join(str(b.text) for b in result.content if b.type == "text")
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+class _AsLookedAt:
+    """Has a person agree before a tool is called that is not what was looked at."""
+
+    stage = "screen"
+
+    def __init__(self, caller: _Caller) -> None:
+        self._caller = caller
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        why = ""
+        # A server that is away is for the call to find, which is tried again.
+        with suppress(CapabilityError):
+            why = self._caller.changed(await self._caller.server.tools())
+        return await call_next(replace(attempt, asks=(*attempt.asks, why)) if why else attempt)
+
+
+@dataclass
+class _Call:
+    """One call in flight: what the server asks meanwhile, and what was answered so far."""
+
+    line: _Line
+    tool: Tool
+    answered: int = 0
+    open: tuple[dict[str, Any], asyncio.Future[ElicitResult]] | None = None
+    asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[ElicitResult]]] = field(
+        default_factory=asyncio.Queue
+    )
+    task: asyncio.Task[CallToolResult] = field(init=False)
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """Calls one tool.
+
+    Attributes:
+        server: Where it is.
+        name: Its name there.
+        pin: The digest of what was looked at.
+        effect: Its effect.
+    """
+
+    server: _Server
+    name: str
+    pin: str
+    effect: Effect
+
+    def changed(self, tools: Mapping[str, Tool]) -> str:
+        """Say what is not as it was looked at; empty where nothing is."""
+        tool = tools.get(self.name)
+        if tool is None or digest_of_tool(tool) == self.pin:
+            return ""
+        what = f"the tool {self.name!r} of {self.server}"
+        takes = plain_text(", ".join(tool.input_schema.get("properties") or {})) or "nothing"
+        if not self.pin:
+            return f"Nobody has looked at {what} yet; it takes {takes}."
+        return (
+            f"T{what[1:]} is not what was looked at: its schemas or its annotations changed. It takes"
+            f" {takes} now."
+        )
+
+    async def call(self, values: dict[str, Any], step: StepContext) -> dict[str, Any]:
+        """Call the tool for a step.
+
+        Raises:
+            CapabilityError: It failed, with the server's text; it is gone or changed; or the server
+                cannot be reached (then the step is tried again).
+            ConnectionError: The connection was lost after the call was sent.
+        """
+        line = await self.server.connected()
+        call = line.parked.pop(step.idempotency_key, None)
+        if call is None:
+            tools = line.tools or await self.server.tools()
+            job = CURRENT.get()
+            why = self.changed(tools) if job is None or job.agreed is None else ""
+            if self.name not in tools or why:
+                raise CapabilityError(
+                    why or f"The tool {self.name!r} is no longer among those of {self.server}.",
+                    fix="Make the capabilities again (mcp_capabilities), and a graph of them.",
+                    severity=ErrorSeverity.REPLANNING,
+                )
+            if self._is_gone_for_good(line) and await _has_asked(step):
+                self._no_answer("The call in which it asked is gone", None)
+            call = self._start(_Call(line, tools[self.name]), values, step)
+        line.calls.append(call)
+        try:
+            result = await self._answered(call, step)
+        except GraphBubbleUp:
+            line.parked[step.idempotency_key] = call
+            if self._is_gone_for_good(line):
+                await step.once(_ASKED, lambda: True)
+            raise
+        except BaseException:
+            call.task.cancel()
+            raise
+        finally:
+            line.calls.remove(call)
+        if result.is_error:
+            said = plain_text(_text_of(result), 4_000) or "no reason was given"
+            raise CapabilityError(f"The tool {self.name!r} of {self.server} failed: {said}")
+        return _result_of(result, call.tool)
+
+    def _is_gone_for_good(self, line: _Line) -> bool:
+        """Tell whether a call that asked, and that nobody holds any more, must not be made again."""
+        return (
+            self.effect == "once" and line.client.protocol_version not in MODERN_PROTOCOL_VERSIONS
+        )
+
+    def _start(self, call: _Call, values: dict[str, Any], step: StepContext) -> _Call:
+        inside = contextvars.copy_context()
+
+        async def notify(progress: float, total: float | None, message: str | None) -> None:
+            said = plain_text(message or f"{progress:g}" + (f" of {total:g}" if total else ""))
+            inside.run(step.notify, said, progress / total if total else None)
+
+        context = contextvars.Context()
+        context.run(_CALL.set, call)
+        key: Any = {KEY: step.idempotency_key} if self.effect != "none" else None
+        sent = call.line.client.call_tool(self.name, values, progress_callback=notify, meta=key)
+        call.task = asyncio.get_running_loop().create_task(sent, context=context)
+        # Of a call that waits for an answer nobody may ever ask how it ended.
+        call.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return call
+
+    async def _answered(self, call: _Call, step: StepContext) -> CallToolResult:
+        """Wait for the end of a call; what the server asks meanwhile is this step's question."""
+        for _ in range(call.answered):
+            interrupt(None)  # an answer that the call has had already
+        while True:
+            if call.open is None:
+                question = asyncio.ensure_future(call.asked.get())
+                try:
+                    await asyncio.wait({call.task, question}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    question.cancel()
+                if not question.done():
+                    return self._result(call)
+                call.open = question.result()
+            shown, answer = call.open
+            try:
+                given = _answer_of(interrupt(self._shown(shown)), shown)
+            except ValidationError as exc:  # it is asked again
+                problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
+                call.open = ({**shown, "problems": problems}, answer)
+            else:
+                call.open = None
+                answer.set_result(given)
+            call.answered += 1
+
+    def _shown(self, question: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "kind": "mcp_elicitation",
+            "server": str(self.server),
+            "tool": self.name,
+            **question,
+        }
+
+    def _result(self, call: _Call) -> CallToolResult:
+        try:
+            return call.task.result()
+        except MCPError as exc:
+            if exc.code not in _NO_ANSWER:
+                raise CapabilityError(
+                    f"{self.server} refused a call of {self.name!r}: {plain_text(exc.message)}"
+                ) from exc
+            if exc.code == CONNECTION_CLOSED:
+                call.line.close()
+                self._no_answer(f"The connection was lost in a call of {self.name!r}", exc)
+            self._no_answer(f"A call of {self.name!r} broke off ({plain_text(exc.message)})", exc)
+        except (RuntimeError, ValidationError) as exc:
+            told = f"{self.name!r} gave a result that it does not declare ({plain_text(str(exc), 300)})"
+            if self.effect == "once":
+                self._no_answer(told, exc)
+            raise CapabilityError(f"{self.server}: {told}.") from exc
+
+    def _no_answer(self, told: str, cause: BaseException | None) -> NoReturn:
+        # A type that means "nobody knows", where the effect is one that must not be repeated.
+        raise ConnectionError(f"{self.server}: {told}.") from cause
+
+
+async def _has_asked(step: StepContext) -> bool:
+    """Tell whether an earlier process was asked something in this step's call."""
+
+    def not_yet() -> None:
+        raise _NotAsked("Nothing was asked.")
+
+    try:
+        return bool(await step.once(_ASKED, not_yet))
+    except _NotAsked:
+        return False
+
+
+class _NotAsked(CapabilityError):
+    """Said inside of :func:`_has_asked`."""
+
+
+def _answer_of(given: Any, question: Mapping[str, Any]) -> ElicitResult:
+    """Read a person's answer: values by name (also as JSON text), the only value, or a refusal.
+
+    Raises:
+        ValidationError: It does not fit what is asked for.
+    """
+    if given is None or given is False:
+        return ElicitResult(action="decline")
+    schema = question.get("schema") or {}
+    inside = schema.get("properties") or {}
+    only = next(iter(inside)) if len(inside) == 1 else None
+    if isinstance(given, str) and (only is None or inside[only].get("type") != "string"):
+        with suppress(ValueError):
+            given = json.loads(given)
+    if isinstance(given, Mapping) and given.get("action") in ("decline", "cancel"):
+        return ElicitResult(action=given["action"])
+    if isinstance(given, Mapping) and given.get("action") == "accept":
+        given = given.get("content") or {}
+    elif not isinstance(given, Mapping):
+        given = {only: given} if only is not None else {}
+    content = json_parameters("answer", schema).model_validate(given).model_dump(by_alias=True)
+    return ElicitResult(action="accept", content=content)
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+class _Line:
+    """One open connection. A task of its own opens and closes it: who asked first may be gone."""
+
+    def __init__(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
+        loop = asyncio.get_running_loop()
+        self.tools: dict[str, Tool] = {}
+        self.calls: list[_Call] = []
+        self.parked: dict[str, _Call] = {}
+        self.failed: Exception | None = None
+        self.ready, self.closing = asyncio.Event(), asyncio.Event()
+        self.task = loop.create_task(self._hold(opened), context=contextvars.Context())
+
+    client: Client
+
+    async def _hold(self, opened: Callable[[AsyncExitStack], Awaitable[Client]]) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                self.client = await opened(stack)
+                self.client.elicitation_callback = self._asked
+                await stack.enter_async_context(self.client)
+                self.ready.set()
+                await self.closing.wait()
+                while self.calls:  # what runs may still end
+                    await asyncio.wait({call.task for call in self.calls})
+                for call in self.parked.values():
+                    call.task.cancel()
+        except Exception as exc:
+            self.failed = exc
+        finally:
+            self.ready.set()
+
+    def close(self) -> None:
+        """Give it up, without waiting until it is closed."""
+        self.closing.set()
+        if not self.ready.is_set():
+            self.task.cancel()
+
+    async def _asked(
+        self, context: ClientRequestContext, params: ElicitRequestParams
+    ) -> ElicitResult | ErrorData:
+        waiting = [*self.calls, *self.parked.values()]
+        call = _CALL.get() or (waiting[0] if len(waiting) == 1 else None)
+        if call is None:
+            return ErrorData(code=INVALID_REQUEST, message="It is not clear which call asks.")
+        shown: dict[str, Any] = {"message": plain_text(params.message, 4_000)}
+        if params.mode == "form":
+            shown["schema"] = params.requested_schema
+        else:
+            shown["url"] = plain_text(params.url, 2_000)
+        answer: asyncio.Future[ElicitResult] = asyncio.get_running_loop().create_future()
+        call.asked.put_nowait((shown, answer))
+        return await answer
+
+
+class _Server:
+    """A server, with one connection for each event loop that uses it."""
+
+    def __init__(self, target: Any, timeout: float, headers: Mapping[str, str], mode: str) -> None:
+        self._target, self._timeout, self._headers, self._mode = target, timeout, headers, mode
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+
+    def __str__(self) -> str:
+        if isinstance(self._target, str):
+            return f"the MCP server {self._target.partition('?')[0]}"
+        # Arguments may hold what nobody should read.
+        named = getattr(self._target, "command", None) or getattr(self._target, "name", "")
+        return f"the MCP server {PurePath(str(named)).name}".strip()
+
+    async def connected(self) -> _Line:
+        """Return the open connection of this event loop.
+
+        Raises:
+            CapabilityError: There is none to be had; nothing was sent, so it may be tried again.
+        """
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None or line.closing.is_set() or line.task.done():
+            for ended in [one for one in self._lines if one.is_closed()]:
+                self._lines.pop(ended, None)
+            line = self._lines[loop] = _Line(self._client)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await line.ready.wait()
+        except TimeoutError as exc:
+            line.close()
+            raise self._away(f"did not answer within {self._timeout:g} s") from exc
+        if line.failed is not None:
+            line.close()
+            raise self._away(f"cannot be reached ({_first(line.failed)})") from line.failed
+        return line
+
+    async def tools(self) -> dict[str, Tool]:
+        """Return the tools as the server has them now; for as long as it says, from memory.
+
+        Raises:
+            CapabilityError: It does not say.
+        """
+        line = await self.connected()
+        found: dict[str, Tool] = {}
+        cursor: str | None = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    page = await line.client.list_tools(cursor=cursor)
+                    found |= {tool.name: tool for tool in page.tools}
+                    if (cursor := page.next_cursor) is None:
+                        break
+        except TimeoutError as exc:
+            line.close()
+            raise self._away(f"did not name its tools within {self._timeout:g} s") from exc
+        except Exception as exc:  # of the protocol, the transport or pydantic
+            line.close()
+            raise self._away(f"does not name its tools ({_first(exc)})") from exc
+        line.tools = found
+        return found
+
+    async def aclose(self) -> None:
+        """Close the connection of this event loop."""
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            line.close()
+            await asyncio.wait({line.task})
+
+    async def _client(self, stack: AsyncExitStack) -> Client:
+        target = self._target
+        if isinstance(target, str):
+            # Made in a thread, because certificates are read from files.
+            limits = httpx2.Timeout(self._timeout, read=None)  # a call has a limit of its own
+            make = partial(httpx2.AsyncClient, headers=dict(self._headers), timeout=limits)
+            http = await stack.enter_async_context(await in_thread(make))
+            target = streamable_http_client(target, http_client=http)
+        elif isinstance(target, StdioServerParameters):
+            target = stdio_client(target)
+        return Client(target() if inspect.isroutine(target) else target, mode=self._mode)
+
+    def _away(self, how: str) -> CapabilityError:
+        return CapabilityError(
+            f"{str(self)[0].upper()}{str(self)[1:]} {how}.",
+            fix="See whether it runs and what it writes to its log.",
+            severity=ErrorSeverity.RETRIABLE,
+        )
+
+
+def _first(exc: BaseException) -> str:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return plain_text(str(exc) or type(exc).__name__, 300)

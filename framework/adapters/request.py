@@ -1,0 +1,122 @@
+"""A request for a capability from outside of plans: named values become a step and its inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from framework.base.context import CapabilityContext
+from framework.base.plan import PlannedStep
+from framework.base.ports import StepRecord
+from framework.base.spec import CapabilitySpec
+from framework.engine.bind import unbound_services
+from framework.engine.services import Services
+
+Contexts = dict[str, dict[str, Any]]
+Schema = dict[str, Any]
+_SCALARS = ["string", "number", "boolean", "null"]
+
+
+def request_of(spec: CapabilitySpec, given: Mapping[str, Any]) -> tuple[PlannedStep, Contexts]:
+    """Read named values as a step's parameters and inputs.
+
+    An input stands under its type, or its role where it has one, as an object (a list of them
+    where the capability takes many); every other name is a parameter.
+
+    Args:
+        spec: The capability.
+        given: Names to values.
+
+    Returns:
+        The step, and the context data that its inputs name.
+
+    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> spec = CapabilitySpec("forecast", "Forecasts.", requires=(Requirement("PLACE"),))
+    >>> request_of(spec, {"PLACE": {"name": "Rome"}, "days": 3})
+    ({'parameters': {'days': 3}, 'inputs': [{'PLACE': 'PLACE_1'}]}, {'PLACE': {'PLACE_1': {'name': 'Rome'}}})
+    """
+    rest = dict(given)
+    inputs: list[dict[str, str]] = []
+    contexts: Contexts = {}
+    for need in spec.requires:
+        value = rest.pop(need.label, None)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for number, one in enumerate(values, start=1):
+            key = f"{need.label}_{number}"
+            data = one.model_dump(mode="json") if isinstance(one, CapabilityContext) else one
+            contexts.setdefault(need.type, {})[key] = data
+            inputs.append({need.label: key})
+    return {"parameters": rest, "inputs": inputs}, contexts
+
+
+def request_schema(spec: CapabilitySpec, types: Mapping[str, type[CapabilityContext]]) -> Schema:
+    """Return the JSON schema of what :func:`request_of` reads.
+
+    Args:
+        spec: The capability.
+        types: The registered context types.
+
+    >>> from framework.base.spec import CapabilitySpec, Requirement
+    >>> class Place(CapabilityContext):
+    ...     name: str
+    >>> spec = CapabilitySpec("visit", "Visits.", requires=(Requirement("PLACE"),))
+    >>> request_schema(spec, {"PLACE": Place})["required"]
+    ['PLACE']
+    """
+    scalars = {"type": "object", "additionalProperties": {"type": _SCALARS}}
+    said = spec.parameters.model_json_schema() if spec.parameters is not None else scalars
+    whole: Schema = {"type": "object", "properties": {}, "required": [], "$defs": {}, **said}
+    properties, needed, named = (whole[name] for name in ("properties", "required", "$defs"))
+    for need in spec.requires:
+        kind = types.get(need.type)
+        one = kind.model_json_schema() if kind is not None else {"type": "object"}
+        # Two types may call different things by one name.
+        own = f"{need.label}."
+        one = json.loads(json.dumps(one).replace('"#/$defs/', f'"#/$defs/{own}'))
+        named = {**named, **{own + name: part for name, part in one.pop("$defs", {}).items()}}
+        several = need.cardinality == "many"
+        shape = {"type": "array", "items": one, "minItems": 1} if several else one
+        properties = {**properties, need.label: shape}
+        needed = needed if need.cardinality == "optional" else [*needed, need.label]
+    whole |= {"properties": properties, "required": needed}
+    return {**whole, "$defs": named} if named else {n: p for n, p in whole.items() if n != "$defs"}
+
+
+def services_for(capability: Any, services: Services | None) -> Services:
+    """Return what a capability runs with: what is given, with the capability beside the others.
+
+    Raises:
+        ConfigurationError: Nothing is given, and the capability declares what nobody would keep.
+    """
+    spec = capability.capability_spec
+    if services is None:
+        return unbound_services(spec)
+    known = services.registry.capabilities.get(spec.name) is spec
+    return services if known else services.beside(capability)
+
+
+def refusal_of(record: StepRecord) -> str | None:
+    """Return why a step gave nothing that whoever asked for it can use; ``None`` when it did."""
+    if record.error is not None:
+        return record.error.message
+    if record.plan is not None:
+        return f"{record.capability!r} proposed a plan, and here is nobody who would run it."
+    return record.skipped
+
+
+def output_of(record: StepRecord) -> Any:
+    """Return what a step gave as plain data: of its one context type, else by type.
+
+    A plain value, which stands alone under ``value``, comes as itself.
+    """
+    return plain_output({kind: next(iter(one.values())) for kind, one in record.contexts.items()})
+
+
+def plain_output(given: Mapping[str, Any]) -> Any:
+    """Return what a step gave, by type, as whoever asked for it reads it; see :func:`output_of`."""
+    found = {
+        kind: data["value"] if isinstance(data, dict) and [*data] == ["value"] else data
+        for kind, data in given.items()
+    }
+    return next(iter(found.values())) if len(found) == 1 else found or None

@@ -1,0 +1,204 @@
+"""What stands around an agent's run: the pipeline's own stages, with the run as one attempt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+
+from configs.scoped import scoped
+from framework.agents.result import AgentResult, said_in
+from framework.base import BaseCapability, capability_node
+from framework.base.awaiting import awaited
+from framework.base.errors import CapabilityError
+from framework.base.ports import BehaviorContext
+from framework.behaviors.base import BaseBehavior
+from framework.engine.as_node import run_request
+from framework.engine.bind import unbound_services
+from framework.engine.services import Services
+from framework.pipeline.capacity import Capacity
+from framework.pipeline.job import CURRENT
+from framework.pipeline.run_config import configurable
+from framework.pipeline.runner import StepRunner
+
+if TYPE_CHECKING:
+    from framework.agents.base import AgentGraph, BaseAgent
+
+_OUTPUT = "AGENT_OUTPUT"
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run of an agent.
+
+    Attributes:
+        work: Runs the agent's own graph.
+        execution_id: Names it.
+        result: What came of it, as behaviours left it.
+        error: What was raised.
+        summary: What is known of the conversation in short.
+    """
+
+    work: Callable[[], Awaitable[AgentResult]]
+    execution_id: str
+    result: AgentResult | None = None
+    error: Exception | None = None
+    summary: dict[str, Any] | None = None
+
+
+_RUN: ContextVar[_Run] = ContextVar("capgraph_agent_run")
+
+
+def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
+    """Return a graph with one node that runs an agent's own graph as one attempt.
+
+    Args:
+        agent: The agent.
+        inner: Its own graph.
+        state: The state of both.
+        output: What they leave behind.
+    """
+    spec = _capability(agent).capability_spec
+    services = _services(agent.services, unbound_services(spec))
+
+    async def run(state: Any, runtime: Runtime[Any]) -> dict[str, Any]:
+        given = state.get("given") or {}
+        said = state.get("conversation") or []
+
+        async def work() -> AgentResult:
+            if given.get("success") is not None:
+                return AgentResult.of(given)
+            inputs = {"conversation": said, **given, "task": state["task"]}
+            inputs |= {name: state.get(name) for name in ("streamed", "summary")}
+            found: dict[str, Any] = {"output": None}
+            # The whole state is streamed, for whoever looks at the steps from outside.
+            async for values in inner.astream(inputs, stream_mode="values"):
+                found |= values
+            current.summary = found.get("summary")
+            return AgentResult.of(found)
+
+        current = _Run(work, execution_id(runtime))
+        with scoped(_RUN, current):
+            record = await run_request(spec, {"task_objective": state["task"]}, services=services)
+        if record.error is not None:
+            info = runtime.execution_info
+            if record.attempts > 1 and info is not None:
+                # Whoever resumes the run has all tries again.
+                ledger = services.ledger(services.view({}), visit=info.task_id)
+                await ledger.failed(record.key, 0, 0.0, services.clock.now())
+            raise current.error or CapabilityError(record.error.message)
+        gave = record.contexts[_OUTPUT][record.key]
+        result = current.result or AgentResult(gave, metadata={"source": record.source})
+        if result.to_plain()["output"] != gave:
+            result = result.with_output(gave)
+        talk = said_in(state["task"], result.output if result.success else result.error)
+        left = {"given": None, "conversation": talk, "summary": current.summary}
+        return {**result.to_plain(), **left}
+
+    builder = StateGraph(state, output_schema=output)
+    builder.add_node("agent", run)
+    builder.add_edge(START, "agent")
+    builder.add_edge("agent", END)
+    return builder
+
+
+def execution_id(runtime: Runtime[Any]) -> str:
+    """Return what names a run: its thread, and inside another graph the task as well."""
+    known = configurable()
+    space = str(known.get("checkpoint_ns") or "").rpartition("|")[0]
+    return "/".join(part for part in (str(known.get("thread_id") or ""), space) if part)
+
+
+def _services(given: Services | None, alone: Services) -> Services:
+    """Return what the run itself is under: of an operator's decisions all that is about runs.
+
+    It takes no slot, for it only waits for its model and its tools, which have slots of their own.
+    """
+    settings = (given or alone).settings
+    boundless = settings.limits.model_copy(update={"max_parallel": sys.maxsize})
+    runner = StepRunner(
+        alone.registry,
+        settings.model_copy(update={"limits": boundless}),
+        clock=(given or alone).clock,
+        capacity=Capacity(),
+    )
+    return replace(given or alone, runner=runner, permissions=None, flow=None)
+
+
+def _capability(agent: BaseAgent) -> Any:
+    """Make the capability that stands for an agent's run."""
+    staged = [b for b in agent.behaviors if hasattr(b, "stage") or hasattr(b, "parts")]
+    hooks = [b if b in staged else _Hooks(b) for b in agent.behaviors]
+    limits = agent.services.limits if agent.services is not None else None
+
+    class Run(BaseCapability):
+        name = agent.agent_id
+        description = f"Runs the agent {agent.agent_id}."
+        provides = (_OUTPUT,)
+        behaviors = (_Listener(), *hooks)
+        timeout_seconds = (limits.run_timeout_seconds if limits else None) or 86_400.0
+
+        async def execute(self) -> Any:
+            run, job = _RUN.get(), CURRENT.get()
+            assert job is not None
+            with scoped(CURRENT, job.outer):
+                run.result = await run.work()
+            if not run.result.success:
+                job.source = "fallback"  # nothing that a cache should keep
+            return {_OUTPUT: run.result.to_plain()["output"]}
+
+    return capability_node(Run)
+
+
+class _Listener(BaseBehavior):
+    """Remembers what was raised, for whoever called the agent."""
+
+    def on_error(self, context: BehaviorContext, error: Exception) -> None:
+        _RUN.get().error = error
+
+
+class _Hooks:
+    """The hooks of a behaviour, which are given the agent's result."""
+
+    def __init__(self, behavior: Any) -> None:
+        self._behavior = behavior
+
+    def __repr__(self) -> str:
+        return repr(self._behavior)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behavior, name)
+
+    async def before_execute(self, context: BehaviorContext) -> None:
+        context.execution_id = _RUN.get().execution_id
+        await self._call("before_execute", context)
+
+    async def after_execute(self, context: BehaviorContext, gave: Any) -> Any:
+        run = _RUN.get()
+        if run.result is None:  # it was there already
+            run.result = AgentResult(gave, metadata={"source": "cache"})
+        before = run.result.to_plain()
+        found = await self._call("after_execute", context, run.result)
+        if found is not None and found is not run.result:
+            plain = isinstance(found, AgentResult) or hasattr(found, "success")
+            run.result = AgentResult.of(found) if plain else run.result.with_output(found)
+        after = run.result.to_plain()
+        return None if after["output"] == before["output"] else {_OUTPUT: after["output"]}
+
+    async def on_error(self, context: BehaviorContext, error: Exception) -> Any:
+        found = await self._call("on_error", context, error)
+        if found is None:
+            return None
+        run = _RUN.get()
+        run.result = AgentResult.of(found)
+        run.result.metadata = {**run.result.metadata, "source": "fallback"}
+        return {_OUTPUT: run.result.to_plain()["output"]}
+
+    async def _call(self, name: str, *given: Any) -> Any:
+        method = getattr(self._behavior, name, None)
+        return None if method is None else await awaited(method(*given))

@@ -1,0 +1,100 @@
+"""An agent that thinks before it answers, in one call of its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.messages import BaseMessage, HumanMessage
+from langgraph.graph import END, START, StateGraph
+
+from framework.agents.asking import Asker
+from framework.agents.base import BaseAgent, RunOutput, RunState
+from framework.agents.react import needed_model
+from framework.agents.result import AgentStep, said_in
+from framework.base.errors import ConfigurationError
+
+_THINK = """\
+Think step by step inside <thinking> and </thinking>; then write the answer, and nothing else."""
+_TRIES = 3
+
+
+class ChainOfThoughtAgent(BaseAgent):
+    """Has its model think in ``<thinking>`` and then answer; for tasks that need no tools.
+
+    Args:
+        model: A chat model.
+        system_prompt: What the model is told first, in place of the usual.
+        **options: As for :class:`~framework.agents.base.BaseAgent`.
+
+    Raises:
+        ConfigurationError: There is no model, or there are tools, which nobody would call.
+
+    >>> import asyncio
+    >>> from framework.testing import ScriptedModel
+    >>> model = ScriptedModel(responses=["<thinking>Two and two.</thinking> 4"])
+    >>> result = asyncio.run(ChainOfThoughtAgent(model).execute("2 + 2?"))
+    >>> result.output, result.steps[0].thought
+    ('4', 'Two and two.')
+    """
+
+    def __init__(
+        self, model: Any = None, *, system_prompt: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.model = needed_model(self, model)
+        if self.tools:
+            raise ConfigurationError(
+                "ChainOfThoughtAgent got tools, and never calls any.", fix="Use ReActAgent."
+            )
+        self.system_prompt = system_prompt or _THINK
+
+    def _build(self) -> StateGraph[Any, Any, Any, Any]:
+        asker = Asker(self.model)
+
+        async def think(state: RunState) -> dict[str, Any]:
+            asked: list[BaseMessage] = [*(state.get("conversation") or ())]
+            asked.append(HumanMessage(state["task"]))
+            told = 0
+            while True:
+                message = await asker.ask(asked, self.system_prompt)
+                thought, answer = read_thought(str(message.text))
+                told += 1
+                if answer or told == _TRIES:
+                    return _ended(state, thought, answer, told)
+                asked += [message, HumanMessage("There is no answer. Write it behind </thinking>.")]
+
+        builder = StateGraph(RunState, output_schema=RunOutput)
+        builder.add_node("think", think)
+        builder.add_conditional_edges(START, _entry, ["think", END])
+        builder.add_edge("think", END)
+        return builder
+
+
+def _ended(state: Mapping[str, Any], thought: str, answer: str, told: int) -> dict[str, Any]:
+    error = None if answer else f"The model thought {told} times and gave no answer."
+    step = AgentStep(thought, "chain_of_thought", {"task": state["task"]}, answer)
+    return {
+        "steps": [step.to_plain()],
+        "metadata": {"thinking": thought},
+        "output": answer or None,
+        "success": bool(answer),
+        "error": error,
+        "conversation": said_in(state["task"], answer or error),
+    }
+
+
+async def _entry(state: Mapping[str, Any]) -> str:
+    return END if state.get("going_on") and state.get("success") is not None else "think"
+
+
+def read_thought(text: str) -> tuple[str, str]:
+    """Return what was thought, and the answer; of thinking that never ends there is none.
+
+    >>> read_thought("<thinking>hm</thinking> 4"), read_thought("4"), read_thought("<thinking>hm")
+    (('hm', '4'), ('', '4'), ('hm', ''))
+    """
+    tag = re.compile(r"<thinking>(.*?)(?:</thinking>|\Z)", re.DOTALL | re.IGNORECASE)
+    thought = "\n".join(part.strip() for part in tag.findall(text))
+    return thought, tag.sub("", text).strip()

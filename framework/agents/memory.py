@@ -1,0 +1,157 @@
+"""What of a long conversation a model is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages.utils import count_tokens_approximately, get_buffer_string
+from langchain_core.tools import StructuredTool
+from langgraph.runtime import Runtime, get_runtime
+
+from framework.base.errors import ConfigurationError
+
+_SHORTEN = (
+    "Write down what matters of this conversation for whoever goes on with it: facts, results,"
+    " what was decided and what is open. Be brief.\n\n"
+)
+
+
+@dataclass(slots=True)
+class Recalled:
+    """What a model is shown.
+
+    Attributes:
+        said: The conversation, the task last.
+        messages: What happened in this run.
+        summary: What is known of the rest: ``text``, and how many messages it covers (``upto``).
+        facts: What the store holds.
+    """
+
+    said: list[BaseMessage]
+    messages: list[BaseMessage]
+    summary: dict[str, Any]
+    facts: list[str]
+
+    def system(self, prompt: str) -> str:
+        """Return a system prompt with what is known besides."""
+        told = [prompt]
+        if self.summary.get("text"):
+            told.append(f"What happened before, in short:\n{self.summary['text']}")
+        if self.facts:
+            told.append("What is known:\n" + "\n".join(f"- {fact}" for fact in self.facts))
+        return "\n\n".join(part for part in told if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bounds for what a model is shown of a conversation; the task always is.
+
+    What does not fit goes from the oldest on, a call of tools and its observations together.
+
+    Attributes:
+        window: Most messages.
+        max_tokens: Most tokens, counted roughly.
+        summarize: Whether the agent's model writes a summary of what goes.
+        facts: Namespace in the graph's store: what it holds is shown, and the model gets a tool
+            ``remember`` that writes there.
+        most_facts: How many facts are shown; the ones nearest to the task, where the store can
+            search by meaning.
+
+    Raises:
+        ConfigurationError: A number is below 1.
+
+    >>> Memory(window=20, summarize=True).window
+    20
+    """
+
+    window: int | None = None
+    max_tokens: int | None = None
+    summarize: bool = False
+    facts: tuple[str, ...] = field(default=())
+    most_facts: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("window", "max_tokens", "most_facts"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ConfigurationError(f"Memory got {name}={number!r}.", fix="Give 1 or more.")
+
+    async def recall(
+        self,
+        said: Sequence[BaseMessage],
+        messages: Sequence[BaseMessage],
+        state: Mapping[str, Any],
+        runtime: Runtime[Any],
+        asker: Any,
+    ) -> Recalled:
+        """Return what the model is shown now.
+
+        Args:
+            said: The conversation, the task last.
+            messages: What happened in this run.
+            state: The state, for the summary so far.
+            runtime: For the store.
+            asker: Asks the model for a summary.
+        """
+        *before, task = said
+        units = [[message] for message in before] + _units(messages)
+        size = sum(map(len, units))
+        while len(units) > 1 and not self._fits([task, *(m for unit in units for m in unit)]):
+            units.pop(0)
+        shown = [message for unit in units for message in unit]
+        gone = size - len(shown)
+        rest = max(0, len(before) - gone)
+        summary = dict(state.get("summary") or {})
+        upto = summary.get("upto", 0)
+        if not messages:  # of an earlier run the task and the answer are left
+            upto = min(upto, max(0, len(before) - 2))
+        if self.summarize and gone > upto:
+            new = [*before, *messages][upto:gone]
+            known = f"So far: {summary['text']}\n\n" if summary.get("text") else ""
+            asked = HumanMessage(_SHORTEN + known + get_buffer_string(new))
+            summary = {"text": str((await asker.ask([asked])).text), "upto": gone}
+        facts = await self._facts(str(task.text), runtime)
+        return Recalled([*shown[:rest], task], shown[rest:], summary, facts)
+
+    def _fits(self, messages: Sequence[BaseMessage]) -> bool:
+        if self.window is not None and len(messages) > self.window:
+            return False
+        return self.max_tokens is None or count_tokens_approximately(messages) <= self.max_tokens
+
+    async def _facts(self, task: str, runtime: Runtime[Any]) -> list[str]:
+        if not self.facts:
+            return []
+        if runtime.store is None:
+            raise ConfigurationError(
+                "The memory has facts, and the graph has no store.",
+                fix="Compile the agent with a store: agent.compile(store=…).",
+            )
+        found = await runtime.store.asearch(self.facts, query=task, limit=self.most_facts)
+        return [str(item.value.get("fact", item.value)) for item in found]
+
+    def tools(self) -> list[Any]:
+        """Return the tools that write to the memory."""
+        if not self.facts:
+            return []
+
+        async def remember(fact: str) -> str:
+            """Keep a fact for later conversations."""
+            store = get_runtime().store
+            assert store is not None
+            await store.aput(self.facts, uuid4().hex, {"fact": fact})
+            return "Kept."
+
+        return [StructuredTool.from_function(coroutine=remember)]
+
+
+def _units(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
+    """Put messages that belong together into one: what the model said, and what came back."""
+    units: list[list[BaseMessage]] = []
+    for message in messages:
+        if isinstance(message, AIMessage) or not units:
+            units.append([])
+        units[-1].append(message)
+    return units

@@ -1,0 +1,311 @@
+"""An agent that thinks, calls tools and looks at what came back, until it has the answer."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from typing import Annotated, Any, NotRequired
+
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    ToolCall,
+    ToolMessage,
+)
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import Command, Overwrite, Send
+from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
+
+from framework.agents.asking import Asker
+from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from framework.agents.memory import Memory
+from framework.agents.result import FINAL, AgentStep, said_in
+from framework.agents.tool_calls import tool_node
+from framework.base.errors import ConfigurationError
+
+_UNREADABLE = 2
+"""How often a model is told that its answer cannot be used."""
+
+
+_FRESH: dict[str, Any] = {**CLEAN, "messages": [], "turns": 0, "unusable": 0}
+
+
+class ReActState(RunState):
+    """The state of the loop; ``messages`` are those of one run."""
+
+    messages: NotRequired[Annotated[list[AnyMessage], operator.add]]
+    turns: NotRequired[int]
+    unusable: NotRequired[int]
+
+
+class ReActAgent(BaseAgent):
+    """Thinks, calls tools, looks at what came back, and so on, until it has the answer.
+
+    The calls of one message run side by side, each a LangGraph task of its own: what has ended is
+    not repeated after a kill. What goes wrong in a tool, an unknown tool and arguments that do not fit its
+    schema are observations. A model that cannot be given tools calls them by a protocol in text.
+
+    Args:
+        model: A chat model.
+        max_steps: How many messages of the model there may be.
+        system_prompt: What the model is told first; ``{tool_descriptions}`` stands for the tools.
+        response_format: A pydantic type; the output is an instance of it.
+        memory: What of a long conversation the model is shown; see ``Memory``.
+        **options: As for :class:`~framework.agents.base.BaseAgent`.
+
+    Raises:
+        ConfigurationError: ``max_steps`` is below 1, or there is no model.
+
+    >>> import asyncio
+    >>> from langchain_core.messages import AIMessage
+    >>> from framework.testing import ScriptedModel
+    >>> def add(a: int, b: int) -> int:
+    ...     '''Add two numbers.'''
+    ...     return a + b
+    >>> call = {"name": "add", "args": {"a": 2, "b": 2}, "id": "1"}
+    >>> model = ScriptedModel(responses=[AIMessage("", tool_calls=[call]), "It is 4."])
+    >>> result = asyncio.run(ReActAgent(model, tools=[add]).execute("What is 2 + 2?"))
+    >>> result.output, [(step.action, step.observation) for step in result.steps]
+    ('It is 4.', [('add', '4'), ('Final Answer', 'It is 4.')])
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        max_steps: int = 10,
+        system_prompt: str | None = None,
+        response_format: type[BaseModel] | None = None,
+        memory: Memory | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        self.model = needed_model(self, model)
+        self.max_steps = at_least(self, 1, max_steps=max_steps)
+        self.response_format = response_format
+        self.system_prompt = system_prompt or ""
+        self.memory = memory
+
+    def _build(self) -> StateGraph[Any, Any, Any, Any]:
+        memory = self.memory
+        tools = [*self.tools, *(memory.tools() if memory is not None else ())]
+        node = tool_node(tools, self.services, self.behaviors) if tools else None
+        known = list(node.tools_by_name.values()) if node is not None else []
+        form = [self.response_format] if self.response_format is not None else []
+        seconds = self.services.limits.step_timeout_seconds if self.services is not None else None
+        asker = Asker(self.model, [*known, *form], seconds)
+        system = described(self.system_prompt, known)
+
+        builder = StateGraph(ReActState, output_schema=RunOutput)
+        to = ("model", END) if node is None else ("model", "tools", END)
+        builder.add_node("begin", partial(self._turn, asker, system, fresh=True), destinations=to)
+        builder.add_node("model", partial(self._turn, asker, system), destinations=to)
+        builder.add_edge(START, "begin")
+        if node is not None:
+            builder.add_node("tools", node)
+            builder.add_edge("tools", "model")
+        return builder
+
+    async def _turn(
+        self,
+        asker: Asker,
+        system: str,
+        state: Mapping[str, Any],
+        runtime: Runtime[Any],
+        *,
+        fresh: bool = False,
+    ) -> Command[Any]:
+        """Ask the model once, and say what its message means."""
+        if fresh and state.get("going_on"):
+            return Command(update={"going_on": False}, goto=_next(state))
+        if fresh:
+            state = {**state, **_FRESH}
+        messages = state["messages"]
+        if (ended := self._over(state)) is not None:
+            return Command(update=self._ended(state, [], _last_seen(state), ended))
+        update: dict[str, Any] = dict(_FRESH) if fresh else {}
+        said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
+        if self.memory is not None:
+            kept = await self.memory.recall(said, messages, state, runtime, Asker(self.model))
+            said, messages, system = kept.said, kept.messages, kept.system(system)
+            update["summary"] = kept.summary
+        message = await asker.ask([*said, *messages], system)
+        update["turns"] = state["turns"] + 1
+        found = self._read(state, message)
+        update |= found
+        goto = _next(update)
+        if fresh:
+            update["messages"] = Overwrite(found["messages"])
+        return Command(update=update, goto=goto)
+
+    def _over(self, state: Mapping[str, Any], calls: int | None = None) -> str | None:
+        """Say which limit is reached, before the model is asked or when it has asked for calls."""
+        if calls is not None or state["turns"] < self.max_steps:
+            return None
+        return f"Reached max_steps={self.max_steps} without a final answer."
+
+    def _read(self, state: Mapping[str, Any], message: AIMessage) -> dict[str, Any]:
+        """Return what a message of the model means for the state."""
+        calls, form = message.tool_calls, self.response_format
+        answers = [call for call in calls if form is not None and call["name"] == form.__name__]
+        why = message.additional_kwargs.get("unreadable")
+        broken = [_refused(c, "the arguments are no JSON") for c in message.invalid_tool_calls]
+        if (calls or broken) and not answers:
+            ended = self._over(state, len(calls) + len(broken))
+            if ended is not None:
+                return self._ended(state, [message], _last_seen(state), ended)
+            return {"messages": [message, *broken]}
+        if why is None and form is None:
+            return self._ended(state, [message], str(message.text), None)
+        given = as_json(str(message.text))
+        if form is not None and not calls and isinstance(given, dict):
+            why = None  # in whatever form it was asked for, this is an answer
+        if why is None and form is not None:
+            if len(calls) > len(answers):
+                why = f"{form.__name__} ends the work, so it stands alone."
+            else:
+                given = answers[0]["args"] if answers else given
+                try:
+                    output = form.model_validate(given).model_dump(mode="json")
+                    return self._ended(state, [message], output, None)
+                except PydanticValidationError as exc:
+                    why = f"It is no {form.__name__}: {_problems(exc)}"
+        told = state["unusable"] + 1
+        if told > _UNREADABLE:
+            name = form.__name__ if form is not None else "an action or an answer"
+            error = f"The model gave {told} answers that are not of the form of {name}: {why}"
+            return self._ended(state, [message], None, error)
+        back: list[BaseMessage] = [_refused(call, str(why)) for call in calls]
+        wanted = (
+            f"Answer by calling {form.__name__}." if form is not None else "Answer in the form."
+        )
+        back = back or [HumanMessage(f"That cannot be used. {why} {wanted}")]
+        return {"messages": [message, *back], "unusable": told}
+
+    def _ended(
+        self, state: Mapping[str, Any], new: list[BaseMessage], output: Any, error: str | None
+    ) -> dict[str, Any]:
+        steps = _steps_of([*state["messages"], *new])
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        if error is None:
+            steps.append(AgentStep("", FINAL, {"answer": output}, text).to_plain())
+        return {
+            "messages": new,
+            "steps": steps,
+            "output": output,
+            "success": error is None,
+            "error": error,
+            "conversation": said_in(state["task"], output if error is None else error),
+        }
+
+    def _steps(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if values.get("success") is not None:
+            return list(values.get("steps") or ())
+        return _steps_of(values.get("messages") or ())
+
+
+def _next(state: Mapping[str, Any]) -> Any:
+    if state.get("success") is not None:
+        return END
+    turns = list(_turns(state.get("messages") or ()))
+    calls = [call for call, answer in turns[-1][1] if answer is None] if turns else []
+    return [Send("tools", [call]) for call in calls] or "model"
+
+
+def _turns(
+    messages: Sequence[BaseMessage],
+) -> Iterator[tuple[AIMessage, list[tuple[ToolCall, ToolMessage | None]]]]:
+    """Yield what the model said, with each call and its answer; models use an id more than once."""
+    for place, message in enumerate(messages):
+        if isinstance(message, AIMessage):
+            behind = takewhile(lambda m: not isinstance(m, AIMessage), messages[place + 1 :])
+            left = [m for m in behind if isinstance(m, ToolMessage)]
+            pairs: list[tuple[ToolCall, ToolMessage | None]] = []
+            for call in message.tool_calls:
+                found = next((m for m in left if m.tool_call_id == call["id"]), None)
+                if found is not None:
+                    left.remove(found)
+                pairs.append((call, found))
+            yield message, pairs
+
+
+def _steps_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Return the steps that messages tell of: one for each call that was answered."""
+    return [
+        AgentStep(
+            str(message.text),
+            call["name"],
+            call["args"],
+            str(answer.text),
+            {"error": True} if answer.status == "error" else {},
+        ).to_plain()
+        for message, pairs in _turns(messages)
+        for call, answer in pairs
+        if answer is not None
+    ]
+
+
+def _last_seen(state: Mapping[str, Any]) -> Any:
+    steps = _steps_of(state["messages"])
+    return steps[-1]["observation"] if steps else None
+
+
+def _refused(call: Any, why: str) -> ToolMessage:
+    return ToolMessage(
+        f"Tool error: {why}", tool_call_id=call["id"] or "", name=call["name"], status="error"
+    )
+
+
+def as_json(text: str) -> Any:
+    """Return what a text says in JSON, fenced or not; the text itself where it is none."""
+    try:
+        return json.loads(re.sub(r"^```\w*\s*|\s*```$", "", text.strip()))
+    except ValueError:
+        return text
+
+
+def _problems(exc: PydanticValidationError) -> str:
+    found = exc.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}".lstrip(": ") for p in found)
+
+
+def described(prompt: str, tools: Sequence[Any]) -> str:
+    """Return a prompt with the tools in their place; other braces stay what they are."""
+    lines = "\n".join(f"- {tool.name}: {tool.description}" for tool in tools)
+    return prompt.replace("{tool_descriptions}", lines or "No tools available.")
+
+
+def needed_model(agent: BaseAgent, model: Any) -> Any:
+    """Return an agent's model.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if not hasattr(model, "ainvoke"):
+        raise ConfigurationError(
+            f"{type(agent).__name__} got {model!r} as its model.",
+            fix="Give a LangChain chat model.",
+        )
+    return model
+
+
+def at_least(agent: BaseAgent, least: int, **given: int) -> int:
+    """Return a number of an agent's.
+
+    Raises:
+        ConfigurationError: It is too low.
+    """
+    [(name, number)] = given.items()
+    if type(number) is not int or number < least:
+        raise ConfigurationError(
+            f"{type(agent).__name__} got {name}={number!r}.", fix=f"Give {least} or more."
+        )
+    return number

@@ -1,0 +1,153 @@
+"""An agent that has another one's answers judged, and has it try again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NotRequired
+
+from langchain_core.messages import HumanMessage
+from langgraph.graph import END, START, StateGraph
+
+from framework.adapters.task_graph import task_graph
+from framework.agents.asking import Asker
+from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
+from framework.agents.react import at_least, needed_model
+from framework.agents.result import FINAL, AgentStep
+
+_JUDGE = """\
+Does this answer do the task, wholly and correctly? Answer with the one word YES; or with NO: and
+what is wrong with it.
+
+Task: {task}
+
+Answer: {answer}"""
+_AGAIN = """\
+{task}
+
+An earlier answer was: {answer}
+It was not good enough: {critique}
+Give a better one."""
+
+
+class ReflexionState(RunState):
+    """The state of the rounds."""
+
+    answer: NotRequired[dict[str, Any]]
+    critiques: NotRequired[list[str]]
+
+
+class ReflexionAgent(BaseAgent):
+    """Has the answers of another agent judged by its model; what is not accepted is tried again.
+
+    Args:
+        inner_agent: The agent that works: anything that a workflow takes as a node.
+        max_reflections: How often it tries again.
+        model: Judges; the inner agent's when not given.
+        **options: As for :class:`~framework.agents.base.BaseAgent`.
+
+    Raises:
+        ConfigurationError: ``max_reflections`` is below 0, or nobody can judge.
+
+    >>> import asyncio
+    >>> from framework.agents import ChainOfThoughtAgent
+    >>> from framework.testing import ScriptedModel
+    >>> model = ScriptedModel(responses=["5", "NO: it is less", "4", "YES"])
+    >>> asyncio.run(ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")).output
+    '4'
+    """
+
+    def __init__(
+        self, inner_agent: Any, max_reflections: int = 2, *, model: Any = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.inner_agent = inner_agent
+        self.model = needed_model(self, model or getattr(inner_agent, "model", None))
+        self.max_reflections = at_least(self, 0, max_reflections=max_reflections)
+
+    def _build(self) -> StateGraph[Any, Any, Any, Any]:
+        inner = task_graph(self.inner_agent, services=self.services)
+        asker = Asker(self.model)
+
+        async def begin(state: ReflexionState) -> dict[str, Any]:
+            found = await inner.ainvoke({"task": state["task"]})
+            return {**CLEAN, "critiques": [], **_tried([], found)}
+
+        async def again(state: ReflexionState) -> dict[str, Any]:
+            given, why = state["answer"]["output"], state["critiques"][-1]
+            task = _AGAIN.format(task=state["task"], answer=given, critique=why)
+            return _tried(state["steps"], await inner.ainvoke({"task": task}))
+
+        async def judge(state: ReflexionState) -> dict[str, Any]:
+            answer = state["answer"]
+            critique = answer["error"]
+            if answer["success"]:
+                asked = _JUDGE.format(task=state["task"], answer=answer["output"])
+                critique = read_verdict(str((await asker.ask([HumanMessage(asked)])).text))
+            return self._judged(state, critique)
+
+        builder = StateGraph(ReflexionState, output_schema=RunOutput)
+        builder.add_node("begin", begin)
+        builder.add_node("again", again)
+        builder.add_node("judge", judge)
+        builder.add_conditional_edges(START, _entry, ["begin", "judge", "again", END])
+        builder.add_edge("begin", "judge")
+        builder.add_edge("again", "judge")
+        builder.add_conditional_edges("judge", _next, ["judge", "again", END])
+        return builder
+
+    def _judged(self, state: Mapping[str, Any], critique: str | None) -> dict[str, Any]:
+        answer, steps = state["answer"], list(state["steps"])
+        text = str(answer["output"])
+        critiques = [*state["critiques"], *([] if critique is None else [critique])]
+        known = {"metadata": {"critiques": critiques}, "critiques": critiques}
+        if critique is None:
+            steps.append(AgentStep("", FINAL, {"answer": answer["output"]}, text).to_plain())
+            return {**known, "steps": steps, "output": answer["output"], "success": True}
+        steps.append(AgentStep("", "critique", {"answer": answer["output"]}, critique).to_plain())
+        if len(critiques) <= self.max_reflections:
+            return {**known, "steps": steps, "answer": {**answer, "judged": True}}
+        error = f"No answer was accepted (max_reflections={self.max_reflections}): {critique}"
+        return {
+            **known,
+            "steps": steps,
+            "output": answer["output"],
+            "success": False,
+            "error": error,
+        }
+
+
+def _tried(steps: list[dict[str, Any]], found: Mapping[str, Any]) -> dict[str, Any]:
+    success = found.get("success") is not False
+    answer = {"output": found["output"], "success": success, "error": found.get("error")}
+    if not success:
+        answer["error"] = answer["error"] or "It gave no answer."
+    done = list(found.get("steps") or ())
+    if not done:
+        done = [AgentStep("", "answer", {}, str(found["output"])).to_plain()]
+    return {"answer": answer, "steps": [*steps, *done]}
+
+
+async def _entry(state: Mapping[str, Any]) -> str:
+    return await _next(state) if state.get("going_on") else "begin"
+
+
+async def _next(state: Mapping[str, Any]) -> str:
+    if state.get("success") is not None:
+        return END
+    return "again" if state["answer"].get("judged") else "judge"
+
+
+def read_verdict(text: str) -> str | None:
+    """Return what is wrong with an answer; ``None`` for a plain yes, and for nothing else.
+
+    >>> read_verdict("YES."), read_verdict("NO: too short"), read_verdict("Yes, but it is late")
+    (None, 'too short', 'Yes, but it is late')
+    >>> read_verdict("Yes: all of it"), read_verdict("Yes: but it is late")
+    (None, 'Yes: but it is late')
+    """
+    said = text.strip()
+    if re.fullmatch(r"yes(\W*|:(?!\s*(but|however|except)\b).*)", said, re.IGNORECASE | re.DOTALL):
+        return None
+    why = re.fullmatch(r"no\b\W*(.*)", said, re.IGNORECASE | re.DOTALL)
+    return (why[1].strip() if why is not None else said) or "It was not accepted."

@@ -1,0 +1,351 @@
+"""What every team is: an agent whose work is done by others."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from langchain_core.messages import HumanMessage, SystemMessage
+from langgraph.config import get_stream_writer
+from langgraph.errors import GraphBubbleUp
+from langgraph.func import task
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from pydantic import BaseModel
+
+from framework.adapters.task_graph import TaskGraph, task_graph
+from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
+from framework.agents.result import AgentResult, AgentStep
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    FatalExecutionError,
+    Malformed,
+    ModelError,
+)
+from framework.engine.envelopes import one_signal
+from framework.engine.services import Services
+from framework.models.calls import structured
+from framework.models.roles import RoleModel
+from framework.selection import BaseRouter, RoutingRequest
+
+FormT = TypeVar("FormT", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class OrchestratorResult:
+    """What came of a team's work.
+
+    Attributes:
+        final_output: The answer.
+        agent_outputs: What each member gave, by its name; how a further run of it is called is
+            said by the kind of team.
+        subtask_outputs: Member, subtask and result, in the order of the subtasks.
+        rounds: How often work was given out.
+        success: Whether all of it was done; partial failure and reaching a limit are no success.
+        error: Why it was not.
+        metadata: ``execution_id``, and what the team tells besides.
+    """
+
+    final_output: Any = ""
+    agent_outputs: dict[str, AgentResult] = field(default_factory=dict)
+    subtask_outputs: list[tuple[str, str, AgentResult]] = field(default_factory=list)
+    rounds: int = 0
+    success: bool = True
+    error: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class BaseOrchestrator(BaseAgent):
+    """A team: an agent whose work is done by its members.
+
+    It runs, streams and resumes as every agent does; what stands around it (``behaviors``,
+    ``services`` and with them budgets) holds over all its members. What a member has done is not
+    done again after an interruption.
+
+    Args:
+        model: The chat model that leads.
+        members: Who belongs to it, by name: agents, capabilities, tools, graphs, workflows, teams
+            or functions of the task.
+        router: Who says which member takes a subtask.
+        **options: As for :class:`~framework.agents.base.BaseAgent`.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        members: Mapping[str, Any] | None = None,
+        router: BaseRouter | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        self.members: Mapping[str, Any] = dict(members or {})
+        self.router = router
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run" in vars(cls):
+            cls.run = through_the_door(BaseOrchestrator.run, vars(cls)["run"])  # type: ignore[method-assign]
+
+    async def run(self, task: str, context: Any = None) -> OrchestratorResult:
+        """Have the team work on a task.
+
+        Args:
+            task: What is to be done.
+            context: What the members' tools find as ``Runtime.context``.
+        """
+        found = await self.execute(task, context)
+        known = dict(found.metadata)
+        done = [(name, text, AgentResult.of(one)) for name, text, one in known.pop("subtasks", ())]
+        outputs = known.pop("agent_outputs", None)
+        return OrchestratorResult(
+            "" if found.output is None else found.output,
+            self._by_name(done) if outputs is None else _results(outputs),
+            done,
+            known.pop("rounds", 0),
+            success=found.success,
+            error=found.error,
+            metadata=known,
+        )
+
+    def _by_name(self, done: Sequence[tuple[str, str, AgentResult]]) -> dict[str, AgentResult]:
+        found: dict[str, AgentResult] = {}
+        seen: Counter[str] = Counter()
+        for name, _, result in done:
+            seen[name] += 1
+            found[name if seen[name] == 1 else f"{name}#{seen[name]}"] = result
+        return found
+
+    @abstractmethod
+    async def lead(self, task: str, context: Any, work: Work) -> Any:
+        """Do the work of a team of one's own by ``work.ask``, ``work.give`` and ``work.route``; return the final output.
+
+        A team that does all of it by itself writes ``run`` instead.
+        """
+
+    def _work(self) -> StateGraph[Any, Any, Any, Any]:
+        return self._own_graph(self._ran) if hasattr(type(self).run, "own") else super()._work()
+
+    async def _ran(self, task: str, context: Any) -> AgentResult:
+        """Run what a subclass wrote as ``run``, and make an agent's result of it."""
+        found = await self.run(task, context)
+        done = [[name, text, _plain(one)] for name, text, one in found.subtask_outputs]
+        outputs = {name: _plain(one) for name, one in found.agent_outputs.items()}
+        known = {"subtasks": done, "rounds": found.rounds, "agent_outputs": outputs}
+        return AgentResult(
+            found.final_output,
+            metadata={**found.metadata, **known},
+            success=found.success,
+            error=found.error,
+        )
+
+    def _build(self) -> StateGraph[Any, Any, Any, Any]:
+        if not self.members:
+            raise ConfigurationError(f"{self!r} has no members.", fix="Give it agents.")
+        graphs = {
+            name: task_graph(member, services=self.services, name=name)
+            for name, member in self.members.items()
+        }
+
+        async def run(state: RunState, runtime: Runtime[Any]) -> dict[str, Any]:
+            work = Work(self, graphs)
+            try:
+                output = await self.lead(state["task"], runtime.context, work)
+            except (GraphBubbleUp, FatalExecutionError):
+                raise
+            except CapgraphError as exc:
+                work.wrong.append(str(exc))
+                output = ""
+            return work.result(output).to_plain()
+
+        builder = StateGraph(RunState, output_schema=RunOutput)
+        builder.add_node("team", run)
+        builder.add_edge(START, "team")
+        builder.add_edge("team", END)
+        return builder
+
+
+@dataclass(slots=True)
+class _Done:
+    member: str
+    subtask: str
+    result: AgentResult
+
+
+class Work:
+    """One run of a team. Each thing it does is a LangGraph task, so that none is done twice."""
+
+    def __init__(self, team: BaseOrchestrator, graphs: Mapping[str, TaskGraph]) -> None:
+        self._team = team
+        self._graphs = graphs
+        self._done: list[_Done] = []
+        self.rounds = 0
+        self.wrong: list[str] = []
+
+    async def ask(self, told: str, asked: str, form: type[FormT]) -> FormT:
+        """Ask the leading model for an answer of a form.
+
+        Raises:
+            ModelError: The call failed.
+            Malformed: The model gave no such answer.
+        """
+        messages = [SystemMessage(told), HumanMessage(asked)]
+
+        async def ask() -> Any:
+            role = RoleModel("agent", self._team.model, limit_seconds=self._seconds)
+            try:
+                return {"found": (await structured(role, form, messages)).model_dump(mode="json")}
+            except Malformed as exc:
+                # Kept as well: asked again, the model may say something else.
+                return {"text": exc.text, "told": exc.message, "fix": exc.fix}
+
+        kept = await _once("ask", ask)
+        if "found" in kept:
+            return form.model_validate(kept["found"])
+        error = Malformed(kept["told"], fix=kept["fix"])
+        error.text = kept["text"]
+        raise error
+
+    @property
+    def _seconds(self) -> float | None:
+        services: Services | None = self._team.services
+        return services.limits.step_timeout_seconds if services is not None else None
+
+    async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
+        """Have the router choose a member; empty where it knows none."""
+        names = list(self._graphs if available is None else available)
+
+        async def route() -> str:
+            assert self._team.router is not None
+            return (await self._team.router.route(RoutingRequest(subtask, names))).target
+
+        found: str = await _once("route", route)
+        return found
+
+    async def give(self, subtasks: Sequence[tuple[str, str]], context: Any) -> list[AgentResult]:
+        """Give subtasks to members, who work on them side by side.
+
+        Args:
+            subtasks: Members with what each is to do.
+            context: What their tools find as ``Runtime.context``.
+        """
+        self.rounds += 1
+        calls = [_once(name, partial(self._member, name, text, context)) for name, text in subtasks]
+        found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        signals = [item for item in found if isinstance(item, GraphBubbleUp)]
+        for item in found:
+            if isinstance(item, BaseException) and item not in signals:
+                raise item
+        if signals:
+            raise one_signal(signals)
+        results = [AgentResult.of(item) for item in found]
+        write = get_stream_writer()
+        for (name, text), result in zip(subtasks, results, strict=True):
+            self._done.append(_Done(name, text, result))
+            if not result.success:
+                self.wrong.append(f"{name}: {result.error}")
+            write({STEP: _step(self._done[-1]).to_plain()})
+        return results
+
+    async def _member(self, name: str, text: str, context: Any) -> dict[str, Any]:
+        if name not in self._graphs:
+            told = f"there is no member {name!r}; the members are {', '.join(self._graphs)}"
+            return AgentResult(None, success=False, error=told).to_plain()
+        try:
+            found = await self._graphs[name].ainvoke({"task": text}, context=context)
+            return AgentResult.of({"output": None, **found}).to_plain()
+        except (GraphBubbleUp, FatalExecutionError):
+            raise
+        except Exception as exc:
+            told = str(exc) or type(exc).__name__
+            return AgentResult(None, success=False, error=told).to_plain()
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what was done so far, for a model to read."""
+        return [
+            {
+                "member": one.member,
+                "subtask": one.subtask,
+                "result": one.result.output
+                if one.result.success
+                else f"failed: {one.result.error}",
+            }
+            for one in self._done
+        ]
+
+    def result(self, output: Any) -> AgentResult:
+        """Return what came of it all."""
+        plain = [[item.member, item.subtask, item.result.to_plain()] for item in self._done]
+        return AgentResult(
+            output,
+            [_step(item) for item in self._done],
+            {"subtasks": plain, "rounds": self.rounds},
+            success=not self.wrong,
+            error="; ".join(self.wrong) or None,
+        )
+
+
+def _plain(found: Any) -> dict[str, Any]:
+    """Return the plain form of what a member gave."""
+    return AgentResult.of(found).to_plain()
+
+
+def _results(outputs: Mapping[str, Any]) -> dict[str, AgentResult]:
+    return {name: AgentResult.of(one) for name, one in outputs.items()}
+
+
+def _step(done: _Done) -> AgentStep:
+    result = done.result
+    seen = str(result.output) if result.success else f"Failed: {result.error}"
+    return AgentStep("", done.member, {"task": done.subtask}, seen)
+
+
+async def _once(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def body() -> Any:
+        return await work()
+
+    decorate: Any = task(name=name)
+    return await decorate(body)()
+
+
+def named(agents: Iterable[Any]) -> dict[str, Any]:
+    """Return agents by their names; of a name that several have, the further ones as ``name#2``."""
+    found: dict[str, Any] = {}
+    seen: Counter[str] = Counter()
+    for agent in agents:
+        known = (getattr(agent, attribute, None) for attribute in ("agent_id", "name", "__name__"))
+        name = next((str(one) for one in known if one), type(agent).__name__)
+        seen[name] += 1
+        found[name if seen[name] == 1 else f"{name}#{seen[name]}"] = agent
+    return found
+
+
+def needed(team: BaseOrchestrator, model: Any) -> Any:
+    """Return the model of a team that cannot do without.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if model is None:
+        raise ConfigurationError(
+            f"{type(team).__name__} has no model to lead it.", fix="Give it a chat model."
+        )
+    return model
+
+
+def written(error: ModelError) -> str:
+    """Return what a model wrote that was not of the form asked for; raises any other error.
+
+    Raises:
+        ModelError: The call itself failed.
+    """
+    text = getattr(error, "text", "")
+    if not text:
+        raise error
+    return str(text)

@@ -1,0 +1,98 @@
+"""Calling an agent's tools: one LangGraph task for each call, in whatever form a tool is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from langchain_core.messages import ToolMessage
+from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt.tool_node import ToolCallRequest
+
+from framework.adapters.as_tools import as_tool
+from framework.adapters.request import output_of, request_of
+from framework.adapters.tools import tool_capability
+from framework.base.errors import FatalExecutionError, PersistenceError, StoppedError
+from framework.base.spec import CapabilitySpec
+from framework.behaviors.guarding import GuardrailBehavior
+from framework.engine.as_node import run_request
+from framework.engine.services import Services
+
+Execute = Callable[[ToolCallRequest], Awaitable[Any]]
+
+
+def tool_node(
+    tools: Sequence[Any], services: Services | None = None, behaviors: Sequence[Any] = ()
+) -> ToolNode:
+    """Return the node that calls tools: what goes wrong is an observation.
+
+    Args:
+        tools: LangChain tools, functions or capabilities.
+        services: With these each call is an attempt at a capability: the one that is registered
+            under the tool's name, with the effect and the permission that it declares, else one
+            that is made of the tool.
+        behaviors: The agent's; guards among them look at arguments and observations.
+    """
+    guards = [b.guards for b in behaviors if isinstance(b, GuardrailBehavior)]
+    bound = services
+
+    async def guarded(request: ToolCallRequest, execute: Execute) -> Any:
+        name = request.tool_call["name"]
+        for guard in guards:
+            passed = await guard.before(request.tool_call["args"], tool=name)
+            if passed.rewritten:
+                request = request.override(tool_call={**request.tool_call, "args": passed.value})
+        if bound is None or request.tool is None:
+            found = await execute(request)
+        else:
+            found = await _attempted(request.tool_call, own[name].capability_spec, bound)
+        for guard in guards:
+            if isinstance(found, ToolMessage):
+                passed = await guard.after(found.content, tool=name)
+                found = found.model_copy(update={"content": passed.value})
+        return found
+
+    own: dict[str, Any] = {}
+    given: list[Any] = []
+    for item in tools:
+        if hasattr(item, "capability_spec"):
+            given.append(as_tool(item, services))
+            own[given[-1].name] = item
+        else:
+            given.append(item)
+    wrap = guarded if guards or services is not None else None
+    node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
+    if services is not None:
+        known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
+        for name, item in node.tools_by_name.items():
+            own[name] = own.get(name) or known.get(name) or tool_capability(item)
+        bound = services.beside(*(cls for cls in own.values() if cls not in known.values()))
+    return node
+
+
+async def _attempted(call: Any, spec: CapabilitySpec, services: Services) -> ToolMessage:
+    """Run a call as a step of its own."""
+    step, contexts = request_of(spec, call["args"])
+    record = await run_request(spec, step, contexts, services)
+    if record.updates.get("control_is_killed") and record.error is not None:
+        raise StoppedError(record.error.message)
+    if (why := record.error.message if record.error is not None else record.skipped) is not None:
+        return _message(call, f"Tool error: {why}", "error")
+    found = output_of(record)
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return _message(call, text, "success")
+
+
+def _message(call: Any, text: str, status: Any) -> ToolMessage:
+    return ToolMessage(text, tool_call_id=call["id"], name=call["name"], status=status)
+
+
+_ENDING = (StoppedError, FatalExecutionError, PersistenceError)
+"""What ends the run, and is no observation."""
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, _ENDING):
+        raise error
+    return f"Tool error: {error}"

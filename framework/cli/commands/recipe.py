@@ -1,0 +1,170 @@
+"""``capgraph recipe``: make a plan that worked into a capability, and look at those there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from configs.errors import CapgraphError, ConfigurationError
+from framework.cli.options import Config, Database, Json
+
+if TYPE_CHECKING:
+    from framework.planning import Recipe
+
+app = typer.Typer(
+    name="recipe", help="Save, list, show and check recipes: plans as capabilities.",
+    no_args_is_help=True,
+)  # fmt: skip
+_FOLDER = "recipes"
+
+
+@app.command("save")
+def save(
+    thread: Annotated[str, typer.Argument(help="Thread whose last turn is to become a recipe.")],
+    name: Annotated[str, typer.Argument(help="What the capability shall be called.")],
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--parameter",
+            "-p",
+            help="step.value or step.value=name that becomes a parameter; may be repeated"
+            " (default: every value that the request says).",
+        ),
+    ] = None,
+    description: Annotated[str, typer.Option("--description", help="What it does.")] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File (default: NAME.yml in the first of 'recipes')."),
+    ] = None,
+    config: Config = None,
+    db: Database = None,
+) -> None:
+    """Make a recipe of a thread's last turn and write it to a file."""
+    from framework.cli.agent import open_agent, read_settings
+    from framework.cli.terminal import say
+    from framework.graph.turns import thread_values
+    from framework.planning import Recipe, recipe_of
+    from framework.registry import load_recipe, save_recipe
+
+    settings = read_settings(config)
+    folders = [Path(place) for place in settings.recipes if not Path(place).suffix]
+    target = output or (folders or [Path(_FOLDER)])[0] / f"{name}.yml"
+
+    before = load_recipe(target) if target.is_file() else None
+
+    async def make() -> Recipe:
+        async with open_agent(settings, db=db) as agent:
+            known = agent.registry.capabilities.get(name)
+            if known is not None and recipe_of(known) is None:
+                raise ConfigurationError(
+                    f"{name!r} is a capability already, and no recipe.", fix="Choose another name."
+                )
+            recipe = Recipe.from_turn(
+                await thread_values(agent.graph, thread),
+                name,
+                agent.registry,
+                parameters=parameter or None,
+                description=description or (before.description if before else ""),
+                version=before.version + 1 if before else 1,
+            )
+            if before is not None:
+                fitting = [
+                    e for e in before.examples if e.parameters.keys() <= recipe.parameters.keys()
+                ]
+                new = [e for e in recipe.examples if e not in fitting]
+                recipe = recipe.model_copy(update={"examples": [*fitting, *new]})
+            recipe.check(agent.registry)
+            return recipe
+
+    recipe = asyncio.run(make())
+    save_recipe(recipe, target)
+    said = ", ".join(recipe.parameters) or "none"
+    say(f"{target}: version {recipe.version}, {len(recipe.steps)} step(s), parameters: {said}")
+    if not {str(target), str(target.parent)} & set(settings.recipes):
+        say(f"To use it, name {str(target.parent)!r} under 'recipes' in the configuration.")
+
+
+@app.command("list")
+def list_(config: Config = None, as_json: Json = False) -> None:
+    """List the agent's recipes."""
+    from framework.cli.terminal import show_rows
+
+    rows = [
+        (
+            recipe.name,
+            recipe.version,
+            ", ".join(recipe.parameters) or "-",
+            len(recipe.steps),
+            recipe.description,
+        )
+        for recipe in _recipes(config).values()
+    ]
+    headings = ("name", "version", "parameters", "steps", "description")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(headings, row, strict=True)) for row in rows], indent=2))
+        return
+    show_rows(headings, rows, none="There are no recipes; 'capgraph recipe save' makes one.")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Name of the recipe.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show a recipe as its file has it."""
+    import yaml
+
+    from framework.cli.terminal import say
+
+    known = _recipes(config)
+    if name not in known:
+        raise ConfigurationError(
+            f"There is no recipe {name!r}.",
+            fix=f"Use one of: {', '.join(known) or 'none is there'}.",
+        )
+    data = known[name].to_dict()
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+        return
+    say(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100).rstrip())
+
+
+@app.command("check")
+def check(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Files or folders (default: what the configuration names)."),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Check recipes against the agent's capabilities; the exit code is 1 when one cannot be used."""
+    from framework.cli.agent import read_settings
+    from framework.cli.terminal import say
+    from framework.planning.recipes import in_order
+    from framework.registry import Registry, load_recipe, recipe_files
+
+    settings = read_settings(config)
+    registry = Registry.from_settings(settings.model_copy(update={"recipes": []}))
+    failed = False
+    for recipe in in_order(load_recipe(f) for f in recipe_files(files or settings.recipes)):
+        try:
+            registry.register(recipe)
+            say(f"ok {recipe.name} (version {recipe.version})")
+        except CapgraphError as exc:
+            failed = True
+            say(f"error {recipe.name}: {exc}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _recipes(config: Path | None) -> dict[str, Recipe]:
+    from framework.cli.agent import read_settings
+    from framework.planning import recipe_of
+    from framework.registry import Registry
+
+    specs = Registry.from_settings(read_settings(config)).capabilities
+    return {name: found for name, spec in specs.items() if (found := recipe_of(spec)) is not None}

@@ -1,0 +1,138 @@
+"""``capgraph record`` and ``capgraph replay``: a turn in a file, and run again without the outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.exit_codes import ExitCode
+from framework.cli.options import Config, Database, Json
+
+if TYPE_CHECKING:
+    from framework.evaluation import Cost, Recording, Replay
+
+app = typer.Typer()
+_Turn = Annotated[
+    int | None, typer.Option("--turn", min=1, help="Which turn, from 1 (default: the last).")
+]
+
+
+@app.command("record")
+def record(
+    thread: Annotated[
+        str | None, typer.Argument(help="Thread id (default: the one that was saved last).")
+    ] = None,
+    turn: _Turn = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write (default: standard output).")
+    ] = None,
+    config: Config = None,
+    db: Database = None,
+) -> None:
+    """Write a turn of a thread as JSON, which 'replay' takes elsewhere; secrets are masked."""
+    from configs.logger import SecretMasker, use_masker
+    from framework.cli.agent import read_settings
+    from framework.cli.terminal import write_file
+
+    with use_masker(SecretMasker.of(read_settings(config))):
+        found = _recorded(thread, turn, config, db).as_data()
+    text = json.dumps(found, indent=1, ensure_ascii=False)
+    if out is None:
+        typer.echo(text)
+    else:
+        write_file(out, text + "\n")
+
+
+@app.command("replay")
+def replay(
+    thread: Annotated[str, typer.Argument(help="Thread id, or a file that 'record' wrote.")],
+    turn: _Turn = None,
+    with_model: Annotated[
+        str | None,
+        typer.Option("--with-model", help="Choose, plan and answer anew with provider:model."),
+    ] = None,
+    from_step: Annotated[
+        str | None,
+        typer.Option("--from", help="Run steps anew from this one on; they may have no effect."),
+    ] = None,
+    config: Config = None,
+    db: Database = None,
+    as_json: Json = False,
+) -> None:
+    """Run a turn again from its own records, and show what differs; nothing outside is touched.
+
+    The exit code is 0 when all is as it was, and 1 when not.
+    """
+    from configs.logger import SecretMasker, use_masker
+    from framework.cli.agent import read_settings
+    from framework.evaluation import load_recording
+    from framework.evaluation import replay as run
+    from framework.registry import Registry
+
+    file = Path(thread)
+    # A file without an ending, here, may bear the name of a thread by chance.
+    named = file.is_file() and (file.suffix or len(file.parts) > 1)
+    found = load_recording(file) if named else _recorded(thread, turn, config, db)
+    settings = read_settings(config)
+    registry = Registry.from_settings(settings)
+    more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
+    with use_masker(SecretMasker.of(settings)):
+        result = asyncio.run(run(found, registry, **more))
+        if as_json:
+            typer.echo(json.dumps(result.as_data(), indent=2))
+        else:
+            _print(result)
+    raise typer.Exit(ExitCode.ANSWERED if result.same else ExitCode.FAILED)
+
+
+def _recorded(
+    thread: str | None, turn: int | None, config: Path | None, db: str | None
+) -> Recording:
+    from framework.cli.agent import with_database
+    from framework.evaluation import record as read
+    from framework.stores.threads import each_thread_id
+
+    async def work(saver: Any, _: object) -> Recording:
+        last = thread or await anext(each_thread_id(saver, limit=1), None)
+        if last is None:
+            raise ConfigurationError("There are no threads.", fix="Check --db.")
+        return await read(saver, last, turn)
+
+    return with_database(config, db, work)
+
+
+def _print(result: Replay) -> None:
+    from framework.cli.terminal import say, show_rows
+
+    data = result.as_data()
+    rows = [
+        (one["part"], one["name"], _text(one["recorded"]), _text(one["replayed"]))
+        for one in data["differences"]
+    ]
+    if rows:
+        show_rows(("part", "of", "recorded", "replayed"), rows)
+    for what in data["unrecorded"]:
+        say(f"no record: {what}")
+    if result.ran:
+        say(f"ran anew: {', '.join(result.ran)}")
+    say(f"cost recorded: {_cost(result.recorded.cost)}; replayed: {_cost(result.replayed.cost)}")
+    say("No difference." if result.same else f"{len(rows)} difference(s).")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) or value is None:
+        return value or "-"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cost(cost: Cost) -> str:
+    from framework.telemetry import format_cost
+
+    price = "unknown price" if cost.cost_usd is None else format_cost(cost.cost_usd)
+    tokens = cost.input_tokens + cost.output_tokens
+    return f"{cost.model_calls} call(s), {tokens:,} tokens, {price}"

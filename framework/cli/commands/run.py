@@ -1,0 +1,109 @@
+"""``capgraph run``: one run of a workflow that stands in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import CapgraphError, ConfigurationError
+from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
+from framework.cli.options import Config, Database, Model, Thread, read_value
+
+if TYPE_CHECKING:
+    from framework.workflows import WorkflowResult
+
+app = typer.Typer()
+
+
+@app.command("run", epilog=EXIT_CODES_HELP)
+def run(
+    workflow: Annotated[Path, typer.Argument(help="Workflow, a YAML file.")],
+    task: Annotated[
+        str | None, typer.Argument(help="What is to be done; leave it out to go on with --thread.")
+    ] = None,
+    config: Config = None,
+    model: Model = None,
+    thread: Thread = None,
+    db: Database = None,
+    answer: Annotated[
+        str | None,
+        typer.Option("--answer", help="Answer what the run of --thread asks: JSON or text."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the output.")] = False,
+) -> None:
+    """Run a workflow; its nodes may be the configuration's capabilities, by name.
+
+    A run with --thread is kept in the database. One that was cut short goes on when no task is
+    given; one that asks goes on with --answer.
+    """
+    from framework.cli.agent import new_thread_id, read_settings
+    from framework.cli.terminal import print_error, say
+
+    settings = read_settings(config)
+
+    async def once() -> WorkflowResult:
+        from langgraph.errors import EmptyInputError
+        from langgraph.types import Command
+
+        from framework.cli.agent import open_agent
+        from framework.engine.thread_lease import hold
+        from framework.workflows import load_workflow
+        from framework.workflows.nodes import result_of
+
+        async with open_agent(settings, model=model, db=db) as agent:
+            built: Any = agent.graph
+            services = built.services
+            known = {name: spec.cls for name, spec in agent.registry.capabilities.items()}
+            loaded = await asyncio.to_thread(load_workflow, workflow, known, services=services)
+            given: Any = None if task is None else {"task": task}
+            if answer is not None:
+                given = Command(resume=read_value(answer))
+            graph = loaded.compile(agent.saver)
+            place: Any = {"thread_id": thread or new_thread_id(), "user_id": settings.user}
+            async with hold(agent.saver, {"configurable": place}):
+                try:
+                    return result_of(await graph.ainvoke(given, {"configurable": place}))
+                except EmptyInputError:
+                    raise ConfigurationError(
+                        f"There is no run to go on with in the thread {place['thread_id']!r}.",
+                        fix="Give a task, or the --thread of a run that was cut short.",
+                    ) from None
+
+    result = asyncio.run(once())
+    shown = result.final_output
+    if as_json:
+        whole = {
+            "outputs": {name: _plain(found) for name, found in result.outputs.items()},
+            "final_output": shown,
+            "success": result.success,
+            "error": result.error,
+            "metadata": result.metadata,
+        }
+        say(json.dumps(whole, ensure_ascii=False, default=str))
+    else:
+        for name, found in {} if quiet else result.outputs.items():
+            for one in found if isinstance(found, list) else [found]:
+                say(f"{name}: {one.output if one.success else f'failed: {one.error}'}")
+        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        say(text if quiet else f"\n{text}")
+    if result.error is not None and not as_json:
+        asks = "interrupts" in result.metadata
+        print_error(CapgraphError(result.error, fix="Answer with --answer." if asks else None))
+    raise typer.Exit(ExitCode.of_status(_status(result)))
+
+
+def _status(result: WorkflowResult) -> str:
+    if result.metadata.get("interrupts"):
+        return "waiting"
+    return "completed" if result.success else "failed"
+
+
+def _plain(found: object) -> object:
+    from dataclasses import asdict
+
+    return [asdict(one) for one in found] if isinstance(found, list) else asdict(found)  # type: ignore[call-overload]

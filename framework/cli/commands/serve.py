@@ -1,0 +1,96 @@
+"""``capgraph serve``: one server for people and for other agents."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.exit_codes import ExitCode
+from framework.cli.options import Config, Database, Model
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+app = typer.Typer()
+
+
+@app.command("serve")
+def serve(
+    config: Config = None,
+    model: Model = None,
+    db: Database = None,
+    host: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on; another than loopback needs --auth."),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65_535, help="Port; 0 takes any that is free.")
+    ] = 8123,
+    auth: Annotated[
+        Path | None,
+        typer.Option("--auth", help="File of tokens ('capgraph token'); without it, a link."),
+    ] = None,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Do not open the console in a browser.")
+    ] = False,
+) -> None:
+    """Serve the agent: a console, a JSON API, AG-UI and more; SIGTERM hands over what runs."""
+    import asyncio
+
+    from configs.logger import configure_logging
+    from framework.base.errors import require_extra
+    from framework.cli.agent import read_settings
+
+    for module in ("starlette", "uvicorn", "prometheus_client", "ag_ui"):
+        require_extra(module, "serve")
+    from framework.serve.shield import is_loopback
+
+    level = logging.getLogger("capgraph").getEffectiveLevel()
+    configure_logging(min(level, logging.INFO), json_lines=True)
+    settings = read_settings(config)
+    if auth is None and not is_loopback(host) and settings.serve.proxy is None:
+        raise ConfigurationError(
+            f"Everybody who reaches {host!r} could use the agent.",
+            fix="Add --auth FILE; 'capgraph token NAME --auth FILE' makes one.",
+        )
+    if auth is not None and not auth.is_file():
+        raise ConfigurationError(
+            f"The file of tokens {str(auth)!r} does not exist.",
+            fix=f"capgraph token NAME --auth {auth}",
+        )
+    ran = asyncio.run(_serve(settings, model, db, host, port, auth, opens=not no_open))
+    raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
+
+
+async def _serve(
+    settings: Settings,
+    model: str | None,
+    db: str | None,
+    host: str,
+    port: int,
+    auth: Path | None,
+    *,
+    opens: bool,
+) -> bool:
+    from framework.cli.agent import open_agent
+    from framework.cli.terminal import is_interactive
+    from framework.serve.app import create_app
+    from framework.serve.server import Server, address_of, listen_on
+
+    with listen_on(host, port) as listening:
+        async with open_agent(settings, model=model, db=db) as agent:
+            application = create_app(agent.graph, settings=agent.settings, auth=auth, host=host)
+            address, link = address_of(listening), application.state.link
+
+            def ready() -> None:
+                shown = f" {address}login?link={link}" if link else ""
+                # Whoever started the process reads this line to know that it answers.
+                print(f"serving {address}{shown}", flush=True)  # noqa: T201
+                if link and opens and is_interactive():
+                    typer.launch(shown.strip())
+
+            return await Server(application, listening, ready).listen()

@@ -1,0 +1,229 @@
+"""One step for each element of a list: copies of it, each a LangGraph task inside the step's own.
+
+The copies are called in the order of the list, so a copy that ended before a restart is found again
+by its place. Only so many are under way at once as can run, however long the list is. What each of
+them gave becomes one list under the step's key; a step that does not get through keeps what its
+copies left, each under a key of its own, and goes on with the others in the next pass. Since what
+LangGraph does for a task grows with the tasks of the superstep, a long list takes several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp
+
+import framework.telemetry as telemetry
+from framework.base.errors import ErrorSeverity
+from framework.base.plan import PlannedStep, copy_key
+from framework.base.ports import Attempt, Element, Failure, StepRecord
+from framework.base.spec import CapabilitySpec
+from framework.base.value_context import LISTED
+from framework.engine.envelopes import Envelope, one_signal, own
+from framework.state import TurnView
+
+MOST_AT_ONCE = 1000
+"""Copies of one step in one superstep."""
+
+_BY_TYPE = ("capability_context_data", "capability_context_labels")
+
+
+def collects(step: PlannedStep) -> bool:
+    """Tell whether the other copies of a step go on when one fails."""
+    return (step.get("for_each") or {}).get("on_failure") == "collect"
+
+
+class Copies:
+    """The copies of one step in one pass.
+
+    Args:
+        attempt: The step.
+        elements: For what it runs.
+        spec: Its capability.
+        view: The turn as it stands; what copies leave is merged into it.
+        call: Calls the LangGraph task of a copy, by the place of its element.
+        merge: Takes up what a copy left.
+
+    Attributes:
+        stopped: Whether no further copy may begin, because one failed.
+        more: Whether further copies run in a superstep of their own.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        elements: list[Any],
+        spec: CapabilitySpec,
+        view: TurnView,
+        *,
+        call: Callable[[int], Awaitable[Envelope | None]],
+        merge: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self.stopped = self.more = False
+        self._attempt, self._elements, self._spec, self._view = attempt, elements, spec, view
+        self._call, self._merge = call, merge
+        self._left: dict[int, Envelope] = {}
+        self._signals: list[GraphBubbleUp] = []
+        self._failures: dict[int, Failure] = {}
+        self._began = asyncio.get_running_loop().time()
+
+    def key(self, number: int) -> str:
+        """Return the key of a copy."""
+        return copy_key(self._attempt.key, number)
+
+    def attempt_at(self, number: int) -> Attempt:
+        """Return what is asked for one element."""
+        step, key = self._attempt.step, self.key(number)
+        name = (step.get("for_each") or {}).get("as", "item")
+        element = Element(name, self._elements[number], number, len(self._elements))
+        own_step = PlannedStep(**{**step, "context_key": key})
+        return replace(self._attempt, key=key, step=own_step, element=element)
+
+    async def run(self, window: int) -> list[Envelope]:
+        """Run the copies that have not ended yet; return what they left, in order.
+
+        Args:
+            window: How many may be under way at once.
+
+        Raises:
+            FatalExecutionError: One failed with severity FATAL.
+            GraphBubbleUp: Some interrupted themselves; all others have run.
+        """
+        telemetry.emit(
+            telemetry.StepStarted(task_objective=self._attempt.objective, **self._attempt.event())
+        )
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            todo = [n for n in range(len(self._elements)) if not self._record(n)]
+            self.more = len(todo) > MOST_AT_ONCE
+            for number in todo[:MOST_AT_ONCE]:
+                if len(under_way) >= window:
+                    under_way = await _first(under_way)
+                # The call comes now, in the order of the list; only waiting for it is put off.
+                task = asyncio.ensure_future(self._watch(number, self._call(number)))
+                under_way.add(task)
+            while under_way:
+                under_way = await _first(under_way)
+        finally:
+            for task in under_way:
+                task.cancel()
+        if self._signals:
+            raise one_signal(self._signals)
+        return [self._left[number] for number in sorted(self._left)]
+
+    async def _watch(self, number: int, call: Awaitable[Envelope | None]) -> None:
+        try:
+            envelope = own(self.key(number), await call)
+        except GraphBubbleUp as signal:
+            self._signals.append(signal)
+            return
+        if not envelope:
+            return
+        envelope = dict(envelope)
+        if (failure := envelope.pop("failure", None)) is not None:
+            self._failures[number] = Failure.from_state(failure)
+            self.stopped = True
+        self._left[number] = envelope
+        self._merge(envelope["update"])
+
+    def _record(self, number: int) -> Mapping[str, Any] | None:
+        """Return how a copy ended; ``None`` for one that has to run."""
+        record = self._view.results.get(self.key(number)) or {}
+        return record if record.get("success") or record.get("skipped") else None
+
+    def record(self) -> StepRecord | None:
+        """Return what the step as a whole left behind; ``None`` while copies have not ended."""
+        failed = sorted(self._failures, key=lambda n: (not self._failures[n].final, n))
+        if failed:
+            first = self._failures[failed[0]]
+            message = f"Element {failed[0]} of {len(self._elements)}: {first.message}"
+            return self._failed(replace(first, message=message, key=self._attempt.key))
+        records = [self._record(number) for number in range(len(self._elements))]
+        if None in records:
+            return None
+        done = [n for n, record in enumerate(records) if record and record.get("success")]
+        if records and not done:
+            return self._failed(self._nothing(records[0] or {}))
+        missing = tuple(self.key(n) for n in range(len(records)) if n not in set(done))
+        found = self._made(
+            success=True,
+            contexts=self._lists(done),
+            labels=self._labels(done),
+            elements=len(records),
+            missing=missing,
+        )
+        told = {"duration": found.execution_time, **self._attempt.event()}
+        telemetry.emit(telemetry.StepFinished(outputs=found.outputs, **told))
+        return found
+
+    def stripped(self) -> list[Envelope]:
+        """Return what the copies left without what stands in the step's list."""
+        found = []
+        for number, envelope in sorted(self._left.items()):
+            key, update = self.key(number), dict(envelope["update"])
+            for name in _BY_TYPE:
+                kinds = update.pop(name, {}).items()
+                rest = {kind: {k: v for k, v in kept.items() if k != key} for kind, kept in kinds}
+                if rest := {kind: kept for kind, kept in rest.items() if kept}:
+                    update[name] = rest
+            found.append({**envelope, "update": update})
+        return found
+
+    def _made(self, **found: Any) -> StepRecord:
+        spent = asyncio.get_running_loop().time() - self._began
+        return StepRecord.of(self._attempt, execution_time=spent, **found)
+
+    def _failed(self, error: Failure) -> StepRecord:
+        found = self._made(error=error)
+        told = {"duration": found.execution_time, **self._attempt.event()}
+        telemetry.emit(
+            telemetry.StepFailed(severity=error.severity.value, message=error.message, **told)
+        )
+        return found
+
+    def _nothing(self, record: Mapping[str, Any]) -> Failure:
+        """Say that no element of a list gave anything."""
+        return Failure(
+            ErrorSeverity(record.get("severity", ErrorSeverity.CRITICAL)),
+            f"None of {len(self._elements)} elements gave a result: {record.get('error')}",
+            capability=self._attempt.capability,
+            key=self._attempt.key,
+        )
+
+    def _outputs(self, number: int) -> Mapping[str, str]:
+        return self._view.results[self.key(number)].get("outputs") or {}
+
+    def _lists(self, done: list[int]) -> dict[str, dict[str, Any]]:
+        """Put together what the copies gave: one list for each type, in order."""
+        contexts = self._view.contexts
+        expected = self._attempt.step.get("expected_output")
+        kinds = [expected] if expected else self._spec.provides
+        lists: dict[str, list[Any]] = {kind: [] for kind in kinds}
+        for number in done:
+            for kind, key in self._outputs(number).items():
+                lists.setdefault(kind, []).append(contexts[kind][key])
+        return {kind + LISTED: {self._attempt.key: items} for kind, items in lists.items()}
+
+    def _labels(self, done: list[int]) -> dict[str, dict[str, str]]:
+        known = self._view.labels
+        found: dict[str, dict[str, str]] = {}
+        for number in done if known else ():
+            for kind, key in self._outputs(number).items():
+                own_labels = known.get(kind, {}).get(key, {})
+                found.setdefault(kind + LISTED, {}).update(own_labels)
+        return {kind: labels for kind, labels in found.items() if labels}
+
+
+async def _first(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Wait until one has ended; return the others.
+
+    Raises:
+        BaseException: What one of them raised.
+    """
+    done, rest = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return rest

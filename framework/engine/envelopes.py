@@ -1,0 +1,71 @@
+"""What LangGraph saves with a step's task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
+
+from framework.base.errors import InfrastructureError
+from framework.base.ports import StepRecord
+from framework.pipeline.state_update import to_state
+
+Envelope = dict[str, Any]
+"""``key`` and ``update``, and where there is one ``question``, ``failure``, or ``plan`` with its
+author (``by``); of a step that ran for each element of a list also what its ``copies`` left, and
+whether there are ``more`` of them."""
+
+_ENDS_THE_TURN = frozenset({"CG-LIMIT", "CG-STOPPED"})
+
+
+def envelope_of(record: StepRecord, plan: str) -> Envelope:
+    """Return a record in the form that LangGraph saves with the step's task.
+
+    Args:
+        record: What the step left behind.
+        plan: The stamp of its plan.
+    """
+    found: Envelope = {"key": record.key, "update": to_state(record, plan)}
+    if record.error is not None and record.skipped is None:
+        found["failure"] = record.error.to_state()
+    if record.plan is not None:
+        found |= {"plan": record.plan, "by": record.capability}
+    return found
+
+
+def own(key: str, envelope: Envelope | None) -> Envelope | None:
+    """Return what came back for a step; its body need not have run.
+
+    Raises:
+        InfrastructureError: It is another step's.
+    """
+    if envelope and envelope.get("key") != key:
+        raise InfrastructureError(
+            f"The saved result of another step came back for {key!r}.",
+            fix="Start a new thread; this one was saved by a graph with other steps.",
+        )
+    return envelope
+
+
+def let_go(record: StepRecord) -> StepRecord:
+    """Return the record of a step without which the plan goes on, whatever it failed of.
+
+    What ends the turn ends it all the same, and a try that was cut short is none.
+    """
+    error = record.error
+    if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
+        return record
+    return replace(record, skipped=error.message)
+
+
+def one_signal(signals: Sequence[GraphBubbleUp]) -> GraphBubbleUp:
+    """Return one signal for those of several steps: all their questions at once."""
+    interrupts = [signal for signal in signals if isinstance(signal, GraphInterrupt)]
+    others = [signal for signal in signals if not isinstance(signal, GraphInterrupt)]
+    if others:
+        return others[0]
+    # A question inside a graph that a step calls comes out of its task and of its node.
+    asked = {item.id: item for signal in interrupts for item in signal.args[0]}
+    return GraphInterrupt(tuple(asked.values()))

@@ -1,0 +1,61 @@
+"""Requests that a recipe answers: chosen, planned and answered with as few model calls as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from framework.base.errors import PlanError, ValidationError
+from framework.base.plan import ExecutionPlan
+from framework.engine.default_strategies import ChainPlanner
+from framework.engine.services import Services
+from framework.planning import Recipe, recipe_of
+from framework.planning.strategies import PlanRequest, last_request
+from framework.registry import Registry
+from framework.state import TurnView
+
+
+def worded_as(request: str, registry: Registry, excluded: Collection[str] = ()) -> str | None:
+    """Name the one recipe that has an example worded as the request is."""
+    found = [
+        name
+        for name, spec in registry.capabilities.items()
+        if name not in excluded
+        and (recipe := recipe_of(spec)) is not None
+        and recipe.read(request) is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def own_words(view: TurnView, registry: Registry) -> bool:
+    """Tell whether the last message needs no understanding: a recipe knows its wording."""
+    try:
+        return worded_as(last_request(view.messages), registry) is not None
+    except ValidationError:
+        return False  # whoever extracts the task says what is wrong with it
+
+
+def met(view: TurnView, services: Services) -> Recipe | None:
+    """Return the recipe that alone was chosen for the turn, while its first plan is in force."""
+    chosen: list[str] = (view.state.get("planning_selection") or {}).get("chosen") or []
+    if len(chosen) != 1 or view.state.get("control_plans_created_count", 0) > 1:
+        return None
+    return recipe_of(services.registry.capabilities.get(chosen[0]))
+
+
+async def plan_of_recipe(
+    request: PlanRequest, view: TurnView, services: Services
+) -> ExecutionPlan | None:
+    """Return the plan of a request whose recipe and parameters are known without a model."""
+    recipe = met(view, services)
+    if recipe is None or request.failure or request.previous:
+        return None
+    read = services.registry.capabilities[recipe.name].cls.parameters_from(request.task)
+    if recipe.read(request.task) is None and read.keys() != recipe.parameters.keys():
+        return None  # a value may be said in other words, so no default may take its place
+    if services.planner.can_correct:  # a model plans what is always there only where it is wanted
+        request = replace(request, active=(recipe.name,))
+    try:
+        return await ChainPlanner().plan(request)
+    except PlanError:
+        return None

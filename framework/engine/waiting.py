@@ -1,0 +1,68 @@
+"""A turn of which all that is left waits for moments and events: it ends its run, and is woken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.config import get_config
+from langgraph.types import interrupt
+
+from framework.engine.services import Services
+from framework.langgraph_compat import lent_saver
+from framework.pipeline.waiting import over, wake_at
+from framework.planning.waits import WAIT, told_wait
+from framework.state import TurnView
+from framework.stores.waits import Due, waits_of
+from framework.telemetry import Waiting, emit
+from framework.telemetry.audit import note
+
+
+def waits_in(view: TurnView) -> dict[str, Any]:
+    """Return what steps of a turn wait for, by context key."""
+    return {key: asked["shown"] for key, asked in view.pending.items() if asked.get("kind") == WAIT}
+
+
+async def waits_over(view: TurnView, services: Services) -> set[str]:
+    """Name the steps whose wait is over."""
+    journal, now = services.journal(), services.clock.now()
+    waits = waits_in(view).items()
+    return {key for key, shown in waits if await over(shown, journal, view.turn_id, now)}
+
+
+async def stands(view: TurnView, services: Services) -> bool:
+    """Say beside the checkpoints that the thread waits; tell whether it still has to.
+
+    What comes later than this is found by whoever brings it; what came before is found here.
+    """
+    saver, thread = lent_saver(get_config()), view.thread_id
+    if saver is not None and thread is not None:
+        now = services.clock.now()
+        moment = min(wake_at(shown, now) for shown in waits_in(view).values())
+        await waits_of(saver).put(Due(thread, moment, view.caller))
+    return not await waits_over(view, services)
+
+
+async def waits_no_more() -> None:
+    """Say beside the checkpoints that the running thread waits no more."""
+    configured = get_config()
+    saver, thread = lent_saver(configured), configured["configurable"].get("thread_id")
+    if saver is not None and (known := await waits_of(saver).of(str(thread))) is not None:
+        await waits_of(saver).drop(known)
+
+
+def waits_shown(view: TurnView) -> list[dict[str, Any]]:
+    """Return what an interrupt says of the steps that wait."""
+    return [
+        {"context_key": key, "capability": view.pending[key]["capability"], **shown}
+        for key, shown in waits_in(view).items()
+    ]
+
+
+def wait_here(view: TurnView) -> None:
+    """End the run. No answer ends the wait: a signal does, or time."""
+    waits = waits_shown(view)
+    told = "; ".join(f"{wait['context_key']} waits {told_wait(wait)}" for wait in waits)
+    emit(Waiting(waits=waits))
+    note("waits", steps=[wait["context_key"] for wait in waits])
+    while True:
+        interrupt({"type": WAIT, "version": 1, "waits": waits, "reason": f"{told}."})

@@ -1,0 +1,413 @@
+"""A turn of a thread as it was saved: what came in, what every node wrote, what every step left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from langchain_core.messages import (
+    AIMessage,
+    convert_to_messages,
+    messages_from_dict,
+    messages_to_dict,
+)
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.types import Overwrite
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from configs.errors import ConfigurationError
+from configs.logger import mask_data
+from framework.base.errors import PersistenceError
+from framework.base.values import to_plain
+from framework.langgraph_compat import (
+    INTERRUPT,
+    RESUME,
+    RETURN,
+    given_to_run,
+    is_own_key,
+    next_nodes,
+    open_interrupts,
+    plain_values,
+)
+from framework.pipeline.state_update import applied, combined
+from framework.planning.waits import event_of
+from framework.state import AgentState, StateSchema
+from framework.stores import rows_of
+from framework.stores.history import whole
+from framework.stores.records import read_record
+from framework.stores.waits import signal_for
+from framework.telemetry.usage_book import usage_totals
+
+_SCHEMA = StateSchema.of(AgentState)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Cost(_Part):
+    """What the models of a turn used.
+
+    Attributes:
+        model_calls: Calls.
+        input_tokens: Tokens of their prompts.
+        output_tokens: Tokens of their answers.
+        cost_usd: US dollars; ``None`` when the price of a call is not known.
+    """
+
+    model_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = 0.0
+
+
+class TurnEnd(_Part):
+    """What came of a turn, as far as two runs of it can be compared.
+
+    Attributes:
+        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``unfinished``,
+            or ``raised`` when the run ended with an exception.
+        reason: Why it did not complete.
+        plan: The steps of the last plan.
+        results: Context key to what the step gave, or why it gave nothing.
+        asked: What people were asked, in order.
+        answer: The message that ended it.
+        cost: What its models used.
+    """
+
+    status: str = "unfinished"
+    reason: str = ""
+    plan: list[dict[str, Any]] = Field(default_factory=list)
+    results: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    asked: list[dict[str, Any]] = Field(default_factory=list)
+    answer: str = ""
+    cost: Cost = Field(default_factory=Cost)
+
+
+class Said(_Part):
+    """What a person answered.
+
+    Attributes:
+        given: The answer.
+        by: Who gave it: ``user_id``, ``role``, ``tenant``.
+        at: When, in seconds since the epoch.
+    """
+
+    given: Any
+    by: dict[str, str] = Field(default_factory=dict)
+    at: float = 0.0
+
+
+class Visit(_Part):
+    """One node's turn at work.
+
+    Attributes:
+        node: The node.
+        writes: What it wrote, the last value of each key.
+        steps: What each step left, as LangGraph saved it with the step's task.
+        question: What a person was asked.
+        answers: What was answered, in order.
+    """
+
+    node: str
+    writes: dict[str, Any] = Field(default_factory=dict)
+    steps: list[dict[str, Any]] = Field(default_factory=list)
+    question: Any = None
+    answers: list[Said] = Field(default_factory=list)
+
+
+class Recording(_Part):
+    """A turn, with all that running it again needs.
+
+    Attributes:
+        version: Version of this form.
+        thread: The thread.
+        turn: Which turn of it, from 1.
+        caller: Who asked: ``user_id``, ``role``, ``tenant``.
+        at: When, in seconds since the epoch.
+        before: What the thread held before.
+        given: What came in.
+        visits: What the nodes did, in order.
+        signals: What came with the events that it took, by their keys.
+        until: When it was saved last, in seconds since the epoch.
+        end: What came of it.
+    """
+
+    version: Literal[1] = 1
+    thread: str
+    turn: int
+    caller: dict[str, str] = Field(default_factory=dict)
+    at: float = 0.0
+    before: dict[str, Any] = Field(default_factory=dict)
+    given: dict[str, Any] = Field(default_factory=dict)
+    visits: list[Visit] = Field(default_factory=list)
+    signals: dict[str, Any] = Field(default_factory=dict)
+    until: float = 0.0
+    end: TurnEnd = Field(default_factory=TurnEnd)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain data, in which secrets are masked."""
+        found: dict[str, Any] = mask_data(self.model_dump(mode="json"))
+        return found
+
+    @property
+    def request(self) -> str:
+        """What the person wrote."""
+        said = messages_from_dict(self.given.get("messages") or [])
+        return next((str(m.text) for m in reversed(said) if m.type == "human"), "")
+
+
+def load_recording(path: str | os.PathLike[str]) -> Recording:
+    """Read what ``capgraph record`` wrote.
+
+    Raises:
+        ConfigurationError: It cannot be read, or is no recording.
+    """
+    try:
+        return Recording.model_validate_json(Path(path).read_bytes())
+    except (OSError, ValidationError) as exc:
+        raise ConfigurationError(
+            f"The recording {os.fspath(path)!r} cannot be used: {exc}.",
+            fix="Give a file that 'capgraph record' wrote.",
+        ) from exc
+
+
+async def record(
+    saver: BaseCheckpointSaver[Any], thread_id: str, turn: int | None = None
+) -> Recording:
+    """Read a turn out of a saver.
+
+    Args:
+        saver: Where the thread is kept. One whose state has growing keys of its own has to be that
+            of a graph that was built.
+        thread_id: The thread.
+        turn: Which turn, from 1; the last when not given.
+
+    Raises:
+        PersistenceError: There is no such thread or turn, or its beginning is not kept any more.
+
+    >>> import asyncio
+    >>> from framework import build_graph
+    >>> from framework.stores import open_saver
+    >>> async def main():
+    ...     async with open_saver("sqlite://:memory:") as saver:
+    ...         graph = build_graph([], checkpointer=saver)
+    ...         given = {"messages": [("user", "Sing")]}
+    ...         await graph.ainvoke(given, {"configurable": {"thread_id": "t"}})
+    ...         return await record(saver, "t")
+    >>> asyncio.run(main()).end.status
+    'failed'
+    """
+    if await saver.aget_tuple(_at(thread_id)) is None:
+        raise PersistenceError(
+            f"There is no thread {thread_id!r}.", fix="See 'capgraph threads list'."
+        )
+    async for seen in _turns(saver, thread_id):
+        begun = seen[-1].checkpoint["channel_values"].get("control_turn") or {}
+        if turn in (None, begun.get("number")):
+            found = await _recording(saver, thread_id, seen)
+            if found.visits and not any(visit.node == "begin_turn" for visit in found.visits):
+                raise PersistenceError(
+                    f"The thread {thread_id!r} is that of another graph than build_graph's.",
+                    fix="Record threads of an agent; LangGraph's own history shows the others.",
+                )
+            return found
+    which = "its last turn" if turn is None else f"its turn {turn}"
+    raise PersistenceError(
+        f"The thread {thread_id!r} does not hold the beginning of {which}.",
+        fix="Histories go by persistence.keep_…, 'threads prune' and durability='exit'; record a turn"
+        " before.",
+    )
+
+
+async def record_all(saver: BaseCheckpointSaver[Any], thread_id: str) -> AsyncIterator[Recording]:
+    """Read every turn of a thread whose beginning is kept, the last first."""
+    async for seen in _turns(saver, thread_id):
+        yield await _recording(saver, thread_id, seen)
+
+
+async def _turns(
+    saver: BaseCheckpointSaver[Any], thread_id: str
+) -> AsyncIterator[list[CheckpointTuple]]:
+    """Yield the checkpoints of each turn in their order, the last turn first."""
+    at = await saver.aget_tuple(_at(thread_id))
+    seen: list[CheckpointTuple] = []
+    while at is not None:
+        seen.append(at)
+        if at.metadata.get("source") == "input":
+            yield seen[::-1]
+            seen = []
+        at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
+
+
+def _at(thread_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+
+
+async def _recording(
+    saver: BaseCheckpointSaver[Any], thread_id: str, seen: Sequence[CheckpointTuple]
+) -> Recording:
+    first, last = await whole(saver, seen[0]), await whole(saver, seen[-1])
+    before, values = plain_values(first), plain_values(last)
+    visits = [_visit(one, after) for one, after in zip(seen[1:], [*seen[2:], None], strict=True)]
+    begun = values.get("control_turn") or {}
+    open_ = open_interrupts(last.pending_writes) if last.pending_writes else []
+    end = _end(_with_saved(values, visits[-1:]), visits, waiting=bool(open_))
+    end.cost = await _used(saver, thread_id, str(begun.get("id") or ""), values)
+    dropped = _SCHEMA.names - _SCHEMA.survives
+    kept = {k: v for k, v in before.items() if is_own_key(k)}
+    return Recording(
+        thread=thread_id,
+        turn=int(begun.get("number") or 0),
+        caller=_who(seen[0].metadata),
+        at=_moment(seen[0]),
+        before=_state({k: v for k, v in kept.items() if k not in dropped}),
+        given=_named(_state(given_to_run(seen[0]) or {}), begun),
+        visits=visits,
+        signals=await _signals(saver, thread_id, str(begun.get("id") or ""), visits, end.plan),
+        until=_moment(seen[-1]),
+        end=end,
+    )
+
+
+async def _signals(
+    saver: BaseCheckpointSaver[Any],
+    thread_id: str,
+    turn: str,
+    visits: Sequence[Visit],
+    plan: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return what came with the events that a turn took."""
+    questions = [v.question for v in visits if isinstance(v.question, Mapping)]
+    keys = {wait.get("for") for asked in questions for wait in asked.get("waits") or ()}
+    keys |= {key for step in plan if isinstance(key := event_of(step)[0], str)}
+
+    async def read(name: str) -> dict[str, Any]:
+        return await read_record(saver, thread_id, name)
+
+    found = {key: await signal_for(read, key, turn) for key in sorted(keys - {None})}
+    return {key: sent["value"] for key, sent in found.items() if sent is not None}
+
+
+def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -> TurnEnd:
+    outcome = values.get("execution_outcome") or {}
+    stored = values.get("capability_context_data") or {}
+    steps = (values.get("planning_execution_plan") or {}).get("steps") or []
+    results = {}
+    for key, entry in (values.get("execution_step_results") or {}).items():
+        told = {name: entry[name] for name in ("capability", "success", "error") if name in entry}
+        gave = {
+            kind: stored.get(kind, {}).get(name)
+            for kind, name in (entry.get("outputs") or {}).items()
+        }
+        results[key] = to_plain({**told, **({"gave": gave} if gave else {})}, lenient=True)
+    messages = values.get("messages") or []
+    last = messages[-1] if messages else None
+    return TurnEnd(
+        status="waiting" if waiting else outcome.get("status", "unfinished"),
+        reason=outcome.get("reason") or "",
+        plan=[dict(step) for step in steps],
+        results=results,
+        # What a body asked was asked in it, which a replay does not run.
+        asked=[e for visit in visits if visit.node != "router" for e in asked_of(visit.question)],
+        answer=str(last.text) if isinstance(last, AIMessage) else "",
+    )
+
+
+def asked_of(question: Any) -> list[dict[str, Any]]:
+    """Return what a question shows of each step, as far as it decides what is agreed to."""
+    entries = question.get("steps") if isinstance(question, Mapping) else None
+    names = ("context_key", "capability", "kind", "parameters", "input_values")
+    return [{name: entry.get(name) for name in names} for entry in entries or []]
+
+
+def _visit(at: CheckpointTuple, after: CheckpointTuple | None) -> Visit:
+    [node, *_] = [*next_nodes(at.checkpoint["channel_values"]), ""]
+    visit, resumed = Visit(node=node), dict[str, list[Said]]()
+    by, moment = _who((after or at).metadata), _moment(after or at)
+    for task, channel, value in at.pending_writes or ():
+        if channel == RETURN and isinstance(value, Mapping) and "update" in value:
+            visit.steps.append(_plain(value))
+        elif channel == RETURN and isinstance(value, list) and isinstance(value[-1], Mapping):
+            # A task that only asks, in the node of a capability, keeps who answered.
+            resumed[task] = [Said(given=value[1], by=_who(value[2]), at=moment)]
+        elif channel == INTERRUPT:
+            visit.question = _plain(value[0].value)
+        elif channel == RESUME and task.strip("0-"):
+            told = [Said(given=answer, by={**by}, at=moment) for answer in _plain(value)]
+            resumed.setdefault(task, told)
+        elif is_own_key(channel):
+            visit.writes |= _state({channel: value})
+    visit.answers = [said for answers in resumed.values() for said in answers]
+    for decided in (visit.writes.get("approval_decisions") or {}).values():
+        for said in visit.answers if "fingerprints" in decided else ():
+            # Another one's run may have taken the answer up, or a server knew who it was.
+            said.by.pop("user_id", None)
+            said.by |= {"user_id": decided["by"]} if "by" in decided else {}
+    return visit
+
+
+def _moment(at: CheckpointTuple) -> float:
+    return datetime.fromisoformat(at.checkpoint["ts"]).timestamp()
+
+
+def _who(known: Mapping[str, Any]) -> dict[str, str]:
+    return {n: str(known[n]) for n in ("user_id", "role", "tenant") if known.get(n) is not None}
+
+
+def _with_saved(values: Mapping[str, Any], last: Sequence[Visit]) -> Mapping[str, Any]:
+    """Add the steps of a pass that did not come to its end."""
+    writes = [pair for visit in last for step in visit.steps for pair in step["update"].items()]
+    return applied(values, combined(writes))
+
+
+async def _used(
+    saver: BaseCheckpointSaver[Any], thread: str, turn: str, values: Mapping[str, Any]
+) -> Cost:
+    calls = int((values.get("control_budget") or {}).get("model_calls") or 0)
+    rows = rows_of(saver)
+    if not calls or rows is None:
+        return Cost(model_calls=calls, cost_usd=None if calls else 0.0)
+    totals = await usage_totals(rows, thread_id=thread, turn_id=turn)
+    costs = [total.cost_usd for total in totals]
+    known = sum(total.calls for total in totals) >= calls and None not in costs
+    return Cost(
+        model_calls=calls,
+        input_tokens=sum(total.input_tokens for total in totals),
+        output_tokens=sum(total.output_tokens for total in totals),
+        cost_usd=sum(cost or 0.0 for cost in costs) if known else None,
+    )
+
+
+def _state(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys of the state as plain data; messages in LangChain's own plain form."""
+    return {
+        name: messages_to_dict(convert_to_messages(_several(value)))
+        if name == "messages"
+        else _plain(value)
+        for name, value in values.items()
+    }
+
+
+def _named(given: dict[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the message that opened the turn the id by which the turn goes."""
+    opened = [m for m in given.get("messages") or [] if m["type"] == "human"]
+    if opened and "plan" not in begun:
+        opened[-1]["data"]["id"] = opened[-1]["data"].get("id") or begun.get("id")
+    return given
+
+
+def _several(given: Any) -> list[Any]:
+    """Return messages of an input as a list; a pair is one message."""
+    pair = isinstance(given, (list, tuple)) and len(given) == 2 and isinstance(given[0], str)
+    if isinstance(given, (list, tuple)) and not pair:
+        return list(given)
+    return [] if given is None else [tuple(given) if pair else given]
+
+
+def _plain(value: Any) -> Any:
+    return to_plain(value.value if isinstance(value, Overwrite) else value, lenient=True)

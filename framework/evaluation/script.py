@@ -1,0 +1,351 @@
+"""What a recorded turn did, handed out piece by piece to whoever would do it anew."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AnyMessage, messages_from_dict
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
+
+from framework.base import BaseInfrastructureNode, infrastructure_node
+from framework.base.clock import SystemClock
+from framework.base.errors import ErrorSeverity, FatalExecutionError, PolicyError, StoppedError
+from framework.base.plan import ExecutionPlan
+from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
+from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
+from framework.evaluation.recording import Recording, Said, Visit, asked_of
+from framework.pipeline.effect_ledger import digest_of, plain_inputs
+from framework.pipeline.job import STOPPED
+from framework.pipeline.settle import Skipped
+from framework.pipeline.sort_result import KEPT_BY_THE_GRAPH
+from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
+from framework.registry import Registry
+from framework.registry.registry import DEFAULT_INFRASTRUCTURE
+from framework.selection import Selection
+
+_LIVE_NODES = frozenset({"begin_turn", "router", "approval"})
+"""Nodes that decide from the state alone, also where they are one's own."""
+_STOPPED = ("control_is_killed", "control_kill_reason")
+_OUTSIDE_SETTLE = frozenset({"step", "missing_capability"})
+"""Questions that are put before a step is handed back, so that they arise anew."""
+
+
+class NoRecordError(PolicyError):
+    """A replay would need what was never recorded, and does not do it anew."""
+
+    severity = ErrorSeverity.CRITICAL
+
+
+class BrokeOffError(FatalExecutionError):
+    """The record ends here, in the middle of the turn."""
+
+
+class _RecordedFailureError(PolicyError):
+    """What failed then fails again."""
+
+
+class Script:
+    """What a recorded turn did, handed out piece by piece to whoever would do it anew."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        anew: frozenset[str] | None,
+        registry: Registry,
+        works: dict[str, deque[dict[str, Any]]] | None = None,
+    ) -> None:
+        self.recording = recording
+        self.registry = registry
+        self.anew = anew
+        self.unrecorded: list[str] = []
+        self.ran: list[str] = []
+        self.works: dict[str, deque[dict[str, Any]]] = defaultdict(deque)
+        self._by_work = works
+        self._visits: dict[str, deque[Visit]] = defaultdict(deque)
+        self._steps: dict[tuple[str, str], deque[dict[str, Any]]] = defaultdict(deque)
+        self._asked: list[tuple[frozenset[str], Said]] = []
+        self.now = recording.at
+        self.ruled: set[str] = set()
+        self._failures = 0
+        self._put_off: Counter[str] = Counter()
+        for visit in recording.visits:
+            self._visits[visit.node].append(visit)
+            decided = visit.writes.get("approval_decisions") or {}
+            self.ruled |= {key for key, entry in decided.items() if entry.get("rule")}
+            keys = frozenset(entry["context_key"] for entry in asked_of(visit.question))
+            if visit.node != "router":  # what a body asked was answered in it
+                self._asked += [(keys, said) for said in visit.answers if keys]
+            for envelope in visit.steps or _jumped(visit, registry):
+                self._failures += "failure" in envelope
+                if (envelope.get("question") or {}).get("kind") not in _OUTSIDE_SETTLE:
+                    self._steps[_capability_of(envelope), envelope["key"]].append(envelope)
+        last = recording.visits[-1] if recording.visits else None
+        # A question out of the body of a capability, which nobody has answered.
+        waits = last is not None and last.node != "approval" and recording.end.status == "waiting"
+        self._open = last.question if last is not None and waits else None
+
+    def missing(self, what: str) -> NoRecordError:
+        """Return the error that says that there is no record of something."""
+        self.unrecorded.append(what)
+        return NoRecordError(f"There is no record of {what}, and a replay does nothing anew.")
+
+    def visit(self, node: str) -> Visit:
+        """Return what a node did at its next visit.
+
+        Raises:
+            NoRecordError: It was not visited so often.
+            _RecordedFailureError: It failed.
+        """
+        if not self._visits[node]:
+            raise self.missing(f"another visit of {node!r}")
+        visit = self._visits[node].popleft()
+        info = visit.writes.get("control_error_info") or {}
+        if visit.writes.get("control_has_error") and info.get("node_name") == node:
+            failure = Failure.from_state(info)
+            stopped = visit.writes.get("control_is_killed")
+            kind = StoppedError if stopped else _RecordedFailureError
+            error = kind(failure.message, severity=failure.severity)
+            error.code = failure.metadata.get("code", error.code)  # it says how the turn ends
+            raise error
+        return visit
+
+    def answer(self, keys: frozenset[str]) -> Said | None:
+        """Return what was answered to a question about steps; ``None`` for nothing."""
+        ruled = {key: {"decision": "approve"} for key in keys & self.ruled}
+        left = keys - self.ruled
+        if ruled and not left:
+            return Said(given=ruled, at=self.now)
+        for place, (asked, said) in enumerate(self._asked):
+            if asked == left:
+                del self._asked[place]
+                given = {**ruled, **said.given} if ruled else said.given
+                return said.model_copy(update={"given": given})
+        return None
+
+    def is_live(self, attempt: Attempt, *, sought: bool = False) -> bool:
+        """Tell whether a step runs anew; with another plan, once it was looked for in vain."""
+        if self.anew is None or self.registry.capabilities[attempt.capability].effect != "none":
+            return False
+        live = sought if self._by_work is not None else attempt.key not in self.anew
+        self.ran += [attempt.key] if live else []
+        return live
+
+    def step(self, attempt: Attempt) -> dict[str, Any] | None:
+        """Return what was saved of a step: by its key, or with another plan by what it works on.
+
+        Returns:
+            ``None`` for a step that a failure kept from beginning; nothing for one that runs anew.
+
+        Raises:
+            NoRecordError: Nothing was.
+        """
+        work = digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
+        if self._by_work is None:
+            found = self._steps[attempt.capability, attempt.key]
+            if found:
+                self.works[work].append(found[0])
+        else:
+            found = self._by_work[work]
+            if self.anew is not None:
+                found = deque(one for one in found if one["key"] in self.anew)
+                self._by_work[work] = found
+        if found:
+            return found.popleft()
+        if self.is_live(attempt, sought=True):
+            return {}
+        if self._open:
+            interrupt(self._open)
+        if self._put_off[attempt.key] < self._failures and self._by_work is None:
+            # The failure of a step beside it is under way, before which it did not begin.
+            self._put_off[attempt.key] += 1
+            return None
+        if self.recording.end.status == "unfinished" and self._by_work is None:
+            self.unrecorded.append(f"what came of {attempt.key!r}, in which the turn broke off")
+            raise BrokeOffError
+        raise self.missing(f"the step {attempt.key!r} ({attempt.capability}) on these values")
+
+
+def _jumped(visit: Visit, registry: Registry) -> list[dict[str, Any]]:
+    """Return what a step left that a node sent the turn to, beside the plan."""
+    if visit.node not in registry.capabilities:
+        return []
+    info = visit.writes.get("control_error_info")
+    failed = {"failure": info} if visit.writes.get("control_has_error") else {}
+    keys = visit.writes.get("execution_step_results") or {}
+    return [{"key": key, "update": visit.writes, **failed} for key in keys]
+
+
+def _capability_of(envelope: Mapping[str, Any]) -> str:
+    entry = (envelope["update"].get("execution_step_results") or {}).get(envelope["key"]) or {}
+    return str(entry.get("capability") or (envelope.get("question") or {}).get("capability"))
+
+
+class Announced:
+    """Says of every step that its result is there, so that hooks around it do not run again."""
+
+    stage = "observe"
+    order = 0
+    stands_around = ("step", "effect")
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Announce the result, unless the step runs anew."""
+        if self._script.is_live(attempt):
+            return await call_next(attempt)
+        return await call_next(replace(attempt, given=Given(None, "record")))
+
+
+class HandedBack:
+    """Hands back what was saved of a step, through ``settle``, which checks it as it is today."""
+
+    stage = "retry"
+    order = 0
+    stands_around = ("step", "effect")
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def around(self, attempt: Attempt, call_next: CallNext) -> Any:
+        """Give what was saved in place of trying."""
+        if attempt.given is None:
+            return await call_next(attempt)
+        saved = self._script.step(attempt)
+        if saved is None:
+            return await call_next(replace(attempt, given=Given(STOPPED, "record")))
+        if not saved:
+            return await call_next(replace(attempt, given=None))
+        if "question" in saved:
+            return Question(**saved["question"])
+        if "failure" in saved:
+            failure = replace(Failure.from_state(saved["failure"]), key=attempt.key)
+            stopped = {k: v for k, v in saved["update"].items() if k in _STOPPED}
+            told = {"error": failure, "attempts": failure.attempts, "updates": stopped}
+            return StepRecord.of(attempt, **told)
+        entry = saved["update"]["execution_step_results"][saved["key"]]
+        given = Given(_returned(saved, entry), "record")
+        found = await call_next(replace(attempt, number=entry.get("attempts", 1), given=given))
+        if not isinstance(found, StepRecord):
+            return found
+        return replace(found, effect=entry.get("effect"), quality=entry.get("quality"))
+
+
+def _returned(saved: Mapping[str, Any], entry: Mapping[str, Any]) -> Any:
+    """Return what a step left in a form in which its capability could have returned it."""
+    if entry.get("skipped"):
+        return Skipped(entry["error"])
+    update = {k: v for k, v in saved["update"].items() if k not in KEPT_BY_THE_GRAPH}
+    stored = {
+        kind: dict(found) for kind, found in update.get("capability_context_data", {}).items()
+    }
+    given = [{kind: stored[kind].pop(key)} for kind, key in entry.get("outputs", {}).items()]
+    update["capability_context_data"] = {kind: left for kind, left in stored.items() if left}
+    if "plan" in saved:
+        update["planning_execution_plan"] = saved["plan"]
+    return [*given, {name: value for name, value in update.items() if value}]
+
+
+class Strategies:
+    """Extractor, selector, planner and answerer that say what was said then."""
+
+    can_correct = False
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
+        """Return the recorded task."""
+        writes = self._script.visit("task_extraction").writes
+        names = ("depends_on_chat_history", "depends_on_user_memory")
+        flags = {name: bool(writes.get(f"task_{name}")) for name in names}
+        return ExtractedTask(task=writes["task_current_task"], **flags)
+
+    async def select(self, *_: Any, **__: Any) -> Selection:
+        """Return the recorded choice."""
+        writes = self._script.visit("classifier").writes
+        told = writes["planning_selection"]
+        answer = writes.get("task_custom_message") or ""
+        return Selection(
+            tuple(told["chosen"]), reason=told["reason"], answer=answer, deferred=told["deferred"]
+        )
+
+    async def plan(self, request: PlanRequest) -> ExecutionPlan:
+        """Return the recorded plan."""
+        writes = self._script.visit("orchestrator").writes
+        if request.look_again and "planning_history" not in writes:
+            return {"steps": []}  # the plan was kept
+        plan: ExecutionPlan = writes["planning_history"][-1]["plan"]
+        return {**plan, "answer": writes.get("task_custom_message") or ""}  # type: ignore[typeddict-unknown-key]
+
+    async def answer(self, request: AnswerRequest) -> str | BaseModel:
+        """Return the recorded answer, in the form that is asked for today."""
+        writes = self._script.visit("clarify" if request.purpose == "clarify" else "respond").writes
+        if request.form is not None:
+            return request.form.model_validate(writes["execution_answer"])
+        return str(messages_from_dict(writes["messages"])[-1].text)
+
+
+class OfflineStrategies(Strategies, ChainPlanner, LastMessageExtractor):
+    """The same for a turn that had no model: whose words a plan holds is known by who made it."""
+
+
+class RecordedClock(SystemClock):
+    """It is as late as it was; and it waits for nothing: what was waited for is in the record."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def now(self) -> float:
+        """Return when the recorded turn was where the replay is."""
+        return self._script.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for nothing."""
+
+
+class NoModel(BaseCallbackHandler):
+    """Refuses every call of a model."""
+
+    raise_error = True
+    run_inline = True
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def on_chat_model_start(self, *_args: Any, **_kwargs: Any) -> None:
+        """Refuse the call."""
+        raise self._script.missing("this call of a model")
+
+    on_llm_start = on_chat_model_start
+
+
+def state_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded keys of the state with messages as what they are."""
+    return {k: messages_from_dict(v) if k == "messages" else v for k, v in values.items()}
+
+
+def stand_ins(script: Script) -> Iterator[type[Any]]:
+    """Make nodes that write what nodes of one's own wrote."""
+    for name, spec in script.registry.infrastructure.items():
+        ours = spec.cls.__module__.partition(".")[0] in DEFAULT_INFRASTRUCTURE
+        if not ours and name not in _LIVE_NODES:
+            yield _stand_in(script, name, spec)
+
+
+def _stand_in(script: Script, name: str, spec: Any) -> type[Any]:
+    async def execute(state: Any) -> Any:
+        del state
+        writes = script.visit(name).writes
+        goto = writes.get("control_goto")
+        kept = {k: v for k, v in state_of(writes).items() if k not in KEPT_BY_THE_GRAPH}
+        return Command(update=kept, goto=goto) if goto else kept
+
+    parts = {name: getattr(spec, name) for name in ("name", "description", "before", "after")}
+    parts |= {"execute": staticmethod(execute)}
+    return infrastructure_node(type(spec.cls.__name__, (BaseInfrastructureNode,), parts))

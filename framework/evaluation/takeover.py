@@ -1,0 +1,247 @@
+"""Which threads of a database new code could not go on with, and why. It only reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.store.base import BaseStore
+
+from framework.approvals.questions import QUESTION_VERSION
+from framework.approvals.rules import list_rules
+from framework.base.approval_policy import ApprovalPolicy
+from framework.base.errors import CapgraphError, PersistenceError, ValidationError
+from framework.base.plan import ExecutionPlan
+from framework.base.ports import Attempt
+from framework.engine.caller_plan import plan_digest
+from framework.langgraph_compat import (
+    LATEST_VERSION,
+    is_between_nodes,
+    is_own_key,
+    next_nodes,
+    open_interrupts,
+    plain_values,
+)
+from framework.pipeline.effect_ledger import EffectLedger
+from framework.pipeline.journal import Journal
+from framework.pipeline.needed import needed
+from framework.pipeline.permit import agreement_digest, shown_of
+from framework.pipeline.screen import resolved
+from framework.pipeline.settle import Skipped
+from framework.planning import CLOSING, check_plan, repair_plan
+from framework.registry import Registry
+from framework.state import AgentState, StateSchema, TurnView, load_context
+from framework.state.agent_state import fitting
+from framework.stores.history import know_channels, whole
+from framework.stores.threads import each_thread_id
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why something that waits could not be taken over.
+
+    Attributes:
+        thread_id: The thread; empty for what belongs to none.
+        part: ``state``, ``context``, ``plan``, ``approval`` or ``rule``.
+        text: What is in the way.
+        fix: What to do about it.
+    """
+
+    thread_id: str
+    part: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What was found.
+
+    Attributes:
+        threads: How many threads wait for a person or stopped in the middle of a turn.
+        obstacles: What is in the way; empty where all of them can be taken over.
+    """
+
+    threads: int
+    obstacles: tuple[Obstacle, ...]
+
+
+class _Reading(Journal):
+    """Reads the records of a thread, and writes none."""
+
+    async def write(self, key: str, record: dict[str, Any]) -> None:
+        """Keep nothing."""
+
+
+async def check_threads(
+    saver: BaseCheckpointSaver[Any],
+    registry: Registry,
+    *,
+    settings: Settings | None = None,
+    store: BaseStore | None = None,
+    state_schema: type[Any] = AgentState,
+) -> Takeover:
+    """Say which waiting and unfinished threads this code could not go on with.
+
+    Nothing is run, and nothing is written.
+
+    Args:
+        saver: Where the threads are.
+        registry: What the new code is made of.
+        settings: All settings of the agent; the defaults when not given.
+        store: Where standing rules are; not looked at when not given.
+        state_schema: As for ``build_graph``.
+
+    >>> import asyncio
+    >>> from framework.stores import open_saver
+    >>> async def main():
+    ...     async with open_saver("sqlite://:memory:") as saver:
+    ...         return await check_threads(saver, Registry())
+    >>> asyncio.run(main())
+    Takeover(threads=0, obstacles=())
+    """
+    if settings is None:
+        from configs.settings import Settings
+
+        settings = Settings()
+    schema = StateSchema.of(state_schema)
+    know_channels(saver, {name: key.reducer for name, key in schema.keys.items()})
+    found: list[Obstacle] = []
+    count = 0
+    async for thread in each_thread_id(saver):
+        try:
+            taken = await _Thread.read(saver, thread, registry, settings)
+            if taken is None:
+                continue
+            count += 1
+            found += [*taken.state(schema), *taken.contexts(), *taken.plan()]
+            found += [obstacle async for obstacle in taken.approvals()]
+        except PersistenceError as exc:
+            count += 1
+            found.append(Obstacle(thread, "state", exc.message, exc.fix or ""))
+    for rule in await list_rules(store, expired=False) if store is not None else ():
+        if rule.capability not in registry.capabilities:
+            told = f"The standing rule {rule.id!r} is about {rule.capability!r}, which is gone."
+            fix = f"Take it back: capgraph approvals revoke {rule.id}."
+            found.append(Obstacle(rule.thread_id or "", "rule", told, fix))
+    return Takeover(count, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Thread:
+    """A thread that waits or stopped in the middle, with the code that is to go on with it."""
+
+    view: TurnView
+    registry: Registry
+    settings: Settings
+    saver: BaseCheckpointSaver[Any]
+    version: int
+    asked: tuple[Any, ...]
+
+    @classmethod
+    async def read(
+        cls, saver: BaseCheckpointSaver[Any], thread: str, registry: Registry, settings: Settings
+    ) -> _Thread | None:
+        """Read a thread; ``None`` for one whose last turn is over."""
+        at = await saver.aget_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+        if at is None:
+            return None
+        asked = tuple(item.value for item in open_interrupts(at.pending_writes))
+        if not asked and not is_between_nodes(plain_values(at)):
+            return None
+        view = TurnView(plain_values(await whole(saver, at)), thread_id=thread)
+        return cls(view, registry, settings, saver, at.checkpoint["v"], asked)
+
+    def state(self, schema: StateSchema) -> Iterator[Obstacle]:
+        """Find what of the state this code cannot read."""
+        fix = "Finish or prune the thread with the code that wrote it, before this one goes out."
+        newer = [q.get("version", 0) for q in self.asked if isinstance(q, Mapping)]
+        if self.version > LATEST_VERSION or max(newer, default=0) > QUESTION_VERSION:
+            yield self._told("state", "It was saved by a newer version.", fix)
+        nodes = {*self.registry.infrastructure, *self.registry.capabilities}
+        for gone in sorted({*next_nodes(self.view.state)} - nodes):
+            yield self._told("state", f"It goes on with the node {gone!r}, which is gone.", fix)
+        for name, value in self.view.state.items():
+            if is_own_key(name) and name not in schema.names:
+                told = f"Its key {name!r} is none of the state: a newer version wrote it, or the"
+                yield self._told("state", f"{told} state's class has lost it.", fix)
+            else:
+                try:
+                    fitting(name, value, "the code before")
+                except ValidationError as exc:
+                    yield self._told("state", exc.message, fix)
+
+    def contexts(self) -> Iterator[Obstacle]:
+        """Find stored data that does not fit its type any more."""
+        for kind, entries in self.view.contexts.items():
+            for key, data in entries.items():
+                try:
+                    load_context(kind, key, data, self.registry.context_types)
+                except ValidationError as exc:
+                    yield self._told("context", exc.message, "Give new fields of a type defaults.")
+
+    def plan(self) -> Iterator[Obstacle]:
+        """Find what the rest of the plan asks for in vain."""
+        accepted = self.view.state.get("planning_accepted")
+        if accepted and accepted != plan_digest(self.view.plan):
+            told = "The plan's digest is not the one that was accepted; it would be checked anew."
+            yield self._told("plan", told, "Look at the plan; then go on.")
+        left = [step for step in self.view.steps if step["context_key"] not in self._over]
+        rest = ExecutionPlan(steps=left)
+        if all(step["capability"] in CLOSING for step in left):
+            return
+        limit = self.settings.limits.max_steps
+        if accepted:
+            problems = check_plan(rest, self.registry, self.view.contexts, max_steps=limit)
+        else:  # it goes through the gate yet, which mends what has one right answer
+            repaired = repair_plan(rest, self.registry, self.view.contexts, max_steps=limit)
+            problems = list(repaired.problems)
+        for problem in problems:
+            where = f"step {problem.context_key!r}, {problem.field} {problem.value!r:.200}"
+            yield self._told("plan", f"{where}: {problem.cause}.", problem.remedy)
+
+    async def approvals(self) -> AsyncIterator[Obstacle]:
+        """Find agreements, given or asked for, to what this code would not run."""
+        ledger = EffectLedger(_Reading(self.saver, self.view.thread_id), self.view)
+        now = time.time()
+        for step in self.view.steps:
+            key, asked = step["context_key"], self.view.pending.get(step["context_key"])
+            spec = self.registry.capabilities.get(step["capability"])
+            agreed = (self.view.decisions.get(key) or {}).get("decision") in {"approve", "edit"}
+            # A middleware's question names what it likes.
+            waits = asked is not None and "rests_on" in (asked.get("shown") or {})
+            if spec is None or key in self._over or not (waits or agreed):
+                continue
+            types = self.registry.context_types
+            try:
+                found = needed(spec, step, self.view, types)
+                if isinstance(found, Skipped):
+                    continue
+                ready = resolved(Attempt(spec.name, found, key), spec, self.view, types)
+            except CapgraphError:
+                continue  # said of the plan, or of the data
+            digest = agreement_digest(spec.name, shown_of(ready, self.view.plan))
+            if waits and asked is not None and asked.get("digest") != digest:
+                told = f"What is asked about the step {key!r} ({spec.name}) is not what would run."
+                yield self._told("approval", told, "Have it answered before, or it is asked anew.")
+            elif not waits and agreed:
+                policy = ApprovalPolicy.of(spec.requires_approval)
+                consent = await ledger.agreements.consent(
+                    digest, key, [*self.view.planned], policy, now
+                )
+                if not consent.enough:
+                    told = f"What was agreed to of the step {key!r} ({spec.name}) is not what would"
+                    yield self._told("approval", f"{told} run.", "It would be asked about anew.")
+
+    @property
+    def _over(self) -> set[str]:
+        return self.view.done | self.view.skipped
+
+    def _told(self, part: str, text: str, fix: str) -> Obstacle:
+        return Obstacle(self.view.thread_id or "", part, text, fix)

@@ -1,0 +1,275 @@
+"""One turn of a thread, run to wherever it ends; whoever meets people runs turns this way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from configs.logger import get_logger, mask_secrets
+from framework.base.errors import CapgraphError, InfrastructureError
+
+if TYPE_CHECKING:
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.types import StateSnapshot
+
+    from framework.state import ContextTypes
+
+DRAIN_SECONDS = 20.0
+"""How long running steps may go on after SIGTERM before they are cancelled."""
+
+
+@dataclass(slots=True)
+class TurnEnd:
+    """How a turn ended.
+
+    Attributes:
+        thread_id: The thread.
+        status: ``completed``, ``partial``, ``failed``, ``stopped``, ``waiting``, ``cancelled``
+            or ``drained``.
+        outcome: What the graph wrote about it.
+        answer: The final message; empty when there is none.
+        files: Paths of files that the turn made.
+        questions: Open questions, by the id that an answer needs.
+        error: What was raised.
+        seconds: How long it took.
+        resume_command: Command that goes on, when the turn is not over.
+        model_calls: Calls of chat models.
+        input_tokens: Tokens sent to them.
+        output_tokens: Tokens received from them.
+    """
+
+    thread_id: str
+    status: str = "failed"
+    outcome: dict[str, Any] = field(default_factory=dict)
+    answer: str = ""
+    files: list[str] = field(default_factory=list)
+    questions: dict[str, Any] = field(default_factory=dict)
+    error: CapgraphError | None = None
+    seconds: float = 0.0
+    resume_command: str = ""
+    model_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def as_data(self) -> dict[str, Any]:
+        """Return plain data: what programs read as the last line."""
+        always = ("thread_id", "status", "outcome", "answer", "files")
+        data = {name: getattr(self, name) for name in always}
+        data["seconds"] = round(self.seconds, 3)
+        if self.error is not None:
+            told = {name: getattr(self.error, name) for name in ("code", "message", "fix")}
+            data["error"] = told
+        sometimes = {"questions": self.questions, "resume_command": self.resume_command}
+        return data | {name: value for name, value in sometimes.items() if value}
+
+
+class Turn:
+    """One run of a graph on a thread; it can be stopped and drained while it goes on.
+
+    Either way the thread can be resumed: what had finished is saved.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        config: Names the thread, and who asks.
+    """
+
+    def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any], config: Any) -> None:
+        from langgraph.runtime import RunControl
+
+        self._graph, self._config = graph, config
+        self._control = RunControl()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended_by, self._finished = "", False
+
+    def stop(self) -> None:
+        """Cancel what runs."""
+        self._ended_by = "cancelled"
+        if self._task is not None:
+            self._task.cancel()
+
+    def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Begin nothing else, and cancel what runs longer than so long."""
+        self._ended_by = self._ended_by or "drained"
+        self._control.request_drain("drain")
+        if self._task is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._task.cancel)
+
+    async def run(self, given: Any, take: Callable[[dict[str, Any]], Any]) -> TurnEnd:
+        """Run the turn until it ends or a person is asked.
+
+        Args:
+            given: What the graph begins with; ``None`` goes on with an unfinished turn.
+            take: Told each event, as plain data.
+        """
+        began = time.monotonic()
+        end = TurnEnd(str(self._config["configurable"]["thread_id"]))
+        stopped = await self._wait(given, take, end)
+        await self._look(end, stopped)
+        end.seconds = time.monotonic() - began
+        return end
+
+    async def read(self) -> TurnEnd:
+        """Return how the turn ended, without running anything."""
+        end = TurnEnd(str(self._config["configurable"]["thread_id"]))
+        await self._look(end, "")
+        return end
+
+    async def _look(self, end: TurnEnd, stopped: str) -> None:
+        try:
+            snapshot = await self._graph.aget_state(self._config)
+        except Exception as exc:
+            # The database is what failed: say so, and do not hide what was raised first.
+            end.error = end.error or _told(exc)
+        else:
+            self._read(snapshot, stopped, end)
+
+    async def _wait(self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnEnd) -> str:
+        from langgraph.errors import GraphDrained
+
+        self._task = asyncio.create_task(self._stream(given, take, end))
+        if self._ended_by == "cancelled":
+            self._task.cancel()
+        try:
+            await self._task
+        except GraphDrained:
+            return "drained"
+        except asyncio.CancelledError:
+            if not self._ended_by:
+                raise
+            return self._ended_by
+        except Exception as exc:
+            end.error = _told(exc)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        return ""
+
+    async def _stream(
+        self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnEnd
+    ) -> None:
+        events: Any = self._graph.astream(
+            given,
+            self._config,
+            stream_mode=["custom"],
+            version="v2",
+            durability="sync",
+            control=self._control,
+        )
+        # Closed at once when a view fails, so that the run ends before its database does.
+        async with contextlib.aclosing(events):
+            async for part in events:
+                event = part["data"]
+                if not isinstance(event, dict):
+                    continue  # a capability may write anything of its own
+                if event.get("event_type") == "usage":
+                    end.model_calls += 1
+                    end.input_tokens += event.get("input_tokens", 0)
+                    end.output_tokens += event.get("output_tokens", 0)
+                self._finished |= event.get("event_type") == "turn_finished"
+                take(event)
+
+    def _read(self, snapshot: StateSnapshot, stopped: str, end: TurnEnd) -> None:
+        """Take what the thread says of its turn into the end of it."""
+        from framework.planning.waits import is_wait
+
+        values: Mapping[str, Any] = snapshot.values
+        asked = [item for item in snapshot.interrupts if not is_wait(item.value)]
+        end.questions = {item.id: item.value for item in asked}
+        end.outcome = dict(values.get("execution_outcome") or {})
+        services = getattr(self._graph, "services", None)
+        if services is not None:
+            end.files = files_made(services.registry.context_types, values)
+        if end.error is None:
+            cut = stopped if snapshot.tasks or not self._finished else ""
+            left = cut or ("waiting" if snapshot.interrupts else "")
+            end.status = left or end.outcome.get("status", "failed")
+            end.answer = "" if snapshot.tasks else last_answer(values)
+        end.outcome["status"] = end.status
+
+
+def _told(exc: Exception) -> CapgraphError:
+    """Return an error that can be shown for whatever was raised."""
+    if isinstance(exc, CapgraphError):
+        return exc
+    get_logger("framework", "turn").debug("The run raised", exc_info=exc)
+    error = InfrastructureError(
+        mask_secrets(f"The run raised {type(exc).__name__}: {exc}"),
+        fix="Run it again with --debug before the command to see where it comes from.",
+    )
+    error.__cause__ = exc
+    return error
+
+
+async def thread_values(
+    graph: CompiledStateGraph[Any, Any, Any, Any], thread_id: str
+) -> dict[str, Any]:
+    """Return the state of a thread, with the steps of an unfinished pass that are done already.
+
+    A step's result is saved the moment it ends, beside the checkpoint; it reaches the state when
+    the pass over the plan ends.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        thread_id: The thread.
+    """
+    config: Any = {"configurable": {"thread_id": thread_id}}
+    values = dict((await graph.aget_state(config)).values)
+    saver: Any = graph.checkpointer
+    found = await saver.aget_tuple(config)
+    results = dict(values.get("execution_step_results") or {})
+    for _, _, value in (found.pending_writes if found else None) or []:
+        update = value.get("update") if isinstance(value, Mapping) else None
+        if isinstance(update, Mapping):
+            results |= update.get("execution_step_results") or {}
+    return {**values, "execution_step_results": results}
+
+
+def step_states(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return how far each step of a thread's plan is, by context key.
+
+    >>> plan = {"steps": [{"context_key": "a", "capability": "look"}]}
+    >>> step_states({"planning_execution_plan": plan})
+    {'a': 'pending'}
+    """
+    waiting = values.get("execution_pending_approvals") or {}
+    results = values.get("execution_step_results") or {}
+    states = {}
+    for step in (values.get("planning_execution_plan") or {}).get("steps") or []:
+        key = step["context_key"]
+        record = results.get(key)
+        if record is None:
+            states[key] = "waiting" if key in waiting else "pending"
+        elif record.get("skipped"):
+            states[key] = "not needed" if "not_needed" in record else "skipped"
+        else:
+            states[key] = "done" if record.get("success") else "failed"
+    return states
+
+
+def last_answer(values: Mapping[str, Any]) -> str:
+    """Return the text of the message that ended the last turn."""
+    from langchain_core.messages import AIMessage
+
+    messages = values.get("messages") or []
+    last = messages[-1] if messages else None
+    return str(last.text) if isinstance(last, AIMessage) else ""
+
+
+def files_made(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
+    """Return the paths that the plan's finished steps name in contexts of category ARTIFACT."""
+    data = values.get("capability_context_data") or {}
+    found: list[str] = []
+    for record in (values.get("execution_step_results") or {}).values():
+        for kind, key in (record.get("outputs") or {}).items():
+            cls = types.get(kind)
+            if cls is None or cls.CONTEXT_CATEGORY != "ARTIFACT":
+                continue
+            entry = (data.get(kind) or {}).get(key) or {}
+            paths = [entry.get("path"), *(entry.get("paths") or [])]
+            found += [path for path in paths if isinstance(path, str) and path]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,77 @@
+"""Whether a step is needed, once all that it reads has ended.
+
+What it reads may never come to be: the step that would give it is not needed itself, failed and was
+optional, or was skipped. A step does without an optional input, and without some of many; without
+anything else that it reads it cannot run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.base.plan import PlannedStep
+from framework.base.spec import CapabilitySpec
+from framework.pipeline.settle import Skipped
+from framework.planning.conditions import ABSENT, holds, told
+from framework.planning.references import key_in, reads_of, value_at
+from framework.state import ContextTypes, TurnView
+
+
+def needed(
+    spec: CapabilitySpec, step: PlannedStep, view: TurnView, types: ContextTypes
+) -> PlannedStep | Skipped:
+    """Return a step with the inputs that there are, or why nobody will run it.
+
+    Args:
+        spec: Its capability.
+        step: The step.
+        view: The turn as it stands.
+        types: The registered types.
+
+    Raises:
+        ValidationError: Its condition cannot be judged; the severity is REPLANNING.
+    """
+    results, condition = view.results, step.get("when")
+    reads = list(reads_of(step, view.planned))
+    absent = {r.key for r in reads if r.key in view.planned and _passed_over(results.get(r.key))}
+    if condition:
+
+        def value_of(text: str) -> Any:
+            gone = key_in(text, view.planned) in absent
+            return ABSENT if gone else value_at(text, view.contexts, types)
+
+        held = holds(condition, value_of)
+        if held is False:
+            return Skipped(f"{told(condition)} does not hold.", not_needed=True)
+        if held is None:
+            gone = {r.key for r in reads if r.path[0] == "when"} & absent
+            return _hanging(gone, view, f"nobody knows whether {told(condition)}: ")
+    if not absent:
+        return step
+    kinds = {need.label: need.cardinality for need in spec.requires}
+    named: dict[str, set[str]] = {}
+    for read in reads:
+        if read.path[0] != "when":
+            named.setdefault(read.label, set()).add(read.key)
+    lost: set[str] = set()
+    for label, keys in named.items():
+        kind = kinds.get(label, "one")
+        if kind == "one" or (kind == "many" and keys <= absent):
+            lost |= keys & absent
+    if lost:
+        return _hanging(lost, view)
+    entries = [{k: v for k, v in e.items() if v not in absent} for e in step.get("inputs") or ()]
+    return {**step, "inputs": [entry for entry in entries if entry]}
+
+
+def _passed_over(record: Any) -> bool:
+    return bool(record) and bool(record.get("skipped"))
+
+
+def _hanging(keys: set[str], view: TurnView, why: str = "") -> Skipped:
+    """Say that a step cannot do without results that will never be there."""
+    lost = sorted(key for key in keys if not view.results[key].get("not_needed"))
+    if not lost:
+        names = ", ".join(map(repr, sorted(keys)))
+        return Skipped(f"{why}it reads {names}, which is not needed.", not_needed=True)
+    return Skipped(f"{why}it reads {', '.join(map(repr, lost))}, which is missing.")

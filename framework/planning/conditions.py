@@ -1,0 +1,172 @@
+"""When a step is needed: a condition on results, as data.
+
+A comparison is ``{"of": "forecast.wind", "is": ">", "than": 12}``; ``{"and": [...]}``,
+``{"or": [...]}`` and ``{"not": ...}`` put comparisons together. What a comparison reads may never
+come to be, because the step that would give it is not needed itself: then nobody knows whether it
+holds. ``and`` and ``or`` hold or not whatever the unknown part would say, where the others decide;
+otherwise the whole is unknown, and a step is needed only when its condition holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from framework.base import ErrorSeverity, ValidationError
+from framework.planning.problems import Path, preview
+from framework.planning.reading import is_too_deep
+
+OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+MAX_DEPTH = 16
+MAX_COMPARISONS = 100
+ABSENT: Any = object()
+"""Stands for a value that will never be there."""
+
+_IN_ORDER = frozenset({"number", "text"})
+_SETS = ("and", "or")
+
+
+def comparisons(condition: object) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the comparisons of a condition, each with where it stands.
+
+    >>> [path for path, _ in comparisons({"not": {"of": "a", "is": ">", "than": 1}})]
+    [('not',)]
+    """
+    if not is_too_deep(condition, MAX_DEPTH):
+        yield from _comparisons(condition, ())
+
+
+def _comparisons(condition: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    if not isinstance(condition, dict):
+        return
+    if isinstance(condition.get("of"), str):
+        yield path, condition
+    yield from _comparisons(condition.get("not"), (*path, "not"))
+    for name in _SETS:
+        parts = condition.get(name)
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            yield from _comparisons(part, (*path, name, number))
+
+
+def condition_faults(condition: object) -> Iterator[tuple[Path, Any, str]]:
+    """Yield what is wrong with the form of a condition: where, the value, and why.
+
+    >>> [cause for _, _, cause in condition_faults({"of": "a", "is": "about", "than": 1})]
+    ['is no comparison; there are >, >=, <, <=, ==, !=']
+    """
+    if is_too_deep(condition, MAX_DEPTH):
+        yield (), condition, f"nests deeper than {MAX_DEPTH} levels"
+    elif sum(1 for _ in comparisons(condition)) > MAX_COMPARISONS:
+        yield (), condition, f"has more than {MAX_COMPARISONS} comparisons"
+    else:
+        yield from _faults(condition, ())
+
+
+def _faults(condition: object, path: Path) -> Iterator[tuple[Path, Any, str]]:
+    fields: dict[Any, Any] = condition if isinstance(condition, dict) else {}
+    name = next(iter(fields), None) if len(fields) == 1 else None
+    if name == "not":
+        yield from _faults(fields[name], (*path, name))
+    elif name in _SETS:
+        if not isinstance(fields[name], list) or not fields[name]:
+            yield (*path, name), fields[name], "is not a list of conditions"
+            return
+        for number, part in enumerate(fields[name]):
+            yield from _faults(part, (*path, name, number))
+    elif fields.keys() != {"of", "is", "than"}:
+        yield path, condition, "is no condition"
+    else:
+        if not isinstance(fields["of"], str) or not fields["of"]:
+            yield (*path, "of"), fields["of"], "names no result"
+        sign, than = fields["is"], fields["than"]
+        if not isinstance(sign, str) or sign not in OPERATORS:
+            cause = f"is no comparison; there are {', '.join(OPERATORS)}"
+            yield (*path, "is"), sign, cause
+        elif kind_of(than) in ("list", "object") or than in (math.inf, -math.inf) or than != than:
+            cause = "is not text, a finite number, true, false or null"
+            yield (*path, "than"), than, cause
+        elif sign not in ("==", "!=") and kind_of(than) not in _IN_ORDER:
+            yield (*path, "than"), than, f"has no order, which {sign} needs"
+
+
+def kind_of(value: object) -> str:
+    """Name what a plain value is, as far as comparing it goes."""
+    if value is None or isinstance(value, bool):
+        return "nothing" if value is None else "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    return "list" if isinstance(value, list) else "object"
+
+
+def holds(condition: Mapping[str, Any], value_of: Callable[[str], Any]) -> bool | None:
+    """Tell whether a condition that checks clean holds; ``None`` where nobody can know.
+
+    Args:
+        condition: The condition.
+        value_of: Returns what stands at a path, or :data:`ABSENT`.
+
+    Raises:
+        ValidationError: Two values cannot be compared; the severity is REPLANNING.
+
+    >>> rule = {"or": [{"of": "a", "is": ">", "than": 3}, {"of": "b", "is": "==", "than": "x"}]}
+    >>> holds(rule, {"a": 4, "b": "y"}.get), holds(rule, {"a": 1, "b": ABSENT}.get)
+    (True, None)
+    """
+    if "not" in condition:
+        inner = holds(condition["not"], value_of)
+        return None if inner is None else not inner
+    for name, decided in zip(_SETS, (False, True), strict=True):
+        if name in condition:
+            unknown = False
+            for part in condition[name]:
+                found = holds(part, value_of)
+                if found is decided:
+                    return decided
+                unknown = unknown or found is None
+            return None if unknown else not decided
+    value, sign, than = value_of(condition["of"]), condition["is"], condition["than"]
+    if value is ABSENT:
+        return None
+    if sign in ("==", "!="):
+        # In Python, true is 1.
+        equal = kind_of(value) == kind_of(than) and value == than
+        return equal is (sign == "==")
+    if kind_of(value) != kind_of(than):
+        raise ValidationError(
+            f"{condition['of']} is {preview(value)}, which {told(condition)!r} cannot compare.",
+            fix="Compare numbers with numbers and text with text.",
+            severity=ErrorSeverity.REPLANNING,
+        )
+    return OPERATORS[sign](value, than)
+
+
+def told(condition: object) -> str:
+    """Write a condition as a person would; anything else as what it is.
+
+    >>> told({"and": [{"of": "a", "is": ">", "than": 1}, {"not": {"of": "b", "is": "==", "than": "x"}}]})
+    'a > 1 and not (b == "x")'
+    """
+    if is_too_deep(condition, MAX_DEPTH) or not isinstance(condition, dict):
+        return preview(condition)
+    if "not" in condition:
+        return f"not ({told(condition['not'])})"
+    for name in _SETS:
+        parts = condition.get(name)
+        if isinstance(parts, list):
+            several = (isinstance(p, dict) and p.keys() & set(_SETS) for p in parts)
+            words = (f"({told(p)})" if s else told(p) for p, s in zip(parts, several, strict=True))
+            return f" {name} ".join(words)
+    than = json.dumps(condition.get("than"), default=preview)
+    return f"{condition.get('of')} {condition.get('is')} {than}"

@@ -1,0 +1,103 @@
+"""Plans written in Python: the same data, with less to type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from framework.base.errors import PlanError
+from framework.base.plan import ExecutionPlan, bounds_of
+from framework.planning.reading import make_key
+
+
+class Plan:
+    """A plan that is put together step by step.
+
+    It is checked where every plan is: ``check_plan(plan.to_dict(), registry)``, and by the graph
+    that it is given to. The closing step is added there.
+
+    Args:
+        deadline: Seconds that the steps may take, all in all.
+        budget: What the turn may use up, by the names of a ``Budget``.
+
+    >>> plan = (
+    ...     Plan(deadline=60)
+    ...     .step("read_tanks", key="tanks")
+    ...     .step("fill_tank", key="filled", parameters={"name": {"$from": "item"}})
+    ...     .for_each("tanks.names")
+    ...     .when({"of": "tanks.pressure", "is": "<", "than": 3})
+    ... )
+    >>> plan.to_dict()["steps"][1]["for_each"]
+    {'of': 'tanks.names', 'as': 'item', 'on_failure': 'stop'}
+    """
+
+    def __init__(
+        self, *, deadline: float | None = None, budget: Mapping[str, float] | None = None
+    ) -> None:
+        self._bounds = bounds_of({"deadline": deadline, "budget": dict(budget or {})})
+        self._steps: list[dict[str, Any]] = []
+
+    def step(
+        self,
+        capability: Any,
+        *,
+        key: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        **more: Any,
+    ) -> Plan:
+        """Add a step.
+
+        Args:
+            capability: A capability, or its name.
+            key: The step's context key; made of the capability's name when not given.
+            parameters: Its parameters.
+            inputs: Context type to the key that is read, or a list of such.
+            **more: Further fields of a :class:`~framework.base.PlannedStep`, such as ``optional``.
+
+        Raises:
+            PlanError: It is neither a capability nor a name.
+        """
+        spec = getattr(capability, "capability_spec", None)
+        name = capability if spec is None else spec.name
+        if not isinstance(name, str):
+            raise PlanError(
+                f"{capability!r} is no capability.",
+                fix="Give one that @capability_node made, or its name.",
+            )
+        given = (
+            [{kind: of} for kind, of in inputs.items()] if isinstance(inputs, Mapping) else inputs
+        )
+        taken = [step["context_key"] for step in self._steps]
+        found: dict[str, Any] = {
+            "context_key": make_key(name, taken) if key is None else key,
+            "capability": name,
+            "parameters": None if parameters is None else dict(parameters),
+            "inputs": None if given is None else [dict(entry) for entry in given],
+        }
+        self._steps.append({k: v for k, v in {**found, **more}.items() if v is not None})
+        return self
+
+    def for_each(self, of: str, *, name: str = "item", on_failure: str = "stop") -> Plan:
+        """Run the last step once for each element of a list.
+
+        Args:
+            of: The path of the list.
+            name: By which name its parameters mean the element.
+            on_failure: ``stop`` or ``collect``.
+        """
+        return self._last(for_each={"of": of, "as": name, "on_failure": on_failure})
+
+    def when(self, condition: Mapping[str, Any]) -> Plan:
+        """Have the last step run only where a condition holds."""
+        return self._last(when=dict(condition))
+
+    def to_dict(self) -> ExecutionPlan:
+        """Return the plan as plain data."""
+        return cast("ExecutionPlan", {"steps": [*self._steps], **self._bounds})
+
+    def _last(self, **more: Any) -> Plan:
+        if not self._steps:
+            raise PlanError("There is no step yet.", fix="Call .step(…) first.")
+        self._steps[-1] |= more
+        return self

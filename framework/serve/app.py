@@ -1,0 +1,174 @@
+"""The server as an ASGI application: routes, who may pass, and what lives as long as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from configs.logger import get_logger
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    MissingExtraError,
+    require_extra,
+)
+from framework.serve.identity import Identity, Logins
+from framework.serve.ledger import Ledger
+from framework.serve.observed import Observed
+from framework.serve.problems import problem, problem_of
+from framework.serve.routes import agui, api, console, health, ledger, login, openai
+from framework.serve.runs import Runs
+from framework.serve.shield import Shield, settings_of
+from framework.serve.threads import Threads
+from framework.serve.tokens import TokenFile
+from framework.stores.run_log import RunLog
+
+if TYPE_CHECKING:
+    from configs.settings import ServeSettings, Settings
+
+
+def create_app(
+    graph: Any,
+    *,
+    settings: Settings | None = None,
+    auth: str | Path | Identity | None = None,
+    host: str | None = None,
+) -> Starlette:
+    """Return an ASGI application that serves a graph to people and to other agents.
+
+    Mounted in another application, its lifespan has to be entered there
+    (``app.router.lifespan_context(app)``), so that runs are taken up and handed over.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        settings: All settings; the graph's own when not given.
+        auth: The file of tokens, or an :class:`~framework.serve.identity.Identity` of one's own.
+            Without one there is one user, ``local``, who comes by the one-time link
+            (``app.state.link``).
+        host: On which address the server listens; ``None`` behind somebody else's server.
+
+    Raises:
+        ConfigurationError: The graph has no saver, or was not made by ``build_graph``.
+
+    >>> from framework import build_graph
+    >>> from langgraph.checkpoint.memory import InMemorySaver
+    >>> app = create_app(build_graph([], checkpointer=InMemorySaver()))
+    >>> app.url_path_for("thread", id="1")
+    '/api/threads/1'
+    """
+    services = getattr(graph, "services", None)
+    if services is None or not graph.checkpointer:
+        raise ConfigurationError(
+            "Only a graph of build_graph that keeps its threads can be served.",
+            fix="Give build_graph a checkpointer; InMemorySaver() is enough to try.",
+        )
+    serve = settings_of(settings or services.settings)
+    log = RunLog(graph.checkpointer)
+    threads = Threads(graph, log, shared=auth is None)
+    runs = Runs(graph, threads, log, serve)
+    identity: Identity
+    if auth is None or isinstance(auth, (str, Path)):
+        tokens = TokenFile(Path(auth)) if auth is not None else None
+        identity = Logins(serve, tokens, serve.base_url or "")
+    else:
+        identity = auth
+    entries = login.routes(identity) if isinstance(identity, Logins) else []
+
+    protocols, entered = protocol_routes(graph, runs, threads, serve)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await graph.warm_up()
+        looking = asyncio.create_task(runs.serve())
+        ready, ending = asyncio.Event(), asyncio.Event()
+
+        async def live() -> None:
+            # What protocols live in has to be left by the task that entered it, whichever task
+            # of an outer application or of a test comes to the end of this.
+            try:
+                async with contextlib.AsyncExitStack() as stack:
+                    for one in entered:
+                        await stack.enter_async_context(one())
+                    ready.set()
+                    await ending.wait()
+            finally:
+                ready.set()
+
+        living = asyncio.create_task(live())
+        await ready.wait()
+        try:
+            if not living.done():
+                yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            await runs.drain()
+            ending.set()
+            await living
+
+    handlers: dict[Any, Any] = dict.fromkeys((CapgraphError, Exception), _told)
+    registry = CollectorRegistry()
+    kept = Ledger(graph, threads, serve.overseers)
+    app = Starlette(
+        routes=[
+            *api.routes(runs, threads),
+            *ledger.routes(kept),
+            *agui.routes(runs),
+            *openai.routes(runs, serve),
+            *health.routes(runs, services.settings.name, registry),
+            *console.routes(),
+            *protocols,
+            *entries,
+        ],
+        middleware=[
+            Middleware(Observed, registry),
+            Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH]),
+        ],
+        exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
+        lifespan=lifespan,
+    )
+    app.state.runs, app.state.threads = runs, threads
+    app.state.link = identity.link if isinstance(identity, Logins) else None
+    return app
+
+
+def protocol_routes(
+    graph: Any, runs: Runs, threads: Threads, settings: ServeSettings
+) -> tuple[list[BaseRoute], list[Callable[[], AbstractAsyncContextManager[None]]]]:
+    """Return the routes of the protocols whose extras are installed, and what they live in."""
+    routes: list[BaseRoute] = []
+    entered = []
+    for extra, module in (("mcp", "mcp.server"), ("a2a", "a2a.server.routes")):
+        try:
+            require_extra(module, extra)
+        except MissingExtraError as exc:
+            get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
+            continue
+        made = importlib.import_module(f"framework.serve.routes.{extra}")
+        found, lives = made.endpoint(runs, threads, graph.services, settings)
+        routes += found
+        entered.append(lives)
+    return routes, entered
+
+
+async def _told(_: Request, error: Exception) -> Response:
+    return problem_of(error)
+
+
+async def _unrouted(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "CG-NOT-FOUND", 405: "CG-METHOD"}[error.status_code]
+    return problem(error.status_code, code, str(error.detail), headers=error.headers)

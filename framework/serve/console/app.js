@@ -1,0 +1,423 @@
+// Puts the parts together: the address, what is open, what runs, and what the parts may ask for.
+
+import { Problem, call, follow, get, post, query, threadPath } from "./api.js";
+import { attr, button, h, put, visible } from "./dom.js";
+import { planView } from "./plan.js";
+import { RUNS, empty, fromThread, openRun, reduce } from "./state.js";
+import { figuresOf, talkView } from "./talk.js";
+import { T } from "./text.js";
+import { threadBar, threadsView } from "./threads.js";
+
+const LOOK = 5000;
+const LOOK_HIDDEN = 30000;
+const PAGE = 15;
+
+const views = {};
+const later = {
+  timeline: async () => (await import("./time.js")).timeView(app),
+  ledger: async () => (await import("./ledger.js")).ledgerView(app),
+  usage: async () => (await import("./ledger.js")).usageView(app),
+  inbox: async () => { await loadCards(); return inbox.inboxView(app); },
+  history: async () => (await import("./history.js")).historyView(app),
+  agent: async () => (await import("./agent.js")).agentView(app),
+};
+const wide = matchMedia("(min-width: 1180px)");
+const middle = matchMedia("(min-width: 760px)");
+const others = new BroadcastChannel("capgraph");
+
+const app = {
+  turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
+  questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
+  tab: "talk", side: "plan", leave: null, draft: 0,
+
+  address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
+  always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
+  current() { return this.always().includes(this.tab) ? this.side : this.tab; },
+  shows(part) { return this.always().includes(part) || this.current() === part; },
+
+  show(part) {
+    this.tab = part;
+    if (part !== "talk" && part !== "threads") this.side = part;
+    else if (part === "threads" && middle.matches && !wide.matches) this.side = part;
+    history.replaceState(null, "", `${location.pathname}${location.search}#${part}`);
+    arrangeParts();
+  },
+
+  // --- threads ---
+  async open(id, { push = true } = {}) {
+    this.hangUp();
+    const mine = this.draft += 1;
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, stopping: false, problem: "", connection: "idle", looks: 5 });
+    if (push) history.pushState(null, "", this.address(id) + location.hash);
+    views.talk.toEnd();
+    changed();
+    if (id === null) return;
+    try {
+      const thread = await get(threadPath(id));
+      if (mine === this.draft) this.take(thread);
+    } catch (error) { if (mine === this.draft) { this.problem = error.status === 404 ? T.gone : ""; this.fail(error); } }
+    this.refreshQuestions();
+  },
+  take(thread) {
+    this.thread = thread;
+    this.turn = fromThread(thread);
+    this.loadFigures(thread);
+    const open = openRun(thread);
+    if (open) this.listen(open);
+    // Read while its run was ending: what it came to is there in a moment.
+    else if (thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
+    else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
+    changed();
+  },
+  async newThread() {
+    await this.open(null);
+    this.show("talk");
+    document.getElementById("message").focus();
+  },
+  async make() {
+    const { thread_id: id } = await post("/api/threads");
+    this.draft += 1;
+    this.threadId = id;
+    history.pushState(null, "", this.address(id) + location.hash);
+    return id;
+  },
+  async refreshThreads(filter = this.filter) {
+    const same = filter === this.filter;
+    this.filter = filter;
+    const page = await get(query("/api/threads", { ...filter, limit: PAGE }));
+    if (filter !== this.filter) return;
+    // Pages that were asked for stay.
+    const first = new Set(page.items.map((one) => one.thread_id));
+    const others = same && page.next ? this.threads.filter((one) => !first.has(one.thread_id)) : [];
+    if (!others.length) this.threadsNext = page.next;
+    this.threads = [...page.items, ...others];
+    const mine = page.items.find((one) => one.thread_id === this.threadId);
+    if (mine) {
+      const moved = this.thread && mine.updated_at !== this.thread.updated_at;
+      this.thread = { ...this.thread, title: mine.title, updated_at: mine.updated_at };
+      // Somebody else went on with this thread: another tab, the command line, another protocol.
+      if (moved && !this.following) this.reload().catch(this.fail);
+    }
+    changed();
+  },
+  async moreThreads() {
+    const page = await get(query("/api/threads", { ...this.filter, limit: PAGE, after: this.threadsNext }));
+    const known = new Set(this.threads.map((one) => one.thread_id));
+    this.threads = [...this.threads, ...page.items.filter((one) => !known.has(one.thread_id))];
+    this.threadsNext = page.next;
+    changed();
+  },
+  async rename(title) {
+    try {
+      await call("PATCH", threadPath(this.threadId), { title });
+      this.thread = { ...this.thread, title };
+      await this.refreshThreads();
+    } catch (error) { this.fail(error); }
+  },
+  async remove() {
+    try {
+      await call("DELETE", threadPath(this.threadId));
+      this.threads = this.threads.filter((one) => one.thread_id !== this.threadId);
+      await this.newThread();
+      await this.refreshThreads();
+    } catch (error) { this.fail(error); }
+  },
+  async fork(checkpoint = null) {
+    try {
+      const { thread_id: id } = await post(`${threadPath(this.threadId)}/fork`, checkpoint ? { checkpoint_id: checkpoint } : {});
+      await this.open(id);
+      await this.refreshThreads();
+      return id;
+    } catch (error) { this.fail(error); return null; }
+  },
+  // A fork that ends just before a message, with its text to change.
+  async editFrom(index, text) {
+    if (index === 0) await this.newThread();
+    else {
+      let after = null;
+      let found = null;
+      do {
+        const page = await get(query(`${threadPath(this.threadId)}/history`, { limit: 100, after }));
+        found = page.items.find((one) => one.messages <= index && !one.next?.length);
+        after = page.next;
+      } while (!found && after);
+      if (!found || !await this.fork(found.checkpoint_id)) return;
+    }
+    this.show("talk");
+    views.talk.write(text);
+  },
+
+  // --- runs ---
+  async send(text) {
+    const own = { id: `mine-${Date.now()}`, role: "user", content: text };
+    const before = this.turn;
+    this.problem = "";
+    this.turn = { ...before, messages: [...before.messages, own], status: "queued" };
+    this.figures = null;
+    views.talk.toEnd();
+    changed();
+    try {
+      const id = this.threadId ?? await this.make();
+      const run = await post(`${threadPath(id)}/runs`, { message: text });
+      this.listen(run.run_id, { keep: true });
+      others.postMessage({ thread: id });
+      this.refreshThreads().catch(() => {});
+      return true;
+    } catch (error) {
+      this.turn = before;
+      this.fail(error);
+      return false;
+    }
+  },
+  async stop() {
+    if (!this.following) return;
+    this.stopping = true;
+    changed();
+    try { await post(`/api/runs/${encodeURIComponent(this.following)}/stop`); } catch (error) { this.stopping = false; this.fail(error); }
+  },
+  async answer(question, answer) {
+    const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });
+    this.questions = this.questions.filter((one) => one.question_id !== question.question_id);
+    if (question.thread_id === this.threadId) this.listen(run.run_id, { keep: true });
+    else this.refreshQuestions();
+    others.postMessage({ thread: question.thread_id });
+    changed();
+  },
+
+  // Follows a run. Without `keep` the turn is told anew, from its first event.
+  listen(runId, { keep = false } = {}) {
+    this.hangUp();
+    this.questions = this.questions.filter((one) => one.thread_id !== this.threadId);
+    if (!keep) this.turn = { ...this.turn, status: "running" };
+    this.turn = { ...this.turn, run: this.turn.run ?? runId };
+    this.following = runId;
+    if (document.hidden) return changed();
+    this.leave = follow(runId, {
+      events: (list) => {
+        for (const event of list) this.turn = reduce(this.turn, event);
+        changed();
+      },
+      state: (word) => { this.connection = word; changed(); },
+      gone: () => { this.ended(); },
+      end: () => { this.ended(); },
+    });
+    return changed();
+  },
+  hangUp() {
+    this.leave?.();
+    this.leave = null;
+    this.following = null;
+  },
+  async ended() {
+    const id = this.threadId;
+    const run = this.following;
+    this.connection = "idle";
+    this.stopping = false;
+    changed();
+    this.refreshQuestions();
+    try {
+      const thread = await get(threadPath(id));
+      if (id !== this.threadId || this.following !== run) return;
+      this.hangUp();
+      this.thread = thread;
+      if (thread.messages?.length) this.turn = { ...this.turn, messages: thread.messages };
+      this.loadFigures(thread);
+      if (openRun(thread)) this.listen(openRun(thread), { keep: true });
+    } catch (error) { this.hangUp(); this.fail(error); }
+    this.refreshThreads().catch(() => {});
+  },
+  async reload() {
+    const id = this.threadId;
+    const thread = await get(threadPath(id));
+    if (id === this.threadId && !this.leave) this.take(thread);
+  },
+  async loadFigures(thread) {
+    const id = this.threadId;
+    if (!Object.keys(thread.results ?? {}).length || openRun(thread)) return;
+    try {
+      const state = await get(`${threadPath(id)}/state`);
+      if (id === this.threadId) this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      changed();
+    } catch { this.figures = null; }
+  },
+
+  // --- questions ---
+  async refreshQuestions() {
+    try {
+      const page = await get("/api/questions");
+      this.questions = page.items;
+      if (page.items.length && !this.cards) loadCards();
+      announce.tell(page.items, page.items.every((one) => one.thread_id === this.threadId) && !document.hidden);
+      if (this.connection === "login" || (this.connection === "lost" && !this.leave)) this.connection = "idle";
+      changed();
+    } catch (error) { this.fail(error); }
+  },
+  showStep(key) {
+    this.show("plan");
+    views.plan.select(key);
+  },
+  fail(error) {
+    if (error instanceof Problem && error.status === 401) app.connection = "login";
+    else if (error instanceof Problem) app.problem = error.message;
+    else if (error instanceof TypeError) app.connection = "lost";
+    else throw error;
+    changed();
+  },
+};
+
+// Cards and their forms are fetched when the first question is there.
+let inbox = null;
+async function loadCards() {
+  inbox ??= await import("./inbox.js");
+  app.cards ??= inbox.cards(app);
+  changed();
+}
+
+// --- the page ---
+const announce = announcer();
+const main = h("main");
+const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": T.partsLabel });
+const state = h("span", { class: "connection", role: "status" });
+const login = loginForm();
+const bar = threadBar(app);
+const header = h("header", null, h("h1", null, T.name), state, bar.node,
+  h("span", { class: "buttons" },
+    button("◐", () => theme(true), { "aria-label": T.theme, class: "small round" }),
+    h("form", { method: "post", action: "/logout" }, h("button", { type: "submit", class: "small" }, T.logout))));
+const badge = h("span", { class: "count", "aria-hidden": "true", hidden: true });
+
+// Says in title and, where the person agreed, by the system, that somebody is waited for.
+function announcer() {
+  const told = new Set();
+  const live = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
+  return {
+    node: live,
+    tell(questions, quiet) {
+      const fresh = questions.filter((one) => !told.has(one.question_id));
+      for (const one of fresh) told.add(one.question_id);
+      document.title = questions.length ? T.titleAsks(questions.length) : T.name;
+      put(live, questions.length ? T.asked(questions.length) : "");
+      if (!fresh.length || quiet || typeof Notification === "undefined" || Notification.permission !== "granted" || !document.hidden) return;
+      const step = fresh[0].steps?.[0];
+      new Notification(T.titleAsk, { body: visible(step?.description ?? T.question), tag: fresh[0].question_id });
+    },
+  };
+}
+
+function loginForm() {
+  const input = h("input", { type: "password", testid: "token-input", "aria-label": T.login.token, autocomplete: "current-password" });
+  const told = h("span", { class: "problem", role: "alert" });
+  const node = h("form", { class: "login", hidden: true }, h("p", null, T.login.told), input,
+    h("button", { type: "submit", testid: "login", class: "main" }, T.login.send), h("a", { href: "/login" }, T.login.page), told);
+  node.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const answer = await fetch("/login", { method: "POST", body: new URLSearchParams({ token: input.value }) });
+    input.value = "";
+    put(told, answer.ok ? "" : T.login.refused);
+    if (answer.ok) { app.connection = "idle"; look(); changed(); }
+  });
+  return node;
+}
+
+function theme(next) {
+  const key = "theme";
+  let word = null;
+  try { word = localStorage.getItem(key); } catch { /* a browser may keep nothing */ }
+  if (next) {
+    const dark = word ? word === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    word = dark ? "light" : "dark";
+    try { localStorage.setItem(key, word); } catch { /* as above */ }
+  }
+  if (word) document.documentElement.dataset.theme = word;
+}
+
+function arrangeParts() {
+  const always = app.always();
+  const current = app.current();
+  if (!views[current] && later[current]) {
+    const wanted = current;
+    later[wanted]().then((view) => { if (!views[wanted]) { views[wanted] = view; main.append(view.node); view.node.id = `part-${wanted}`; } arrangeParts(); });
+  }
+  document.body.dataset.part = current;
+  for (const [name, view] of Object.entries(views)) view.node.hidden = !app.shows(name);
+  for (const tab of tabs.children) {
+    tab.hidden = always.includes(tab.dataset.part);
+    const on = tab.dataset.part === current;
+    attr(tab, "aria-selected", String(on));
+    attr(tab, "tabindex", on ? "0" : "-1");
+    if (on && !middle.matches) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+  changed();
+}
+
+let waiting = false;
+function changed() {
+  if (waiting) return;
+  waiting = true;
+  const work = () => { waiting = false; render(); };
+  if (document.hidden) setTimeout(work, 100);
+  else requestAnimationFrame(work);
+}
+
+function render() {
+  const word = app.connection === "idle" && RUNS.has(app.turn.status) && !app.leave ? "idle" : app.connection;
+  put(state, T.connection[word]);
+  attr(state, "data-state", word);
+  login.hidden = word !== "login";
+  badge.hidden = !app.questions.length;
+  put(badge, String(app.questions.length));
+  bar.update();
+  for (const [name, view] of Object.entries(views)) if (app.shows(name)) view.update();
+}
+
+async function look() {
+  if (document.hidden) { await app.refreshQuestions(); return; }
+  await Promise.all([app.refreshThreads().catch(app.fail), app.refreshQuestions()]);
+}
+
+function begin() {
+  theme(false);
+  views.threads = threadsView(app);
+  views.talk = talkView(app);
+  views.plan = planView(app);
+  for (const name of Object.keys(T.parts)) {
+    const tab = button(T.parts[name], () => app.show(name), { role: "tab", "data-part": name, "aria-controls": `part-${name}` });
+    if (name === "inbox") tab.append(badge);
+    tabs.append(tab);
+  }
+  tabs.addEventListener("keydown", (event) => {
+    const shown = [...tabs.children].filter((tab) => !tab.hidden);
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!way) return;
+    const next = shown[(shown.indexOf(document.activeElement) + way + shown.length) % shown.length];
+    next.focus();
+    next.click();
+  });
+  for (const [name, view] of Object.entries(views)) { view.node.id = `part-${name}`; main.append(view.node); }
+  main.prepend(tabs);
+  document.body.replaceChildren(h("a", { class: "skip", href: "#message", onclick: (event) => { event.preventDefault(); app.show("talk"); document.getElementById("message").focus(); } }, T.skip),
+    header, login, main, announce.node);
+  const named = location.hash.slice(1);
+  if (named in T.parts) { app.tab = named; if (named !== "talk" && named !== "threads") app.side = named; }
+  wide.addEventListener("change", arrangeParts);
+  middle.addEventListener("change", arrangeParts);
+  arrangeParts();
+  const asked = () => new URLSearchParams(location.search).get("thread");
+  addEventListener("popstate", () => { if (asked() !== app.threadId) app.open(asked(), { push: false }); });
+  others.addEventListener("message", ({ data }) => {
+    if (data.thread === app.threadId && !app.following) app.reload().catch(app.fail);
+    app.refreshQuestions();
+  });
+  document.addEventListener("visibilitychange", () => {
+    // A hidden page holds no connection; a shown one hears what it has missed.
+    if (document.hidden) { const run = app.following; app.hangUp(); app.following = run; return; }
+    if (app.threadId && app.following) app.reload().catch(app.fail);
+    look();
+  });
+  let ticks = 0;
+  setInterval(() => { ticks += 1; if (!document.hidden || ticks % (LOOK_HIDDEN / LOOK) === 0) look(); }, LOOK);
+  app.refreshThreads().catch(app.fail);
+  if (asked() === null) { app.refreshQuestions(); changed(); } else app.open(asked(), { push: false });
+}
+
+begin();

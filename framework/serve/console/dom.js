@@ -1,0 +1,106 @@
+// Nodes by hand: whatever comes from outside enters the page as text, never as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, props, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+export function s(tag, props, ...children) {
+  return filled(document.createElementNS(SVG, tag), props, children);
+}
+
+function filled(node, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else if (name === "testid") node.setAttribute("data-testid", value);
+    else if (name === "value") node.value = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  return node;
+}
+
+export function button(label, onclick, props) {
+  return h("button", { type: "button", onclick, ...props }, label);
+}
+
+// Sets only what differs: a write that changes nothing still costs a style pass.
+export function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function attr(node, name, value) {
+  if (value === null || value === undefined || value === false) {
+    if (node.hasAttribute(name)) node.removeAttribute(name);
+  } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
+// Keeps one child for each item, by key, in order; what stays is not touched but by `update`.
+export function keyed(parent, items, keyOf, make, update) {
+  const known = parent.capgraphNodes ??= new Map();
+  const wanted = new Set(items.map(keyOf));
+  for (const [key, node] of known) if (!wanted.has(key)) { node.remove(); known.delete(key); }
+  let before = null;
+  for (const item of items) {
+    const key = keyOf(item);
+    let node = known.get(key);
+    if (!node) { node = make(item); known.set(key, node); }
+    const place = before ? before.nextSibling : parent.firstChild;
+    if (node !== place) parent.insertBefore(node, place);
+    update?.(node, item);
+    before = node;
+  }
+}
+
+// What a reader cannot see must not deceive him: controls and reversals of direction show as escapes.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+
+export function visible(text) {
+  return String(text).replace(/\r\n?/g, "\n").replace(HIDDEN,
+    (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+export function json(value, most = 20000) {
+  const text = visible(typeof value === "string" ? value : JSON.stringify(value, null, 2) ?? "");
+  return text.length > most ? `${text.slice(0, most)}\n…` : text;
+}
+
+export function pre(value, props) {
+  return h("pre", { tabindex: 0, ...props }, json(value));
+}
+
+// A table of plain objects; columns that nobody filled are left out.
+export function table(items, columns, caption) {
+  const used = columns.filter((name) => items.some((item) => shown(item[name]) !== ""));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    h("table", null,
+      h("thead", null, h("tr", null, used.map((name) => h("th", { scope: "col" }, name.replaceAll("_", " "))))),
+      h("tbody", null, items.map((item) => h("tr", null, used.map((name) => h("td", null, shown(item[name]))))))));
+}
+
+export function columnsOf(items, first = []) {
+  return [...new Set([...first, ...items.flatMap((item) => Object.keys(item))])];
+}
+
+function shown(value) {
+  if (value === null || value === undefined) return "";
+  if (Array.isArray(value) && value.every((one) => typeof one !== "object")) return visible(value.join(", "));
+  if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(6));
+  return json(value, 400);
+}
+
+export function save(name, blob) {
+  const url = URL.createObjectURL(blob);
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+export function when(time, short = false) {
+  const date = new Date(typeof time === "number" ? time * (time < 1e11 ? 1000 : 1) : time);
+  return Number.isNaN(date.getTime()) ? "" : date.toLocaleString("en", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: short ? undefined : "2-digit", hour12: false });
+}

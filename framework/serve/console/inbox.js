@@ -1,0 +1,161 @@
+// Questions: one card each, wherever it stands; what was typed into it stays when it moves.
+
+import { Problem } from "./api.js";
+import { attr, button, h, json, keyed, pre, visible } from "./dom.js";
+import { form } from "./form.js";
+import { T } from "./text.js";
+
+export function cards(app) {
+  const known = new Map();
+  function place(where, questions) {
+    keyed(where, questions, (one) => one.question_id, (one) => {
+      let card = known.get(one.question_id);
+      if (!card) known.set(one.question_id, card = cardNode(app, one));
+      return card;
+    });
+    for (const one of questions) {
+      const card = known.get(one.question_id);
+      if (card.parentNode !== where) where.append(card);
+    }
+    for (const [id, card] of known) if (!app.questions.some((one) => one.question_id === id)) { card.remove(); known.delete(id); }
+  }
+  return { place };
+}
+
+export function inboxView(app) {
+  const list = h("div", { class: "asked" });
+  const none = h("p", { class: "quiet" }, T.noQuestions);
+  const notify = button(T.notify, async () => { await Notification.requestPermission(); update(); });
+  const node = h("section", { class: "part side", testid: "inbox", "aria-label": T.parts.inbox },
+    h("div", { class: "bar" }, h("h2", null, T.parts.inbox), notify), none, list);
+  function update() {
+    none.hidden = app.questions.length > 0;
+    notify.hidden = typeof Notification === "undefined" || Notification.permission !== "default";
+    app.cards.place(list, app.questions);
+  }
+  return { node, update };
+}
+
+function cardNode(app, question) {
+  const alert = h("div", { class: "problems", role: "alert" });
+  const reason = h("textarea", { testid: "reason", rows: 1, "aria-label": T.reason, placeholder: T.reason });
+  const node = h("article", { class: "question", testid: "question", "data-question": question.question_id, "aria-label": T.question });
+  const entries = (question.steps ?? []).map((step) => entryNode(step, question.steps.length > 1, () => refresh()));
+  const buttons = h("div", { class: "buttons" });
+  let busy = false;
+
+  function tell(problems) {
+    let left = problems;
+    for (const entry of entries) left = entry.problems(left);
+    alert.replaceChildren(...left.map((one) => h("p", { class: "problem", testid: "problem" }, visible(one.message))));
+  }
+
+  async function give(word) {
+    if (busy) return;
+    busy = true;
+    tell([]);
+    attr(node, "aria-busy", "true");
+    const answer = entries.length
+      ? Object.fromEntries(entries.map((entry) => [entry.key, entry.answer(word, reason.value)]))
+      : reason.value;
+    try {
+      await app.answer(question, answer);
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      if (error.status === 409 || error.status === 404) { tell([{ path: "", message: T.answeredElsewhere }]); app.refreshQuestions(); }
+      else tell(error.problems.length ? error.problems : [{ path: "", message: error.message }]);
+    } finally {
+      busy = false;
+      attr(node, "aria-busy", null);
+    }
+  }
+
+  function refresh() {
+    const changed = entries.some((entry) => entry.changed());
+    for (const entry of entries) entry.refresh();
+    attr(node, "data-changed", changed || null);
+  }
+
+  const decisions = entries.length ? [...new Set(entries.flatMap((entry) => entry.decisions))] : ["answer"];
+  const order = ["approve", "rerun", "done", "skip", "reject", "respond"];
+  for (const word of order.filter((one) => decisions.includes(one))) {
+    const testid = word === "approve" || word === "reject" ? word : undefined;
+    buttons.append(button(T.decisions[word], () => give(word),
+      { testid, class: word === "approve" ? "main" : word === "reject" ? "danger" : null }));
+  }
+  if (entries.length > 1) buttons.append(button(T.send_, () => give(null)));
+  if (!entries.length) buttons.append(button(T.answer, () => give("answer"), { testid: "approve", class: "main" }));
+
+  const thread = app.threads.find((one) => one.thread_id === question.thread_id);
+  node.append(
+    h("div", { class: "whose" }, button(visible(thread?.title || question.thread_id), () => app.open(question.thread_id), { class: "link", title: T.openThread })),
+    ...(entries.length ? entries.map((entry) => entry.node) : [h("div", { class: "entry" }, pre(question.value ?? question))]),
+    alert, h("div", { class: "field" }, reason), buttons);
+  refresh();
+  return node;
+}
+
+function entryNode(step, several, onchange) {
+  const isStep = step.kind === "step";
+  const shape = step.decisions.includes("edit") && step.kind !== "plan"
+    ? form(step.parameters_schema, step.parameters, onchange) : null;
+  const plan = step.kind === "plan" && step.decisions.includes("edit") ? planField(step, onchange) : null;
+  const personal = step.approvals && "needed" in step.approvals;
+  const remember = isStep && step.decisions.includes("approve") && !personal ? h("input", { type: "checkbox" }) : null;
+  const rememberLabel = remember && h("label", { class: "check" }, remember, ` ${T.remember}`);
+  const choice = several ? h("select", { "aria-label": T.decision },
+    step.decisions.filter((word) => word !== "edit").map((word) => h("option", { value: word }, T.decisions[word]))) : null;
+  const told = h("div");
+  const facts = Object.entries({ ...step.input_summaries }).map(([name, text]) => [
+    h("dt", null, visible(name)), h("dd", null, visible(text))]);
+  const hasInputs = Object.keys(step.input_values ?? {}).length > 0;
+  const name = step.kind === "plan" ? T.kind.plan : step.description || step.capability;
+  const node = h("div", { class: "entry", "data-key": step.context_key },
+    h("h3", null, visible(name), " ",
+      step.effect ? h("span", { class: "badge", "data-effect": step.effect }, T.effect[step.effect] ?? step.effect) : null),
+    h("p", { class: "quiet" }, step.kind === "plan" ? visible(step.description ?? "") : T.kind[step.kind] ?? "", " ",
+      h("code", null, visible(step.context_key))),
+    step.task_objective ? h("p", null, visible(step.task_objective)) : null,
+    step.reason ? h("p", { class: "why" }, visible(step.reason)) : null,
+    personal ? h("p", null, T.agreed((step.approvals.agreed ?? []).join(", "), step.approvals.needed)) : null,
+    step.idempotency_key ? h("p", { class: "quiet" }, T.unknownKey(visible(step.idempotency_key))) : null,
+    facts.length || hasInputs ? h("details", { open: facts.length < 4 }, h("summary", null, T.input_), h("dl", null, facts),
+      hasInputs ? pre(json(step.input_values, Infinity)) : null) : null,
+    step.result !== undefined ? h("details", { open: true }, h("summary", null, T.result), pre(json(step.result, Infinity))) : null,
+    step.element !== undefined ? pre(step.element) : null,
+    plan ? plan.node : shape ? shape.node : Object.keys(step.parameters ?? {}).length
+      ? h("details", { open: true }, h("summary", null, T.willRun), pre(json(step.parameters, Infinity))) : null,
+    told, choice ? h("div", { class: "field" }, choice) : null, rememberLabel);
+
+  const changed = () => (shape?.changed() || plan?.changed()) ?? false;
+  return {
+    node, key: step.context_key, decisions: step.decisions.filter((word) => word !== "edit"), changed,
+    refresh: () => { if (remember) { remember.disabled = changed(); if (changed()) remember.checked = false; } },
+    answer: (given, reason) => {
+      const word = given && step.decisions.includes(given) ? given : choice?.value ?? step.decisions[0];
+      if (word === "approve" && changed()) return { decision: "edit", ...(plan ? plan.read() : { parameters: shape.read() }) };
+      const found = { decision: word };
+      if (word === "approve" && remember?.checked) found.remember = { scope: "thread" };
+      if (word === "reject" && reason) found.reason = reason;
+      if (word === "respond") found.message = reason;
+      return found;
+    },
+    problems: (list) => {
+      const start = `${step.context_key}.`;
+      const mine = list.filter((one) => one.path === step.context_key || one.path.startsWith(start));
+      const inside = mine.map((one) => ({ ...one, path: one.path.slice(start.length).replace(/^parameters\.?/, "") }));
+      const left = shape ? shape.problems(inside) : inside;
+      told.replaceChildren(...left.map((one) => h("p", { class: "problem", testid: "problem", role: "alert" }, visible(one.message))));
+      return list.filter((one) => !mine.includes(one));
+    },
+  };
+}
+
+// A plan is changed as what it is: its steps in JSON.
+function planField(step, onchange) {
+  const text = json(step.parameters.steps, Infinity);
+  const area = h("textarea", { class: "code", rows: Math.min(14, text.split("\n").length), "aria-label": T.willRun, spellcheck: "false", oninput: onchange });
+  area.value = text;
+  const read = () => { try { return { steps: JSON.parse(area.value) }; } catch { return { parameters: { steps: area.value } }; } };
+  return { node: h("details", { open: text.length < 3000 }, h("summary", null, T.willRun), area), read, changed: () => area.value !== text };
+}

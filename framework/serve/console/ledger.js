@@ -1,0 +1,70 @@
+// What acted on the world, the audit, and what was used up.
+
+import { get, query } from "./api.js";
+import { button, columnsOf, h, table, visible, when } from "./dom.js";
+import { T } from "./text.js";
+
+const EFFECTS = ["capability", "step", "state", "approved_by", "key"];
+const AUDIT = ["seq", "at", "kind", "by", "capability", "step", "decision", "state", "thread_id", "hash"];
+const USAGE = ["model", "day", "user", "calls", "input_tokens", "output_tokens", "cost_usd"];
+
+// A list of the server, page by page.
+function pages(path, none, name, columns, flat = (item) => item) {
+  const asked = {};
+  const place = h("div");
+  const more = button(T.more, () => load(), { hidden: true });
+  let items = [];
+  let next = null;
+  async function load(anew) {
+    if (anew) { items = []; next = null; }
+    const page = await get(query(path, { ...asked, limit: 50, after: next }));
+    const found = page.items ?? (Array.isArray(page) ? page : Object.keys(page).length ? [page] : []);
+    items = [...items, ...found.map(flat)];
+    next = page.next ?? null;
+    more.hidden = !next;
+    place.replaceChildren(items.length ? table(items, columns ?? columnsOf(items, USAGE), name) : h("p", { class: "quiet" }, none));
+  }
+  return { asked, node: h("div", null, place, more), load: () => load(true).catch((error) => place.replaceChildren(h("p", { class: "quiet" }, visible(error.message)))) };
+}
+
+export function ledgerView(app) {
+  const effects = pages("/api/effects", T.noEffects, T.effects, EFFECTS);
+  const audit = pages("/api/audit", T.noAudit, T.audit, AUDIT,
+    (one) => ({ ...one.data, ...one, at: when(one.at), by: one.data?.by?.user_id, hash: one.hash?.slice(0, 12) }));
+  const told = h("span", { role: "status" });
+  const verify = button(T.verify, async () => {
+    try {
+      const found = await get("/api/audit/verify");
+      told.textContent = found.valid ? T.valid : `${T.invalid} ${visible(found.problem ?? "")}`;
+      told.className = found.valid ? "good" : "problem";
+    } catch (error) { told.textContent = visible(error.message); }
+  }, { class: "small" });
+  const node = h("section", { class: "part side", testid: "ledger", "aria-label": T.parts.ledger },
+    h("h2", null, T.parts.ledger), h("h3", null, T.effects), effects.node,
+    h("div", { class: "bar" }, h("h3", null, T.audit), verify, told), audit.node);
+  return { node, update: onceA(app, () => { effects.load(); audit.load(); }) };
+}
+
+export function usageView(app) {
+  const now = h("div");
+  const all = pages("/api/usage", T.noUsage, T.all);
+  const by = h("select", { "aria-label": T.by, class: "narrow" }, ["model", "day", "user"].map((word) => h("option", { value: word }, T.usageBy[word])));
+  by.addEventListener("change", () => { all.asked.by = by.value; all.load(); });
+  const node = h("section", { class: "part side", testid: "usage", "aria-label": T.parts.usage },
+    h("h2", null, T.parts.usage), h("h3", null, T.thisRun), now, h("div", { class: "bar" }, h("h3", null, T.all), by), all.node);
+  const load = onceA(app, () => all.load());
+  let of = null;
+  return { node, update: () => {
+    load();
+    if (of === app.turn.usage) return;
+    of = app.turn.usage;
+    const items = Object.entries(of).map(([model, used]) => ({ model, [T.calls]: used.calls, [T.tokensIn]: used.input, [T.tokensOut]: used.output }));
+    now.replaceChildren(items.length ? table(items, ["model", T.calls, T.tokensIn, T.tokensOut], T.thisRun) : h("p", { class: "quiet" }, T.noUsage));
+  } };
+}
+
+// Loads when the part is opened, and again when a run has ended.
+function onceA(app, load) {
+  let at;
+  return () => { if (at !== app.turn.ended) { at = app.turn.ended; load(); } };
+}

@@ -1,0 +1,72 @@
+// The threads of a person.
+
+import { get, threadPath } from "./api.js";
+import { attr, button, h, keyed, put, save, visible, when } from "./dom.js";
+import { T } from "./text.js";
+
+const OUTCOMES = ["completed", "partial", "failed", "stopped", "waiting", "cancelled", "new"];
+
+export function threadsView(app) {
+  const search = h("input", { type: "search", placeholder: T.search, "aria-label": T.search });
+  const outcome = h("select", { "aria-label": T.outcomeLabel }, h("option", { value: "" }, T.anyOutcome),
+    OUTCOMES.map((word) => h("option", { value: word }, T.outcome[word])));
+  const list = h("ul", { class: "threads" });
+  const none = h("p", { class: "quiet" }, T.noThreads);
+  const more = button(T.more, () => app.moreThreads());
+  let timer = null;
+  const seek = () => { clearTimeout(timer); timer = setTimeout(() => app.refreshThreads({ query: search.value, outcome: outcome.value }), 200); };
+  search.addEventListener("input", seek);
+  outcome.addEventListener("change", seek);
+  const node = h("nav", { class: "part threads-part", testid: "threads", "aria-label": T.parts.threads },
+    h("div", { class: "bar" }, h("h2", null, T.parts.threads)),
+    button(T.newThread, () => app.newThread(), { testid: "new-thread", class: "main" }),
+    h("div", { class: "seek" }, search, outcome), none, list, more);
+  function update() {
+    none.hidden = app.threads.length > 0;
+    more.hidden = !app.threadsNext;
+    keyed(list, app.threads, (one) => one.thread_id, (one) => threadNode(app, one), (item, one) => {
+      const link = item.firstChild;
+      attr(link, "aria-current", one.thread_id === app.threadId ? "page" : null);
+      put(link.children[0], visible(one.title || T.untitled));
+      const word = one.thread_id === app.threadId && app.turn.status !== "idle" ? app.turn.status : one.questions ? "asks" : one.outcome;
+      attr(link.children[1], "data-outcome", word);
+      put(link.children[1], [T.outcome[word] ?? word ?? "", one.updated_at ? when(one.updated_at, true) : ""].filter(Boolean).join(" · "));
+    });
+  }
+  return { node, update };
+}
+
+function threadNode(app, one) {
+  const link = h("a", { href: app.address(one.thread_id), testid: "thread", "data-thread": one.thread_id },
+    h("span", { class: "title" }), h("span", { class: "quiet" }));
+  link.addEventListener("click", (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    app.open(one.thread_id);
+    app.show("talk");
+  });
+  return h("li", null, link);
+}
+
+// The title of the open thread, and what can be done with it.
+export function threadBar(app) {
+  const title = h("h2", { class: "title" });
+  const input = h("input", { "aria-label": T.renameTo, maxlength: 200 });
+  const editing = h("form", { hidden: true, class: "rename" }, input, h("button", { type: "submit" }, T.save), button(T.cancel, () => edit(false)));
+  const sure = button(T.removeSure, () => app.remove(), { class: "danger", hidden: true });
+  const menu = h("details", { class: "menu" }, h("summary", null, T.menu), h("div", { class: "items" },
+    button(T.rename, () => { menu.open = false; edit(true); }),
+    button(T.fork, () => { menu.open = false; app.fork(); }),
+    button(T.exportThread, async () => { menu.open = false; save(`${app.threadId}.json`, new Blob([JSON.stringify(await get(threadPath(app.threadId)), null, 2)], { type: "application/json" })); }),
+    button(T.remove, () => { sure.hidden = false; sure.focus(); }), sure));
+  menu.addEventListener("toggle", () => { if (!menu.open) sure.hidden = true; });
+  menu.addEventListener("keydown", (event) => { if (event.key === "Escape") { menu.open = false; menu.firstChild.focus(); } });
+  function edit(on) {
+    editing.hidden = !on;
+    title.hidden = on;
+    if (on) { input.value = app.thread?.title ?? ""; input.focus(); }
+  }
+  editing.addEventListener("submit", async (event) => { event.preventDefault(); await app.rename(input.value); edit(false); });
+  const node = h("div", { class: "threadbar" }, title, editing, menu);
+  return { node, update: () => { menu.hidden = !app.threadId; put(title, visible(app.thread?.title || (app.threadId ? T.untitled : ""))); } };
+}

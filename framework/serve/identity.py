@@ -1,0 +1,143 @@
+"""Who asks: by a token, a session, or a proxy that is trusted. Never by what a request says."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, cookie_parser
+
+from configs.settings import ProxySettings, ServeSettings
+from framework.base.ports import Caller
+from framework.serve.tokens import TokenFile
+
+COOKIE = "capgraph_session"
+LOCAL = Caller("local", authenticated=True)
+"""Whoever came by the one-time link of a server on loopback."""
+
+_MOST_SESSIONS = 10_000
+
+
+class Identity(Protocol):
+    """Says who asks; one of one's own can be given to ``create_app(auth=…)``."""
+
+    async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
+        """Return who asks with an ASGI request; ``None`` for nobody that is known."""
+
+
+@dataclass(slots=True)
+class _Session:
+    caller: Caller
+    ends: float
+    token: str | None = None
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Logins of browsers. They live as long as the process, and are known by a hash only.
+
+    Attributes:
+        seconds: How long one lasts.
+    """
+
+    seconds: float
+    _known: dict[str, _Session] = field(default_factory=dict)
+
+    def open(self, caller: Caller, token: str | None = None) -> str:
+        """Begin a session, and return what the cookie holds; never an id that somebody brought."""
+        now = time.monotonic()
+        for name in [name for name, one in self._known.items() if one.ends <= now]:
+            del self._known[name]
+        while len(self._known) >= _MOST_SESSIONS:
+            del self._known[next(iter(self._known))]
+        session = secrets.token_urlsafe(32)
+        self._known[_hash(session)] = _Session(caller, now + self.seconds, token)
+        return session
+
+    def find(self, session: str) -> _Session | None:
+        """Return a session that has not ended."""
+        found = self._known.get(_hash(session))
+        return found if found is not None and found.ends > time.monotonic() else None
+
+    def close(self, session: str) -> None:
+        """End a session."""
+        self._known.pop(_hash(session), None)
+
+
+def _hash(session: str) -> str:
+    return hashlib.sha256(session.encode()).hexdigest()
+
+
+class Logins:
+    """The shipped :class:`Identity`: tokens, sessions, the one-time link, a trusted proxy.
+
+    Args:
+        settings: How the server answers.
+        tokens: The file of tokens; without one there is the one-time link.
+        base_url: Where the server is reached; ``https`` makes the cookie a secure one.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, tokens: TokenFile | None = None, base_url: str = ""
+    ) -> None:
+        self.sessions = Sessions(settings.session_hours * 3600)
+        self.tokens = tokens
+        self.link = None if tokens is not None else secrets.token_urlsafe(32)
+        self.secure = base_url.startswith("https:")
+        self._proxy = settings.proxy
+
+    async def caller(self, scope: Mapping[str, Any]) -> Caller | None:
+        """Return who asks; see :class:`Identity`."""
+        headers = Headers(scope=scope)  # type: ignore[arg-type]
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme:
+            # Who brings a token is not taken for the one whose cookie the browser adds.
+            found = await self.by_token(token.strip()) if scheme.lower() == "bearer" else None
+            return None if found is None else found[0]
+        if self._proxy is not None:
+            return proxied(scope, headers, self._proxy)
+        session = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        known = self.sessions.find(session) if session else None
+        if known is None:
+            return None
+        gone = known.token is not None and not (
+            self.tokens is not None and await self.tokens.still_holds(known.token)
+        )
+        if gone and session:
+            self.sessions.close(session)
+        return None if gone else known.caller
+
+    async def by_token(self, token: str) -> tuple[Caller, str] | None:
+        """Return whose token it is, with what stands for it."""
+        return await self.tokens.caller(token) if self.tokens is not None and token else None
+
+    def by_link(self, link: str) -> Caller | None:
+        """Take the one-time link, which ends by that."""
+        if self.link is None or not secrets.compare_digest(self.link.encode(), link.encode()):
+            return None
+        self.link = None
+        return LOCAL
+
+
+def proxied(scope: Mapping[str, Any], headers: Headers, proxy: ProxySettings) -> Caller | None:
+    """Return whom a trusted proxy names; nobody where the request comes from elsewhere."""
+    client = scope.get("client")
+    if client is None or client[0] not in proxy.trusted:
+        return None
+    named = [proxy.user_header, proxy.role_header, proxy.tenant_header]
+    said = [headers.getlist(header) if header else [] for header in named]
+    if any(len(values) > 1 for values in said):
+        return None  # one of them is what the client said, and not the proxy
+    user, role, tenant = (values[0].strip() if values else "" for values in said)
+    return Caller(user, role or None, tenant or None, authenticated=True) if user else None
+
+
+def caller_of(request: HTTPConnection) -> Caller:
+    """Return who asks, in a route behind the shield."""
+    found: Caller = request.scope["capgraph.caller"]
+    return found

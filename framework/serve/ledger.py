@@ -1,0 +1,178 @@
+"""What is kept of who did what: effects, usage, the audit; and what the agent can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from framework.base.ports import Caller
+from framework.serve.problems import MalformedError
+from framework.stores.records import read_record, record_names
+from framework.stores.rows import rows_of
+from framework.stores.threads import each_thread_id
+from framework.telemetry.audit_log import AuditTable
+from framework.telemetry.usage_book import usage_totals
+
+if TYPE_CHECKING:
+    from framework.serve.threads import Threads
+
+_MOST = 200
+_READ = 20_000
+"""Records of the audit that are looked through for a page of somebody's own."""
+
+Page = tuple[list[dict[str, Any]], str | None]
+
+
+class Ledger:
+    """Reads what is kept beside the threads; a user sees his own, and whoever oversees, all.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        overseers: Roles that see what is everybody's.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, overseers: Collection[str]) -> None:
+        self._saver = graph.checkpointer
+        self._services = graph.services
+        self._threads = threads
+        self._overseers = frozenset(overseers)
+        rows = rows_of(self._saver)
+        key = self._services.settings.audit.signing_key
+        self._rows = rows
+        self._audit = AuditTable(rows, signing_key=key) if rows is not None else None
+
+    def _range(self, caller: Caller) -> str:
+        """Return with what the names of the threads begin of which somebody may know."""
+        return "" if caller.role in self._overseers else self._threads.owner(caller)
+
+    async def effects(
+        self, caller: Caller, *, thread_id: str | None, limit: int, after: str | None
+    ) -> Page:
+        """Return effects with how far they are and who agreed to them, by thread, the latest first.
+
+        Raises:
+            NotThereError: There is no such thread.
+        """
+        limit = min(max(limit, 1), _MOST)
+        found: list[dict[str, Any]] = []
+        if thread_id is not None:
+            kept = await self._threads.check(caller, thread_id)
+            return await self._effects_of(caller, kept), None
+        place = None if after is None else await self._place(caller, after)
+        last = None
+        async for kept in each_thread_id(self._saver, after=place, prefix=self._range(caller)):
+            if len(found) >= limit:
+                return found, last
+            found += await self._effects_of(caller, kept)
+            last = self._threads.shown(caller, kept)
+        return found, None
+
+    async def _place(self, caller: Caller, after: str) -> str:
+        if self._range(caller) == "":
+            known = await self._saver.aget_tuple({"configurable": {"thread_id": after}})
+            if known is not None:
+                return after
+        return await self._threads.check(caller, after)
+
+    async def _effects_of(self, caller: Caller, kept: str) -> list[dict[str, Any]]:
+        names = await record_names(self._saver, kept)
+        agreed: dict[tuple[str, str, str | None], list[str]] = {}
+        found = []
+        for name in names:
+            turn, _, digest = name.rpartition("/agreed/")
+            if turn and digest:
+                for step, entry in (await read_record(self._saver, kept, name)).items():
+                    by = [vote["by"] for vote in entry.get("votes") or () if vote["by"]]
+                    agreed.setdefault((turn, step, entry.get("used")), []).extend(by)
+        for name in names:
+            *turn_parts, capability, _, _ = ["", "", "", *name.split("/")]
+            if capability not in self._services.registry.capabilities:
+                continue
+            record = await read_record(self._saver, kept, name)
+            claims: Mapping[str, str] = record.get("claims") or {}
+            if not claims or record.get("status") == "claimed":
+                continue
+            turn = "/".join(turn_parts).lstrip("/")
+            # An agreement says which plan's step used it up, where that matters.
+            by = [
+                who
+                for plan, step in claims.items()
+                for used in (plan, None)
+                for who in agreed.get((turn, step, used), ())
+            ]
+            found.append(
+                {
+                    "effect": name,
+                    "key": f"{kept}/{name}",
+                    "capability": capability,
+                    "thread_id": self._threads.shown(caller, kept),
+                    "turn": turn,
+                    "step": list(claims.values())[-1],
+                    "state": record.get("status"),
+                    "approved_by": list(dict.fromkeys(by)),
+                }
+            )
+        return found
+
+    async def usage(self, caller: Caller, by: str) -> Page:
+        """Return what calls of models used, by ``model``, ``day`` or ``user``.
+
+        Raises:
+            MalformedError: It is kept by none of these.
+        """
+        if by not in ("model", "day", "user"):
+            raise MalformedError(f"by is {by[:40]!r}.", fix="Use model, day or user.")
+        if self._rows is None:
+            return [], None
+        whose = None if self._range(caller) == "" else caller.user_id
+        found = await usage_totals(self._rows, user_id=whose, by=by)
+        return [{by: one.model, **asdict(one)} for one in found], None
+
+    async def audit(self, caller: Caller, *, limit: int, after: int) -> Page:
+        """Return records of the audit, the earliest first."""
+        limit = min(max(limit, 1), _MOST)
+        found: list[dict[str, Any]] = []
+        begin, last = self._range(caller), after
+        if self._audit is None:
+            return [], None
+        while lines := await self._audit.alines(last):
+            for line in lines:
+                record: dict[str, Any] = json.loads(line)
+                thread = str(record["data"].get("thread_id") or "")
+                if len(found) == limit or last - after > _READ:
+                    return found, str(last)
+                last = record["seq"]
+                if thread.startswith(begin):
+                    shown = {"thread_id": self._threads.shown(caller, thread)} if thread else {}
+                    found.append({**record, "data": {**record["data"], **shown}})
+        return found, None
+
+    async def verified(self) -> dict[str, Any]:
+        """Check every record of the audit."""
+        if self._audit is None:
+            return {"valid": True, "records": 0, "problem": None}
+        found = asdict(await self._audit.averify())
+        return {name: found[name] for name in ("valid", "records", "problem")}
+
+    def capabilities(self, caller: Caller) -> list[dict[str, Any]]:
+        """Describe what a caller may use."""
+        permissions = self._services.permissions
+        known = self._services.registry
+        if permissions is not None:
+            known = permissions.registry_of(caller)
+        return [
+            {
+                "name": spec.name,
+                "description": spec.description,
+                "provides": list(spec.provides),
+                "requires": [need.label for need in spec.requires],
+                "effect": spec.effect,
+                "requires_approval": bool(spec.requires_approval),
+                "permission": spec.permission.name.lower() if spec.permission else None,
+                "parameters": spec.parameters.model_json_schema() if spec.parameters else None,
+            }
+            for spec in known.capabilities.values()
+        ]

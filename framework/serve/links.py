@@ -1,0 +1,19 @@
+"""Where people find things of the server."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from starlette.requests import Request
+
+from configs.settings import ServeSettings
+
+
+def base_of(settings: ServeSettings, request: Request) -> str:
+    """Return the address of the server, without a slash at its end."""
+    return (settings.base_url or str(request.base_url)).rstrip("/")
+
+
+def thread_link(settings: ServeSettings, request: Request, thread_id: str) -> str:
+    """Return the address of a thread in the console."""
+    return f"{base_of(settings, request)}/?thread={quote(thread_id, safe='')}"

@@ -1,0 +1,115 @@
+"""Every error of the server in one form: ``application/problem+json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from configs.logger import get_logger, mask_secrets
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    LimitError,
+    PersistenceError,
+    PolicyError,
+    StoppedError,
+    ThreadBusyError,
+    ValidationError,
+)
+
+_STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
+    (ThreadBusyError, 409),
+    (PersistenceError, 503),
+    (LimitError, 429),
+    (PolicyError, 403),
+    (StoppedError, 409),
+    (ValidationError, 422),
+    (ConfigurationError, 500),
+)
+
+
+class MalformedError(ValidationError):
+    """A request that cannot be read.
+
+    >>> problem_of(MalformedError("The body is no JSON.")).status_code
+    400
+    """
+
+
+class NotThereError(CapgraphError):
+    """There is no such thing, or it is another user's: nobody is told which.
+
+    >>> NotThereError("There is no thread 'a'.").code
+    'CG-NOT-FOUND'
+    """
+
+    code = "CG-NOT-FOUND"
+
+
+class ConflictError(CapgraphError):
+    """What is asked for does not go with how things stand, such as a question answered before."""
+
+    code = "CG-CONFLICT"
+
+
+class AnswerRefusedError(ValidationError):
+    """An answer that does not fit its question, which stays open.
+
+    Args:
+        problems: What does not fit: ``path`` (dotted) and ``message``.
+
+    >>> AnswerRefusedError([{"path": "open.parameters.litres", "message": "is text"}]).problems
+    [{'path': 'open.parameters.litres', 'message': 'is text'}]
+    """
+
+    code = "CG-ANSWER"
+
+    def __init__(self, problems: list[dict[str, str]]) -> None:
+        told = "; ".join(f"{one['path']}: {one['message']}" for one in problems)
+        super().__init__(f"The answer does not fit: {told}.", fix="Answer again.")
+        self.problems = problems
+
+
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    fix: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    **more: Any,
+) -> JSONResponse:
+    """Return an answer that says what is wrong.
+
+    Args:
+        status: HTTP status.
+        code: Code of the error, which has a page in the documentation.
+        detail: The value and the cause.
+        fix: What the reader can do.
+        headers: Further headers.
+        **more: Further members.
+    """
+    body = {"type": f"errors/{code}", "title": code, "status": status, "code": code}
+    told = {"detail": mask_secrets(detail), **({"fix": fix} if fix else {}), **more}
+    return JSONResponse(
+        {**body, **told}, status, dict(headers or {}), media_type="application/problem+json"
+    )
+
+
+def problem_of(exc: Exception) -> JSONResponse:
+    """Return the answer for whatever was raised; of what is not ours nothing is told."""
+    if isinstance(exc, NotThereError):
+        return problem(404, exc.code, exc.message, exc.fix)
+    if isinstance(exc, ConflictError):
+        return problem(409, exc.code, exc.message, exc.fix)
+    if isinstance(exc, AnswerRefusedError):
+        return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
+    if isinstance(exc, MalformedError):
+        return problem(400, exc.code, exc.message, exc.fix)
+    if isinstance(exc, CapgraphError):
+        status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
+        if status < 500 or isinstance(exc, PersistenceError):
+            return problem(status, exc.code, exc.message, exc.fix)
+    get_logger("serve", "request").error("A request failed", exc_info=exc)
+    return problem(500, "CG-000", "The server failed.", "Its log has the cause.")

@@ -1,0 +1,198 @@
+"""The JSON API: threads, runs, questions, signals, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from framework.serve.identity import caller_of
+from framework.serve.problems import MalformedError
+from framework.serve.runs import Runs
+from framework.serve.streams import after_of, stream
+from framework.serve.threads import Threads
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """Return the object that a request's body holds; an empty one for no body.
+
+    Raises:
+        MalformedError: It holds none.
+    """
+    raw = await request.body()
+    try:
+        found = json.loads(raw, parse_int=_number) if raw.strip() else {}
+        # Half a character, or a number without end, could be kept and told by nothing.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise MalformedError(f"The body is no JSON: {exc}.", fix="Send a JSON object.") from exc
+    if not isinstance(found, dict):
+        raise MalformedError("The body is no JSON object.", fix='Send {"…": …}.')
+    return found
+
+
+def _number(text: str) -> int:
+    found = int(text)
+    if not -(2**63) <= found < 2**64:
+        raise ValueError(f"{text[:40]} does not fit 64 bits")
+    return found
+
+
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    found = body.get(name)
+    if found is not None and not isinstance(found, str):
+        raise MalformedError(f"{name} is {type(found).__name__}.", fix="Send text.")
+    return found
+
+
+def number_of(request: Request, name: str, default: int) -> int:
+    """Return a number of the query.
+
+    Raises:
+        MalformedError: It is none.
+    """
+    given = request.query_params.get(name, str(default))
+    if not (given.isascii() and given.isdecimal()) or len(given) > 15:
+        raise MalformedError(f"{name} is {given[:40]!r}.", fix="Send a number.")
+    return int(given)
+
+
+def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
+    """Return a page of a list, and what asks for the next one."""
+    items, following = found
+    return JSONResponse({"items": items, "next": following})
+
+
+def routes(runs: Runs, threads: Threads) -> list[Route]:
+    """Return the routes below ``/api``.
+
+    Args:
+        runs: The runs.
+        threads: The threads.
+    """
+    return [*_thread_routes(runs, threads), *_run_routes(runs, threads)]
+
+
+def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
+    async def create(request: Request) -> Response:
+        title = _text(await body_of(request), "title") or ""
+        thread_id = await threads.create(caller_of(request), title)
+        return JSONResponse({"thread_id": thread_id}, 201)
+
+    async def listed(request: Request) -> Response:
+        asked = request.query_params
+        return page(
+            await threads.page(
+                caller_of(request),
+                query=asked.get("query", ""),
+                outcome=asked.get("outcome", ""),
+                limit=number_of(request, "limit", 50),
+                after=asked.get("after"),
+            )
+        )
+
+    async def get(request: Request) -> Response:
+        return JSONResponse(await threads.get(caller_of(request), request.path_params["id"]))
+
+    async def patch(request: Request) -> Response:
+        title = _text(await body_of(request), "title")
+        if title is None:
+            raise MalformedError("There is no title.", fix='Send {"title": "…"}.')
+        found = await threads.rename(caller_of(request), request.path_params["id"], title)
+        return JSONResponse(found)
+
+    async def delete(request: Request) -> Response:
+        await threads.delete(caller_of(request), request.path_params["id"])
+        return Response(status_code=204)
+
+    async def fork(request: Request) -> Response:
+        checkpoint = _text(await body_of(request), "checkpoint_id")
+        found = await threads.fork(caller_of(request), request.path_params["id"], checkpoint)
+        return JSONResponse({"thread_id": found}, 201)
+
+    async def history(request: Request) -> Response:
+        return page(
+            await threads.history(
+                caller_of(request),
+                request.path_params["id"],
+                limit=number_of(request, "limit", 50),
+                after=request.query_params.get("after"),
+            )
+        )
+
+    async def state(request: Request) -> Response:
+        checkpoint = request.query_params.get("checkpoint_id")
+        thread = request.path_params["id"]
+        return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
+
+    return [
+        Route("/api/threads", create, methods=["POST"]),
+        Route("/api/threads", listed, methods=["GET"]),
+        Route("/api/threads/{id}", get, methods=["GET"], name="thread"),
+        Route("/api/threads/{id}", patch, methods=["PATCH"]),
+        Route("/api/threads/{id}", delete, methods=["DELETE"]),
+        Route("/api/threads/{id}/fork", fork, methods=["POST"]),
+        Route("/api/threads/{id}/history", history, methods=["GET"]),
+        Route("/api/threads/{id}/state", state, methods=["GET"]),
+    ]
+
+
+def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
+    async def start(request: Request) -> Response:
+        caller, thread = caller_of(request), request.path_params["id"]
+        body = await body_of(request)
+        await threads.check(caller, thread)
+        run = await runs.start(
+            caller,
+            thread,
+            message=_text(body, "message"),
+            plan=body.get("plan"),
+            context=body.get("context"),
+        )
+        return JSONResponse(asdict(run), 202)
+
+    async def get(request: Request) -> Response:
+        return JSONResponse(asdict(await runs.get(caller_of(request), request.path_params["id"])))
+
+    async def stop(request: Request) -> Response:
+        run = await runs.stop(caller_of(request), request.path_params["id"])
+        return JSONResponse(asdict(run), 202)
+
+    async def events(request: Request) -> Response:
+        caller, run_id = caller_of(request), request.path_params["id"]
+        after = after_of(request.headers.get("last-event-id"))
+        await runs.get(caller, run_id)
+        return stream(runs.follow(caller, run_id, after))
+
+    async def questions(request: Request) -> Response:
+        thread = request.query_params.get("thread_id")
+        return page((await runs.questions(caller_of(request), thread), None))
+
+    async def answer(request: Request) -> Response:
+        body = await body_of(request)
+        if "answer" not in body:
+            raise MalformedError("There is no answer.", fix='Send {"answer": "approve"}.')
+        run = await runs.answer(caller_of(request), request.path_params["id"], body["answer"])
+        return JSONResponse(asdict(run), 202)
+
+    async def signal(request: Request) -> Response:
+        value = (await body_of(request)).get("value")
+        asked = request.path_params
+        run = await runs.signal(caller_of(request), asked["id"], asked["key"], value)
+        found = {"waited": run is not None, "run_id": run.run_id if run is not None else None}
+        return JSONResponse(found, 202)
+
+    return [
+        Route("/api/threads/{id}/runs", start, methods=["POST"]),
+        Route("/api/threads/{id}/signals/{key}", signal, methods=["POST"]),
+        Route("/api/runs/{id}", get, methods=["GET"]),
+        Route("/api/runs/{id}/stop", stop, methods=["POST"]),
+        Route("/api/runs/{id}/events", events, methods=["GET"]),
+        Route("/api/questions", questions, methods=["GET"]),
+        Route("/api/questions/{id}", answer, methods=["POST"]),
+    ]

@@ -1,0 +1,79 @@
+"""The console: a page and its files, as they stand in the package. Nothing is built, nothing fetched."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from framework.serve.routes.login import login_page, not_there
+
+FILES = Path(__file__).parents[1] / "console"
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file, as it is sent.
+
+    Attributes:
+        media_type: What it is.
+        plain: Its bytes.
+        packed: The same, compressed.
+        tag: Changes with its bytes.
+    """
+
+    media_type: str
+    plain: bytes
+    packed: bytes
+    tag: str
+
+    def answer(self, request: Request, cache: str) -> Response:
+        headers = {"etag": self.tag, "cache-control": cache, "vary": "accept-encoding, cookie"}
+        if self.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        body = self.plain
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = self.packed, "gzip"
+        return Response(body, headers=headers, media_type=self.media_type)
+
+
+def _read(path: Path) -> _File:
+    plain = path.read_bytes()
+    tag = f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
+    return _File(_TYPES[path.suffix], plain, gzip.compress(plain, mtime=0), tag)
+
+
+def routes(*, oidc: bool = False) -> list[Route]:
+    """Return the routes of the console.
+
+    Args:
+        oidc: Whether one can log in with a provider; the login page has a link then.
+
+    >>> [route.path for route in routes()]
+    ['/', '/console/{file}']
+    """
+    # Only what is named here is ever sent: a path is a key, never a place on the disk.
+    files = {path.name: _read(path) for path in sorted(FILES.iterdir()) if path.suffix in _TYPES}
+    page = files.pop("index.html")
+
+    async def index(request: Request) -> Response:
+        if request.scope.get("capgraph.caller") is None:
+            return login_page(oidc=oidc)
+        return page.answer(request, "private, no-cache")
+
+    async def file(request: Request) -> Response:
+        found = files.get(request.path_params["file"])
+        if found is None:
+            return not_there(request)
+        return found.answer(request, "private, no-cache")
+
+    return [
+        Route("/", index, methods=["GET"]),
+        Route("/console/{file}", file, methods=["GET"]),
+    ]

@@ -1,0 +1,117 @@
+"""Logging in: by token, by the one-time link, by OpenID Connect; and logging out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from framework.base.ports import Caller
+from framework.serve.identity import COOKIE, Logins
+from framework.serve.problems import problem
+from framework.serve.routes.api import body_of
+
+_STYLE = """
+:root{color-scheme:light dark;font:16px/1.5 system-ui,sans-serif}
+body{display:grid;min-height:100vh;margin:0;place-items:center}
+main{width:min(24rem,90vw)}
+label,input,button,a{display:block;width:100%;box-sizing:border-box;margin:.5rem 0}
+input,button{font:inherit;padding:.6rem;border-radius:.4rem;border:1px solid GrayText}
+[role=alert]{color:#b00020}
+@media(prefers-color-scheme:dark){[role=alert]{color:#ff8a80}}
+"""
+STYLE_HASH = f"sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}"
+"""What the content security policy has to allow for the login page."""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Log in</title>
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<style>{style}</style></head>
+<body><main><h1>Log in</h1>{told}
+<form method="post" action="/login">
+<label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus
+ data-testid="token-input">
+<button type="submit" data-testid="login">Log in</button>
+</form>{others}</main></body></html>
+"""
+_OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organisation</a>'
+
+
+def login_page(told: str = "", status: int = 200, *, oidc: bool = False) -> Response:
+    """Return the page on which one logs in; it needs no script."""
+    alert = f'<p role="alert">{html.escape(told)}</p>' if told else ""
+    text = _PAGE.format(style=_STYLE, told=alert, others=_OIDC if oidc else "")
+    return HTMLResponse(text, status)
+
+
+def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
+    """Return the routes of logging in and out.
+
+    Args:
+        logins: Who may log in.
+        oidc: Whether a provider is configured.
+    """
+
+    async def get(request: Request) -> Response:
+        link = request.query_params.get("link")
+        if link is None:
+            return login_page(oidc=oidc)
+        caller = logins.by_link(link)
+        if caller is None:
+            told = "This link has been used, or is not of this server. Start it again for another."
+            return login_page(told, 401, oidc=oidc)
+        return logged_in(logins, caller)
+
+    async def post(request: Request) -> Response:
+        given = await _given(request)
+        found = await logins.by_token(given.strip())
+        if found is None:
+            return login_page("This token is not known, or has ended.", 401, oidc=oidc)
+        caller, hashed = found
+        return logged_in(logins, caller, hashed)
+
+    async def logout(request: Request) -> Response:
+        logins.sessions.close(request.cookies.get(COOKIE, ""))
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return answer
+
+    return [
+        Route("/login", get, methods=["GET"]),
+        Route("/login", post, methods=["POST"]),
+        Route("/logout", logout, methods=["POST"]),
+    ]
+
+
+def logged_in(logins: Logins, caller: Caller, token: str | None = None) -> Response:
+    """Begin a session, and send its browser to the console."""
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(
+        COOKIE,
+        logins.sessions.open(caller, token),
+        max_age=int(logins.sessions.seconds),
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=logins.secure,
+    )
+    return answer
+
+
+async def _given(request: Request) -> str:
+    if request.headers.get("content-type", "").startswith("application/json"):
+        token = (await body_of(request)).get("token")
+        return token if isinstance(token, str) else ""
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"))
+    return fields.get("token", [""])[0]
+
+
+def not_there(_: Request) -> Response:
+    """Return what a path answers that there is not."""
+    return problem(404, "CG-NOT-FOUND", "There is nothing here.")

@@ -1,0 +1,609 @@
+"""Runs that live on the server: begun, followed, answered, stopped, and gone on with after a restart.
+
+Nothing else on the server starts a run, whatever protocol asks for one. A run belongs to the server
+and not to a request: whoever listens may go and come again, and sees every event once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from configs.logger import get_logger
+from framework.approvals import read_answers
+from framework.approvals.questions import is_personal
+from framework.base.errors import (
+    CapgraphError,
+    InfrastructureError,
+    LimitError,
+    PersistenceError,
+    ThreadBusyError,
+    ValidationError,
+)
+from framework.base.ports import Caller
+from framework.engine.entry import admitted
+from framework.engine.thread_lease import lend
+from framework.graph.signals import signal as send_signal
+from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
+from framework.pipeline.run_config import configurable_of
+from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
+from framework.serve.translate import Translator, interrupt_of
+from framework.state import TurnView
+from framework.stores.leases import Lease, leases_of
+from framework.stores.run_log import LoggedRun, RunLog
+from framework.stores.threads import open_questions
+from framework.stores.waits import due, waits_of
+
+if TYPE_CHECKING:
+    from configs.settings import ServeSettings
+    from framework.serve.threads import Threads
+
+_LOOK_SECONDS = 1.0
+_RECOVER_SECONDS = 30.0
+_HOUR = 3600.0
+_TURNS = 500
+"""So many runs are looked through for those of a turn."""
+_OTHERS = 50
+"""So many threads are looked at whose question no run of the server asked: a fork, the command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run, as whoever asked for it sees it.
+
+    Attributes:
+        run_id: Names it.
+        thread_id: Its thread, as its user calls it.
+        status: ``queued``, ``running``, or a word of the turn's outcome.
+    """
+
+    run_id: str
+    thread_id: str
+    status: str
+
+
+class Runs:
+    """The runs of a graph.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        log: Where runs and their events are kept.
+        settings: Bounds.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
+        self._graph = graph
+        self._saver = graph.checkpointer
+        self._threads = threads
+        self._log = log
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.runs_at_once)
+        self._turns: dict[str, Turn] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._owners: dict[str, str] = {}
+        self._draining = False
+        self._next_recovery = self._next_pruning = 0.0
+        self.ended: dict[str, int] = {}
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing else begins here."""
+        return self._draining
+
+    @property
+    def under_way(self) -> int:
+        """How many runs go on here."""
+        return len(self._tasks)
+
+    # --- begin ----------------------------------------------------------------------------
+
+    async def start(
+        self,
+        caller: Caller,
+        thread_id: str,
+        *,
+        message: str | None = None,
+        plan: Any = None,
+        answers: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Run:
+        """Begin a run; it goes on by itself when this returns.
+
+        Args:
+            caller: Who asks, as the server made sure.
+            thread_id: The thread, as the caller calls it; a new one is made.
+            message: What is asked.
+            plan: A plan to run in place of one that is made.
+            answers: Interrupt id to what it is answered with.
+            context: Context data, by type and key.
+            history: What was said before in a thread that is new: ``role`` and ``content`` each.
+
+        Raises:
+            ThreadBusyError: Another run has the thread.
+            LimitError: The caller has too many runs under way.
+            ValidationError: There is nothing to do, or it is not what a caller may send.
+        """
+        if message is None and plan is None and answers is None:
+            raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
+        if message is not None and not message.strip():
+            raise ValidationError("The message is empty.", fix="Write something.")
+        given = {
+            "message": message,
+            "plan": plan,
+            "answers": answers,
+            "context": context,
+            "history": list(history) if history else None,
+        }
+        request = {name: value for name, value in given.items() if value is not None}
+        kept = self._threads.kept(caller, thread_id)
+        if answers is None:
+            # What the graph would refuse is refused before anything is kept of it.
+            admitted(_given(request), _config(kept), self._graph.services, saved=True)
+        return await self._begin(caller, kept, request)
+
+    async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
+        if self._draining:
+            raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
+        owner = self._threads.owner_of(kept)
+        if list(self._owners.values()).count(owner) >= self._settings.open_runs_per_user:
+            raise LimitError(
+                f"{self._settings.open_runs_per_user} of your runs are under way.",
+                fix="Wait until one ends, or stop one.",
+            )
+        lease = await leases_of(self._saver).take(kept)
+        run = LoggedRun(
+            str(uuid.uuid4()), kept, owner, request={**request, "caller": asdict(caller)}
+        )
+        try:
+            await self._log.open(run)
+        except BaseException:
+            await leases_of(self._saver).release(lease)
+            raise
+        self._go(run, lease, caller, [])
+        return self._shown(caller, run)
+
+    def _go(self, run: LoggedRun, lease: Lease, caller: Caller, told: list[dict[str, Any]]) -> None:
+        thread = self._threads.shown(caller, run.thread_id)
+        translator = Translator(thread, run.run_id)
+        self._owners[run.run_id] = run.owner
+        config = {
+            "metadata": {"run_id": run.run_id},
+            "configurable": {"thread_id": run.thread_id, **configurable_of(caller)},
+        }
+        turn = self._turns[run.run_id] = Turn(self._graph, config)
+        work = self._work(run, lease, turn, translator, told)
+        task = self._tasks[run.run_id] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._gone(run.run_id))
+
+    def _gone(self, run_id: str) -> None:
+        for known in (self._turns, self._tasks, self._owners):
+            known.pop(run_id, None)
+
+    async def _work(
+        self,
+        run: LoggedRun,
+        lease: Lease,
+        turn: Turn,
+        translator: Translator,
+        told: list[dict[str, Any]],
+    ) -> None:
+        try:
+            try:
+                async with self._slots:
+                    with lend(lease):
+                        end = await self._run_turn(run, turn, translator, told)
+            finally:
+                # Whoever hears of the end may ask the thread again at once.
+                await leases_of(self._saver).release(lease)
+            if end is not None:
+                await self._end(run, end, translator)
+        except PersistenceError as exc:
+            # Whoever starts next goes on with it: it stands in the log as not ended.
+            get_logger("serve", "runs").error("The run %s was left: %s", run.run_id, exc)
+        except Exception as exc:
+            get_logger("serve", "runs").error("The run %s failed", run.run_id, exc_info=exc)
+            broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
+            await self._end(run, TurnEnd(run.thread_id, error=broken), translator)
+        finally:
+            self._log.leave(run.run_id)
+
+    async def _run_turn(
+        self, run: LoggedRun, turn: Turn, translator: Translator, told: list[dict[str, Any]]
+    ) -> TurnEnd | None:
+        if self._draining:
+            return None
+        if told and told[-1]["type"] in _ENDS:
+            # The process ended between the last event and the word of it.
+            status = (told[-1].get("result") or {}).get("status", "failed")
+            await self._log.set_status(run.run_id, status)
+            return None
+        await self._log.set_status(run.run_id, "running")
+        given, over = await self._input(run, again=bool(told) or run.status == "running")
+        values = {} if self._is_new_turn(run) else await thread_values(self._graph, run.thread_id)
+        begun = (
+            translator.taken_up(told) if told else translator.started(values, step_states(values))
+        )
+        self._log.tell(run.run_id, begun)
+        if over:
+            return await turn.read()
+        end = await turn.run(
+            given, lambda event: self._log.tell(run.run_id, translator.event(event))
+        )
+        return None if end.status == "drained" else end
+
+    @staticmethod
+    def _is_new_turn(run: LoggedRun) -> bool:
+        return "message" in run.request or "plan" in run.request
+
+    async def _input(self, run: LoggedRun, *, again: bool) -> tuple[Any, bool]:
+        """Return what the graph begins with, and whether nothing of it is left to do."""
+        from langgraph.types import Command
+
+        request = run.request
+        found = None
+        if again:
+            found = await self._saver.aget_tuple(_config(run.thread_id))
+        if "answers" in request:
+            answers = dict(request["answers"])
+            if again and (found is None or not answers.keys() <= open_questions(found).keys()):
+                return None, not await self._is_unfinished(run.thread_id)
+            return Command(resume=answers), False
+        if not self._is_new_turn(run):
+            return None, False
+        if found is not None and (found.metadata or {}).get("run_id") == run.run_id:
+            return None, not await self._is_unfinished(run.thread_id)
+        return _given(request), False
+
+    async def _is_unfinished(self, kept: str) -> bool:
+        snapshot = await self._graph.aget_state(_config(kept))
+        return bool(snapshot.tasks) and not snapshot.interrupts
+
+    async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> None:
+        asked = [_question(run.thread_id, key, value) for key, value in end.questions.items()]
+        result = {**end.as_data(), "thread_id": translator.thread_id}
+        result.pop("questions", None)
+        shown = [{**one, "thread_id": translator.thread_id} for one in asked]
+        self._log.tell(run.run_id, translator.finished(result, [interrupt_of(q) for q in shown]))
+        await self._log.set_status(run.run_id, end.status)
+        self.ended[end.status] = self.ended.get(end.status, 0) + 1
+
+    # --- look -----------------------------------------------------------------------------
+
+    async def get(self, caller: Caller, run_id: str) -> Run:
+        """Return a run.
+
+        Raises:
+            NotThereError: There is none, or it is somebody else's.
+        """
+        return self._shown(caller, await self._mine(caller, run_id))
+
+    async def _mine(self, caller: Caller, run_id: str) -> LoggedRun:
+        run = await self._log.get(run_id)
+        if run is None or run.owner != self._threads.owner(caller):
+            raise NotThereError("There is no such run.", fix="Begin one.")
+        return run
+
+    async def turn(self, caller: Caller, run_id: str) -> list[Run]:
+        """Return the runs of a turn: the one that began it, and those that went on with it.
+
+        Raises:
+            NotThereError: There is no such run, or it began no turn.
+        """
+        first = await self._mine(caller, run_id)
+        if not self._is_new_turn(first):
+            raise NotThereError("No turn began with this run.", fix="Name the first run of one.")
+        found: list[LoggedRun] = []
+        for run in await self._log.of_thread(first.thread_id, _TURNS):
+            found = [run, *found]
+            if run.run_id == run_id:
+                break
+            if self._is_new_turn(run):
+                found = []
+        else:
+            found = [first]
+        return [self._shown(caller, run) for run in found]
+
+    async def begun(self, caller: Caller) -> list[Run]:
+        """Return the runs that began a turn of the caller's, the latest first."""
+        found = await self._log.of_owner(self._threads.owner(caller), _TURNS)
+        return [self._shown(caller, run) for run in found if self._is_new_turn(run)]
+
+    def _shown(self, caller: Caller, run: LoggedRun) -> Run:
+        return Run(run.run_id, self._threads.shown(caller, run.thread_id), run.status)
+
+    async def follow(
+        self, caller: Caller, run_id: str, after: int = 0
+    ) -> AsyncIterator[list[tuple[int, str]]]:
+        """Yield the events of a run as JSON, as many at a time as there are; see :meth:`events`."""
+        await self._mine(caller, run_id)
+        async with aclosing(self._log.follow(run_id, after)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                yield page
+
+    async def events(
+        self, caller: Caller, run_id: str, after: int = 0
+    ) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Yield the events of a run with their numbers; ends after the run's last one.
+
+        Args:
+            caller: Who asks.
+            run_id: The run.
+            after: The number of the last event that is known.
+
+        Raises:
+            NotThereError: There is no such run.
+        """
+        async with aclosing(self.follow(caller, run_id, after)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                for seq, text in page:
+                    yield seq, json.loads(text)
+
+    async def reachable(self) -> bool:
+        """Tell whether the database answers."""
+        try:
+            await self._log.get("")
+        except PersistenceError:
+            return False
+        return True
+
+    async def stop(self, caller: Caller, run_id: str) -> Run:
+        """Cancel a run; one that has ended stays as it is.
+
+        Raises:
+            NotThereError: There is no such run.
+        """
+        run = await self._mine(caller, run_id)
+        if (turn := self._turns.get(run_id)) is not None:
+            turn.stop()
+        return self._shown(caller, run)
+
+    async def withdraw(self, caller: Caller, run_id: str) -> Run:
+        """Cancel a turn that waits for a person: its question is not open any more.
+
+        Raises:
+            NotThereError: There is no such run.
+            ThreadBusyError: The thread is being run.
+        """
+        run = await self._mine(caller, run_id)
+        lease = await leases_of(self._saver).take(run.thread_id)
+        try:
+            # Written as a node that ends a turn, so that nothing is left to run.
+            with lend(lease):
+                await self._graph.aupdate_state(
+                    _config(run.thread_id), {"execution_outcome": {"status": "cancelled"}}, "error"
+                )
+            if (wait := await waits_of(self._saver).of(run.thread_id)) is not None:
+                await waits_of(self._saver).drop(wait)
+            await self._log.set_status(run_id, "cancelled")
+        finally:
+            await leases_of(self._saver).release(lease)
+        return await self.get(caller, run_id)
+
+    # --- questions ------------------------------------------------------------------------
+
+    async def questions(self, caller: Caller, thread_id: str | None = None) -> list[dict[str, Any]]:
+        """Return what a person is asked in the caller's threads, or in one of them.
+
+        Raises:
+            NotThereError: There is no such thread.
+        """
+        if thread_id is not None:
+            threads = [await self._threads.check(caller, thread_id)]
+        else:
+            threads = await self._log.waiting(self._threads.owner(caller))
+            threads += await self._threads.latest(caller, _OTHERS)
+            threads += await self._log.waiting() if caller.role is not None else []
+        own = self._threads.owner(caller)
+        return [
+            {**question, "thread_id": self._threads.shown(caller, kept)}
+            for kept in dict.fromkeys(threads)
+            for question in (await self._open(kept)).values()
+            if kept.startswith(own) or self._decides(caller, kept, question)
+        ]
+
+    def _decides(self, caller: Caller, kept: str, question: Mapping[str, Any]) -> bool:
+        """Tell whether somebody may decide about a question of another user's thread.
+
+        It has to matter who agrees, and the role has to allow what is asked about.
+        """
+        permissions = self._graph.services.permissions
+        steps = question.get("steps")
+        if permissions is None or caller.role is None or not isinstance(steps, list):
+            return False
+        return self._threads.of_tenant(caller, kept) and all(
+            is_personal(step) and permissions.outcome(step["capability"], caller).allowed
+            for step in steps
+        )
+
+    async def _open(self, kept: str) -> dict[str, dict[str, Any]]:
+        """Return the open questions of a thread, by what the server calls them."""
+        found = await self._saver.aget_tuple(_config(kept))
+        asked = open_questions(found) if found is not None else {}
+        questions = [_question(kept, key, value) for key, value in asked.items()]
+        return {question["question_id"]: question for question in questions}
+
+    async def question(self, caller: Caller, question_id: str) -> tuple[str, dict[str, Any]]:
+        """Return the thread of a question, as the saver calls it, and what is asked.
+
+        Raises:
+            NotThereError: There is no such question.
+            ConflictError: It is not open any more.
+        """
+        missing = NotThereError("There is no such question.", fix="List the questions.")
+        with suppress(ValueError):
+            mark, _, name = question_id.partition("-")
+            kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+            if len(mark) != _MARK:
+                raise missing
+            found = (await self._open(kept)).get(question_id)
+            if not kept.startswith(self._threads.owner(caller)):
+                if found is None or not self._decides(caller, kept, found):
+                    raise missing
+                return kept, found
+            await self._threads.check(caller, self._threads.shown(caller, kept))
+            if found is None:
+                raise ConflictError(
+                    "The question is not open any more.", fix="List the open questions."
+                )
+            return kept, found
+        raise missing
+
+    async def answer(self, caller: Caller, question_id: str, answer: Any) -> Run:
+        """Answer a question; the run that goes on is returned. See :meth:`answer_all`."""
+        return await self.answer_all(caller, {question_id: answer})
+
+    async def answer_all(
+        self, caller: Caller, answers: Mapping[str, Any], *, thread_id: str | None = None
+    ) -> Run:
+        """Answer questions of one thread together; the run that goes on is returned.
+
+        Args:
+            caller: Who answers.
+            answers: Each question's answer: one word for all its steps, or a decision for each by
+                its context key; whatever it is where a capability asks of its own.
+            thread_id: The thread, where the caller names it.
+
+        Raises:
+            NotThereError: There is no such question, or not in this thread.
+            ConflictError: It was answered before.
+            AnswerRefusedError: It does not fit; nothing was changed.
+            ThreadBusyError: The thread is being run.
+        """
+        asked = {name: await self.question(caller, name) for name in answers}
+        threads = {kept for kept, _ in asked.values()}
+        if thread_id is not None:
+            threads.add(self._threads.kept(caller, thread_id))
+        if len(threads) != 1:
+            raise NotThereError("There is no such question.", fix="List the questions.")
+        (kept,) = threads
+        services = self._graph.services
+        view = TurnView(dict((await self._graph.aget_state(_config(kept))).values))
+        problems = [
+            problem
+            for name, (_, question) in asked.items()
+            if isinstance(question.get("steps"), list)
+            for problem in read_answers(
+                answers[name], question, services.registry, services.limits, view
+            )[1]
+        ]
+        if problems:
+            raise AnswerRefusedError([one._asdict() for one in problems])
+        given = {question["interrupt_id"]: answers[name] for name, (_, question) in asked.items()}
+        try:
+            return await self._begin(caller, kept, {"answers": given})
+        except ThreadBusyError:
+            # Somebody else's answer may have been first.
+            if not answers.keys() <= (await self._open(kept)).keys():
+                raise ConflictError(
+                    "The question was answered before.", fix="List the open questions."
+                ) from None
+            raise
+
+    async def signal(self, caller: Caller, thread_id: str, key: str, value: Any) -> Run | None:
+        """Tell a thread that an event came; returns the run that goes on, if a step waited for it.
+
+        Raises:
+            NotThereError: There is no such thread.
+            ValidationError: Key or value cannot be used.
+        """
+        kept = await self._threads.check(caller, thread_id)
+        sender: Any = {"configurable": configurable_of(caller)}
+        if not await send_signal(self._graph, kept, key, value, config=sender, run=False):
+            return None
+        known = await waits_of(self._saver).of(kept)
+        return await self._begin(known.caller if known is not None else caller, kept, {})
+
+    # --- life -----------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Go on with the runs that nobody goes on with, each under its id."""
+        for run in reversed(await self._log.unfinished()):
+            if run.run_id in self._tasks or self._draining:
+                continue
+            try:
+                lease = await leases_of(self._saver).take(run.thread_id)
+            except ThreadBusyError:
+                continue  # another process has it
+            now = await self._log.get(run.run_id)
+            if now is None or not now.is_open:  # it ended meanwhile
+                await leases_of(self._saver).release(lease)
+                continue
+            caller = Caller(**run.request["caller"])
+            self._go(run, lease, caller, await self._log.take_up(run.run_id))
+
+    async def serve(self) -> None:
+        """Wake threads whose moment has come, and take up what other processes left, for ever."""
+        while True:
+            try:
+                await self._look()
+            except CapgraphError as exc:
+                get_logger("serve", "runs").warning("Nothing was looked after: %s", exc)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        for one in await due(self._saver, now=time.time()):
+            with suppress(ThreadBusyError, LimitError):
+                await self._begin(one.caller, one.thread_id, {})
+        if now >= self._next_recovery:
+            self._next_recovery = now + _RECOVER_SECONDS
+            await self.recover()
+        if now >= self._next_pruning:
+            self._next_pruning = now + _HOUR
+            await self._log.prune(self._settings.keep_runs_days * 86_400)
+
+    async def closed(self) -> None:
+        """Wait until what ran has come to a point, and nobody is told anything more."""
+        await self._log.closing.wait()
+
+    async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Begin nothing else; what runs comes to a point from which another process goes on."""
+        self._draining = True
+        for turn in self._turns.values():
+            turn.drain(seconds)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+        self._log.close()
+
+
+_MARK = 24
+_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+
+
+def _question(kept: str, interrupt_id: str, value: Any) -> dict[str, Any]:
+    """Return a question with a name that holds for this very question, and no other of its task."""
+    asked = dict(value) if isinstance(value, Mapping) else {"value": value}
+    same = {name: asked[name] for name in asked if name != "problems"}
+    text = json.dumps([interrupt_id, same], sort_keys=True, default=repr)
+    mark = hashlib.sha256(text.encode()).hexdigest()[:_MARK]
+    name = base64.urlsafe_b64encode(kept.encode()).decode().rstrip("=")
+    return {**asked, "question_id": f"{mark}-{name}", "interrupt_id": interrupt_id}
+
+
+def _given(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a graph is given for a request that opens a turn."""
+    given: dict[str, Any] = {}
+    if "message" in request:
+        given["messages"] = [
+            *request.get("history", ()),
+            {"role": "user", "content": request["message"]},
+        ]
+    if "plan" in request:
+        given["planning_execution_plan"] = request["plan"]
+    if "context" in request:
+        given["capability_context_data"] = request["context"]
+    return given
+
+
+def _config(kept: str) -> Any:
+    return {"configurable": {"thread_id": kept, "checkpoint_ns": ""}}

@@ -1,0 +1,114 @@
+"""The server as a process: it listens, says where, and ends by handing over what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from framework.base.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+_CLOSING_SECONDS = 5
+_IDLE_SECONDS = 75
+_MOST_AT_ONCE = 2048
+
+
+class Server(uvicorn.Server):
+    """Serves an application of ``create_app`` until it is told to end.
+
+    On SIGTERM, or the first Ctrl-C, nothing else begins, and what runs comes to a point from which
+    the next process goes on; a second one ends at once.
+
+    Args:
+        app: The application.
+        listening: An open socket.
+        ready: Called when requests are answered.
+    """
+
+    def __init__(self, app: Starlette, listening: socket.socket, ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
+                timeout_keep_alive=_IDLE_SECONDS,
+                ws="none",
+                lifespan="on",
+            )
+        )
+        self._app, self._listening, self._ready = app, listening, ready
+        self._ending: asyncio.Task[None] | None = None
+
+    async def listen(self) -> bool:
+        """Answer requests until the end; tells whether the server ever could."""
+        await self.serve([self._listening])
+        return self.started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin, and say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End in order on a signal, with the exit code of a server that was told to."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._drain())
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        try:
+            await self._app.state.runs.drain()
+        finally:
+            self.should_exit = True
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """Open the socket of a server.
+
+    Args:
+        host: An address or a name.
+        port: 0 for any that is free.
+
+    Raises:
+        ConfigurationError: It cannot be opened.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_MOST_AT_ONCE)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"Nothing can listen on {host!r}, port {port}: {exc}.",
+            fix="Choose another --host or --port; --port 0 takes any that is free.",
+        ) from exc
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address at which a browser reaches a socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

@@ -1,0 +1,337 @@
+"""What every request passes first: names, origins, sizes, rates and logins. It denies by default."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from configs.settings import ServeSettings
+from framework.base.ports import Caller
+from framework.behaviors.rate_limit import RateLimiter
+from framework.serve.identity import Identity
+from framework.serve.problems import problem, problem_of
+
+OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/login"})
+"""What answers without a login, and tells nothing of a user."""
+
+_RETURNS = frozenset({"/login/oidc/callback"})
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_BODY_SECONDS = 30.0
+_LINGER_SECONDS = 5.0
+"""So long a refused body is read: whoever still sends would lose the answer with the connection."""
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'{styles}",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "font-src 'self'",
+        "worker-src 'self'",
+        "manifest-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # Not "no-referrer": of a form on such a page a browser says its origin is null.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+_CLOSE = {"connection": "close"}
+
+
+class Shield:
+    """ASGI middleware around the whole server.
+
+    Args:
+        app: What is inside.
+        settings: How the server answers.
+        identity: Says who asks.
+        host: On which address the server listens; ``None`` behind somebody else's server.
+        styles: Hashes of the styles that pages hold inline, for the policy.
+        uploads: Paths below which bodies may be longer; who is there bounds them.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        identity: Identity,
+        *,
+        host: str | None = "127.0.0.1",
+        styles: Collection[str] = (),
+        uploads: Collection[str] = (),
+    ) -> None:
+        self._app, self._settings, self._identity = app, settings, identity
+        self._hosts = Hosts(settings, host)
+        self._uploads = tuple(uploads)
+        self._rate = RateLimiter(rpm=settings.requests_per_minute)
+        self._logins = RateLimiter(rpm=settings.logins_per_minute)
+        listed = "".join(f" '{one}'" for one in styles)
+        self._headers = {**_HEADERS, "content-security-policy": _POLICY.format(styles=listed)}
+        if (settings.base_url or "").startswith("https:"):
+            self._headers["strict-transport-security"] = "max-age=31536000"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await _refuse_scope(scope, receive, send)
+            return
+        sent = _Sent(send, self._headers)
+        try:
+            await self._answer(scope, receive, sent)
+        except ClientDisconnect:
+            return
+        except Exception as exc:
+            if sent.begun:
+                raise
+            await problem_of(exc)(scope, receive, sent)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        refusal = self._foreign(scope, headers)
+        caller = None if refusal else await self._identity.caller(scope)
+        refusal = refusal or await self._unwelcome(scope, caller)
+        if refusal is None and not scope["path"].startswith(self._uploads or "\0"):
+            body = await self._body(headers, receive)
+            if isinstance(body, bytes):
+                receive = _again(body, receive)
+            else:
+                refusal = body
+        if refusal is not None:
+            await _refuse(refusal, scope, receive, send)
+            return
+        scope["capgraph.caller"] = caller
+        if caller is not None:
+            scope["user"] = _User(caller)
+        await self._app(scope, receive, send)
+
+    def _foreign(self, scope: Scope, headers: Headers) -> ASGIApp | None:
+        """Refuse what comes by another name, or from another site's page."""
+        host = headers.get("host", "")
+        if len(headers.getlist("host")) != 1 or not self._hosts.knows(host):
+            told = f"This server is not called {host[:100]!r}."
+            return problem(421, "CG-HOST", told, "Add the name to serve.allowed_hosts.")
+        origins = headers.getlist("origin")
+        if any(not self._hosts.allows(origin, host) for origin in origins):
+            told = f"Pages of {origins[0][:100]!r} may not ask this server."
+            return problem(403, "CG-ORIGIN", told, "Add the origin to serve.allowed_origins.")
+        sites = headers.getlist("sec-fetch-site")
+        known = any(origin in self._settings.allowed_origins for origin in origins)
+        # A provider of logins sends people back from its own site.
+        foreign = any(site not in ("same-origin", "none") for site in sites)
+        if foreign and not known and scope["path"] not in _RETURNS:
+            return problem(403, "CG-ORIGIN", "Another site's page may not ask this server.")
+        return None
+
+    async def _unwelcome(self, scope: Scope, caller: Caller | None) -> ASGIApp | None:
+        """Refuse who asks too often, and who is not known."""
+        address = scope["client"][0] if scope.get("client") else "unknown"
+        who = f"user:{caller.user_id}" if caller is not None else f"address:{address}"
+        allowed = await self._rate.try_acquire(who)
+        if (
+            allowed
+            and scope["path"] == "/login"
+            and (scope["method"] not in _SAFE or scope.get("query_string"))
+        ):
+            allowed = await self._logins.try_acquire(f"address:{address}")
+        if not allowed:
+            told = "Too many requests."
+            return problem(429, "CG-RATE-LIMIT", told, "Wait a little.", {"retry-after": "5"})
+        path = scope["path"]
+        if caller is None and path not in OPEN and not path.startswith("/login/"):
+            told = "Nobody is logged in."
+            fix = "Send 'Authorization: Bearer TOKEN', or log in at /login."
+            return problem(401, "CG-LOGIN", told, fix, {"www-authenticate": "Bearer"})
+        return None
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes | ASGIApp:
+        """Return the whole body, or the refusal of one that is too long or too slow."""
+        limit = self._settings.max_body_bytes
+        told = f"The body is longer than {limit:,} bytes."
+        too_long = problem(
+            413, "CG-TOO-LARGE", told, "Send less, or raise serve.max_body_bytes.", _CLOSE
+        )
+        said = headers.get("content-length", "0")
+        if not said.isdecimal() or int(said) > limit:
+            return too_long
+        body = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for part in _parts(receive):
+                    body += part
+                    if len(body) > limit:
+                        return too_long
+        except TimeoutError:
+            return problem(408, "CG-TIMEOUT", "The body did not come.", "Send it again.", _CLOSE)
+        return bytes(body)
+
+
+class _Sent:
+    """What is sent, with the security headers on every answer."""
+
+    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
+        self._send, self._headers = send, headers
+        self.begun = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in self._headers.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+class Hosts:
+    """By which names the server may be asked, and by whose pages.
+
+    Args:
+        settings: How the server answers.
+        host: On which address it listens; ``None`` behind somebody else's server.
+
+    >>> hosts = Hosts(ServeSettings(), "127.0.0.1")
+    >>> hosts.knows("127.0.0.1:8000"), hosts.knows("evil.example")
+    (True, False)
+    """
+
+    def __init__(self, settings: ServeSettings, host: str | None) -> None:
+        named = {"localhost", "127.0.0.1", "::1", *settings.allowed_hosts}
+        base = urlsplit(settings.base_url or "")
+        if base.hostname:
+            named.add(base.hostname)
+        self._loopback = host is not None and is_loopback(host)
+        if host is not None and not self._loopback:
+            named |= {host, socket.gethostname()}
+        self._names = {name.lower() for name in named}
+        self._origins = {*settings.allowed_origins}
+        if base.netloc:
+            self._origins.add(f"{base.scheme}://{base.netloc}")
+
+    def knows(self, header: str) -> bool:
+        """Tell whether a ``Host`` names this server."""
+        name = _host_name(header)
+        if name in self._names:
+            return True
+        # No name that somebody else's server of names gives can stand for a bare address.
+        return not self._loopback and _is_address(name)
+
+    def allows(self, origin: str, host: str) -> bool:
+        """Tell whether pages of an origin may ask."""
+        if origin in self._origins:
+            return True
+        parts = urlsplit(origin)
+        same = parts.netloc.lower() == host.lower() and bool(parts.netloc)
+        return same and parts.scheme in ("http", "https") and not parts.path.strip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(header: str) -> str:
+    try:
+        parts = urlsplit(f"//{header}")
+        parts.port  # noqa: B018 - raises for what is no port
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if parts.netloc == header and "@" not in header else ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class _User:
+    """Who asks, as Starlette and what is built on it know it."""
+
+    is_authenticated = True
+
+    def __init__(self, caller: Caller) -> None:
+        self.display_name = self.identity = self.username = caller.user_id or ""
+
+
+async def _refuse_scope(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008})
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield what comes of a body.
+
+    Raises:
+        ClientDisconnect: The client went away before its end.
+    """
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+async def _refuse(refusal: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, and end when the body was sent."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        last = message["type"] == "http.response.body"
+        await send({**message, "more_body": True} if last else message)
+
+    await refusal(scope, receive, sending)
+    with suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            async for _ in _parts(receive):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _again(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    given = False
+
+    async def receive_again() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return receive_again
+
+
+def settings_of(given: Any) -> ServeSettings:
+    """Return how the server answers, of whatever settings there are."""
+    found = given.serve if given is not None else ServeSettings()
+    return ServeSettings(**found) if isinstance(found, Mapping) else found

@@ -1,0 +1,327 @@
+"""Threads as a user sees them: each has a room of names of his own in the saver."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from framework.base.errors import ValidationError
+from framework.base.ports import Caller
+from framework.base.values import to_plain
+from framework.serve.problems import NotThereError
+from framework.stores.leases import leases_of
+from framework.stores.records import NEVER, read_record, write_record
+from framework.stores.threads import each_thread_id, fork_thread, thread_summary
+from framework.stores.waits import waits_of
+
+if TYPE_CHECKING:
+    from langchain_core.messages import AnyMessage
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+
+    from framework.stores.run_log import RunLog
+    from framework.stores.threads import ThreadSummary
+
+_ABOUT = "about"
+_MAX_ID = 200
+_MAX_TITLE = 200
+_MAX_PAGE = 100
+_NEW = "new"
+
+
+class Threads:
+    """The threads of a saver, user by user.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        log: The runs of the threads.
+        shared: Whether the one user, ``local``, sees the database's threads as they are; otherwise
+            everybody has names of his own.
+    """
+
+    def __init__(self, graph: Any, log: RunLog, *, shared: bool) -> None:
+        self._graph = graph
+        self._saver: BaseCheckpointSaver[Any] = graph.checkpointer
+        self._log = log
+        self._shared = shared
+
+    def owner(self, caller: Caller) -> str:
+        """Return with what the saver's names of a user's threads begin.
+
+        >>> from langgraph.checkpoint.memory import InMemorySaver
+        >>> from types import SimpleNamespace
+        >>> threads = Threads(SimpleNamespace(checkpointer=InMemorySaver()), None, shared=False)
+        >>> threads.owner(Caller("a/b", tenant="c@d"))
+        '@a%2Fb@c%40d/'
+        """
+        if self._shared:
+            return ""
+        # Neither separator is left in what stands between them.
+        parts = [part for part in (caller.user_id, caller.tenant) if part is not None]
+        return "".join(f"@{quote(part, safe='')}" for part in parts) + "/"
+
+    def owner_of(self, kept: str) -> str:
+        """Return with what the names of the threads of this one's user begin; empty for nobody's."""
+        return "" if self._shared or not kept.startswith("@") else kept.partition("/")[0] + "/"
+
+    def of_tenant(self, caller: Caller, kept: str) -> bool:
+        """Tell whether a thread is of the tenant of a caller."""
+        _, _, tenant = self.owner_of(kept).strip("/").removeprefix("@").partition("@")
+        return tenant == quote(caller.tenant or "", safe="")
+
+    def kept(self, caller: Caller, thread_id: str) -> str:
+        """Return the saver's name of a user's thread.
+
+        Raises:
+            ValidationError: The name cannot be used.
+        """
+        if not thread_id.strip() or len(thread_id) > _MAX_ID or not thread_id.isprintable():
+            raise ValidationError(
+                f"The thread id {thread_id[:80]!r} cannot be used.",
+                fix=f"Use 1 to {_MAX_ID} printable characters.",
+            )
+        return self.owner(caller) + thread_id
+
+    def shown(self, caller: Caller, kept: str) -> str:
+        """Return a user's name of a thread of the saver."""
+        return kept.removeprefix(self.owner(caller))
+
+    async def check(self, caller: Caller, thread_id: str) -> str:
+        """Return the saver's name of a thread that is there.
+
+        Raises:
+            NotThereError: It is not, or is somebody else's.
+        """
+        missing = NotThereError("There is no such thread.", fix="List your threads.")
+        try:
+            kept = self.kept(caller, thread_id)
+        except ValidationError:
+            raise missing from None
+        if await self._saver.aget_tuple(_config(kept)) is None:
+            raise missing
+        return kept
+
+    async def latest(self, caller: Caller, limit: int) -> list[str]:
+        """Return the saver's names of the threads of a user that were saved last."""
+        named = each_thread_id(self._saver, limit=limit, prefix=self.owner(caller))
+        return [kept async for kept in named]
+
+    async def create(
+        self,
+        caller: Caller,
+        title: str = "",
+        *,
+        thread_id: str | None = None,
+        contexts: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Make an empty thread.
+
+        Args:
+            caller: Whose.
+            title: What it is called.
+            thread_id: Its name, where it has to be a certain one.
+            contexts: Context data that stands there before the first turn, by type and key.
+        """
+        thread_id = thread_id or uuid.uuid4().hex
+        kept = self.kept(caller, thread_id)
+        given = {"capability_context_data": contexts} if contexts else {}
+        # Written as a node that ends a turn, so that nothing is left to run.
+        await self._graph.aupdate_state(
+            _config(kept), {"execution_outcome": {"status": _NEW}, **given}, as_node="error"
+        )
+        if title:
+            await self.rename(caller, thread_id, title)
+        return thread_id
+
+    async def page(
+        self,
+        caller: Caller,
+        *,
+        query: str = "",
+        outcome: str = "",
+        limit: int = 50,
+        after: str | None = None,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Describe a user's threads, the one that was saved last first.
+
+        Args:
+            caller: Whose.
+            query: Words of which each is in the title, the task, the last message or the name.
+            outcome: How the last turn ended.
+            limit: At most so many.
+            after: What the last page gave for the next one.
+
+        Returns:
+            A page, and what asks for the next one.
+        """
+        limit = min(max(limit, 1), _MAX_PAGE)
+        kept_after = None if after is None else await self.check(caller, after)
+        words = query.casefold().split()
+        found: list[dict[str, Any]] = []
+        async for kept in each_thread_id(self._saver, after=kept_after, prefix=self.owner(caller)):
+            item = await self._item(caller, kept)
+            if item is None or (outcome and item["outcome"] != outcome):
+                continue
+            searched = " ".join(
+                str(item[name] or "") for name in ("thread_id", "title", "task", "last_message")
+            ).casefold()
+            if not all(word in searched for word in words):
+                continue
+            if len(found) == limit:
+                return found, str(found[-1]["thread_id"])
+            found.append(item)
+        return found, None
+
+    async def get(self, caller: Caller, thread_id: str) -> dict[str, Any]:
+        """Describe one thread, with its conversation and its plan.
+
+        Raises:
+            NotThereError: There is none.
+        """
+        from framework.graph.turns import step_states, thread_values
+
+        kept = await self.check(caller, thread_id)
+        item = await self._item(caller, kept)
+        values = await thread_values(self._graph, kept)
+        plan = values.get("planning_execution_plan") or {}
+        return {
+            **(item or {}),
+            "messages": [_message(one) for one in values.get("messages") or []],
+            "plan": {"steps": list(plan.get("steps") or [])} if plan else None,
+            "steps": step_states(values),
+            "results": to_plain(values.get("execution_step_results") or {}, lenient=True),
+            "runs": [
+                {"run_id": run.run_id, "status": run.status, "opened": run.opened}
+                for run in await self._log.of_thread(kept)
+            ],
+        }
+
+    async def rename(self, caller: Caller, thread_id: str, title: str) -> dict[str, Any]:
+        """Give a thread a title.
+
+        Raises:
+            NotThereError: There is no such thread.
+            ValidationError: It is no title.
+        """
+        kept = await self.check(caller, thread_id)
+        if not isinstance(title, str) or len(title) > _MAX_TITLE:
+            raise ValidationError(
+                f"The title {str(title)[:80]!r} cannot be used.",
+                fix=f"Give text of at most {_MAX_TITLE} characters.",
+            )
+        await write_record(self._saver, kept, _ABOUT, {"title": title}, builds_on=NEVER)
+        return await self._item(caller, kept) or {}
+
+    async def delete(self, caller: Caller, thread_id: str) -> None:
+        """Drop a thread with its runs.
+
+        Raises:
+            NotThereError: There is no such thread.
+            ThreadBusyError: It is being run.
+        """
+        kept = await self.check(caller, thread_id)
+        leases = leases_of(self._saver)
+        lease = await leases.take(kept)
+        try:
+            await self._saver.adelete_thread(kept)
+            await self._log.drop_thread(kept)
+            if (due := await waits_of(self._saver).of(kept)) is not None:
+                await waits_of(self._saver).drop(due)
+        finally:
+            await leases.release(lease)
+
+    async def fork(self, caller: Caller, thread_id: str, checkpoint_id: str | None = None) -> str:
+        """Begin a new thread with the past of another one.
+
+        Raises:
+            NotThereError: There is no such thread or checkpoint.
+            PersistenceError: The saver keeps no histories to copy.
+        """
+        kept = await self.check(caller, thread_id)
+        if checkpoint_id is not None:
+            config = _config(kept)
+            config["configurable"]["checkpoint_id"] = checkpoint_id
+            if await self._saver.aget_tuple(config) is None:
+                raise NotThereError("There is no such checkpoint.", fix="List the history.")
+        fresh = uuid.uuid4().hex
+        await fork_thread(self._saver, kept, self.kept(caller, fresh), checkpoint_id=checkpoint_id)
+        return fresh
+
+    async def history(
+        self, caller: Caller, thread_id: str, *, limit: int = 50, after: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Describe the checkpoints of a thread, the latest first.
+
+        Raises:
+            NotThereError: There is no such thread.
+        """
+        kept = await self.check(caller, thread_id)
+        limit = min(max(limit, 1), _MAX_PAGE)
+        before = _config(kept) if after is not None else None
+        if before is not None:
+            before["configurable"]["checkpoint_id"] = after
+        found = [
+            {
+                "checkpoint_id": one.config["configurable"]["checkpoint_id"],
+                "created_at": one.created_at,
+                "next": list(one.next),
+                "source": (one.metadata or {}).get("source"),
+                "step": (one.metadata or {}).get("step"),
+                "turn": (one.values.get("runtime_info") or {}).get("turn", 0),
+                "messages": len(one.values.get("messages") or []),
+                "questions": len(one.interrupts),
+            }
+            async for one in self._graph.aget_state_history(
+                _config(kept), before=before, limit=limit + 1
+            )
+        ]
+        more = found[limit - 1]["checkpoint_id"] if len(found) > limit else None
+        return found[:limit], more
+
+    async def state(
+        self, caller: Caller, thread_id: str, checkpoint_id: str | None = None
+    ) -> dict[str, Any]:
+        """Return what a thread holds, now or at one of its checkpoints, as plain data.
+
+        Raises:
+            NotThereError: There is no such thread or checkpoint.
+        """
+        config = _config(await self.check(caller, thread_id))
+        if checkpoint_id is not None:
+            config["configurable"]["checkpoint_id"] = checkpoint_id
+            if await self._saver.aget_tuple(config) is None:
+                raise NotThereError("There is no such checkpoint.", fix="List the history.")
+        snapshot = await self._graph.aget_state(config)
+        values = dict(snapshot.values)
+        messages = [_message(one) for one in values.pop("messages", None) or []]
+        return {"messages": messages, **to_plain(values, lenient=True)}
+
+    async def _item(self, caller: Caller, kept: str) -> dict[str, Any] | None:
+        summary = await thread_summary(self._saver, kept)
+        if summary is None:
+            return None
+        about = await read_record(self._saver, kept, _ABOUT)
+        return self._described(caller, summary, about)
+
+    def _described(
+        self, caller: Caller, summary: ThreadSummary, about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        known = asdict(summary)
+        known["thread_id"] = self.shown(caller, summary.thread_id)
+        known["outcome"] = known.pop("status")
+        known["updated_at"] = summary.updated_at.isoformat() if summary.updated_at else None
+        known["questions"] = len(summary.questions)
+        known["last_message"] = summary.last_message[:500]
+        known["title"] = about.get("title") or (summary.task or summary.last_message)[:80]
+        return known
+
+
+def _message(message: AnyMessage) -> dict[str, Any]:
+    role = {"human": "user", "ai": "assistant"}.get(message.type, message.type)
+    return {"id": message.id, "role": role, "content": str(message.text)}
+
+
+def _config(kept: str) -> Any:
+    return {"configurable": {"thread_id": kept, "checkpoint_ns": ""}}

@@ -1,0 +1,351 @@
+"""Where an audit lies: a file, or a table beside the threads; in both, one chain for all writers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from framework.base.errors import PersistenceError
+from framework.base.ports import Rows
+from framework.telemetry.audit import RETENTION, Entry
+from framework.telemetry.audit_chain import (
+    SEALED,
+    Broken,
+    Checker,
+    Head,
+    Verification,
+    key_bytes,
+    read_line,
+    seal,
+)
+from framework.telemetry.shipped import OffLoop
+
+_BLOCK = 1 << 16
+_PAGE = 500
+_TRIES = 10_000
+
+
+class AuditLog:
+    """A chain of records in a file, which several threads and processes may write.
+
+    Called where an event loop runs, the methods give something to await; elsewhere they are done
+    when they return. The last record's hash is kept in ``PATH.head``, which is also the lock.
+
+    Args:
+        path: The file: one record on each line.
+        signing_key: Signs each record, so that only who has it can write one that holds.
+
+    >>> import tempfile
+    >>> log = AuditLog(Path(tempfile.mkdtemp()) / "audit.jsonl", signing_key="k")
+    >>> log.append("effect", {"status": "begun"})
+    >>> log.verify().valid
+    True
+    >>> log.path.write_text(log.path.read_text().replace("begun", "ended")) > 0
+    True
+    >>> log.verify().problem
+    'Record 1 from the beginning: its hash is another.'
+    """
+
+    def __init__(self, path: str | Path, *, signing_key: Any = None) -> None:
+        self.path = Path(path)
+        self._key = key_bytes(signing_key)
+        self._off_loop, self._guard = OffLoop(), threading.Lock()
+
+    def append(self, kind: str, data: Mapping[str, Any]) -> Any:
+        """Put a record at the end; it is on disk when this is done.
+
+        Args:
+            kind: What it is about.
+            data: Plain data.
+
+        Raises:
+            ValidationError: Something in it has no plain form.
+            PersistenceError: It cannot be kept.
+        """
+        return self._off_loop.do(partial(self._write, [(kind, dict(data))]))
+
+    def verify(self, anchor: str | None = None) -> Any:
+        """Check every record, and return a :class:`Verification`.
+
+        Args:
+            anchor: A head that was kept elsewhere; it must be in the chain.
+        """
+        return self._off_loop.do(partial(self._verify, anchor))
+
+    def anchor(self) -> Any:
+        """Return the head in hex, to be kept elsewhere."""
+        return self._off_loop.do(lambda: self._verify(None).head)
+
+    def records(self) -> Any:
+        """Return all records, as dictionaries.
+
+        Raises:
+            ValueError: A record is not as it was written.
+        """
+        return self._off_loop.do(lambda: [read_line(line) for line in self._lines()])
+
+    def prune(self, older_than: timedelta = RETENTION) -> Any:
+        """Drop the records that are older, and seal them: what is left still verifies.
+
+        Returns:
+            How many went.
+        """
+        return self._off_loop.do(partial(self._prune, older_than))
+
+    async def awrite(self, entries: Sequence[Entry]) -> None:
+        """Put records at the end; see :class:`Trail`."""
+        await asyncio.to_thread(self._write, entries)
+
+    async def aprune(self, older_than: timedelta = RETENTION) -> int:
+        """Drop the beginning; see :meth:`prune`."""
+        return await asyncio.to_thread(self._prune, older_than)
+
+    # --- the file -------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self, *, alone: bool = True) -> Iterator[int]:
+        """Hold the lock of the file; gives the descriptor of what keeps the head."""
+        import fcntl
+
+        try:
+            beside = os.open(f"{self.path}.head", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            raise _not_kept(exc) from exc
+        try:
+            with self._guard:
+                fcntl.flock(beside, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+                yield beside
+        finally:
+            os.close(beside)  # which gives up the lock as well
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        with self._locked() as beside:
+            self._write_locked(beside, entries)
+
+    def _write_locked(self, beside: int, entries: Sequence[Entry]) -> None:
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                head, lines = self._end(file, beside), []
+                for kind, data in entries:
+                    head, line = seal(head, kind, data, self._key)
+                    lines.append(f"{line}\n")
+                _write_all(file, "".join(lines).encode("ascii"))
+                os.fsync(file)
+            finally:
+                os.close(file)
+            os.pwrite(beside, str(head).encode(), 0)
+        except (OSError, Broken) as exc:
+            raise _not_kept(exc) from exc
+
+    def _end(self, file: int, beside: int) -> Head:
+        """Return the last record; what a lost machine left half-written is taken off."""
+        size = os.fstat(file).st_size
+        tail, start = b"", size
+        while start > 0 and tail.count(b"\n") < 2:
+            start = max(0, start - _BLOCK)
+            tail = os.pread(file, size - start, start)
+        whole, _, torn = tail.rpartition(b"\n")
+        kept = Head.read(os.pread(beside, 256, 0).decode("ascii", "replace"))
+        last = whole.rpartition(b"\n")[2]
+        head = _head_of(last) if last else Head()
+        if head.seq < kept.seq:
+            raise Broken(f"record {kept.seq} was written and is gone")
+        if torn:
+            os.ftruncate(file, size - len(torn))
+        return head
+
+    def _lines(self) -> list[bytes]:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        return data.removesuffix(b"\n").split(b"\n") if data else []
+
+    def _verify(self, anchor: str | None) -> Verification:
+        with self._locked(alone=False) as beside:
+            kept = os.pread(beside, 256, 0).decode("ascii", "replace")
+            checker = Checker(self._key, anchor, kept)
+            lines = self._lines()
+            if lines and self.path.stat().st_size and not self._ends_whole():
+                lines[-1] += b" "  # the end of the last line is a byte of its record
+            checker.take(lines)
+        return checker.result()
+
+    def _ends_whole(self) -> bool:
+        with self.path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+
+    def _prune(self, older_than: timedelta) -> int:
+        with self._locked() as beside:
+            lines = self._lines()
+            count, head = _old(lines, older_than)
+            if head is None:
+                return 0
+            self._write_locked(beside, [_sealed(head)])
+            rest = b"".join(line + b"\n" for line in self._lines()[count:])
+            fresh = self.path.with_name(f"{self.path.name}.new")
+            fresh.write_bytes(rest)
+            fresh.replace(self.path)
+        return count
+
+
+_TABLE = "CREATE TABLE IF NOT EXISTS capgraph_audit (seq BIGINT PRIMARY KEY, line TEXT NOT NULL)"
+_ADD = "INSERT INTO capgraph_audit (seq, line) VALUES (?, ?) ON CONFLICT DO NOTHING"
+
+
+class AuditTable:
+    """The chain of a database, beside the threads; all processes that use it write one chain.
+
+    Row 0 keeps the head. A record is added where nobody else added one; who comes second takes the
+    place behind it, so no lock is held while anything waits.
+
+    Args:
+        rows: The database.
+        signing_key: As for :class:`AuditLog`.
+    """
+
+    def __init__(self, rows: Rows, *, signing_key: Any = None) -> None:
+        self._rows, self._key = rows, key_bytes(signing_key)
+        self._head: Head | None = None
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    async def awrite(self, entries: Sequence[Entry]) -> None:
+        """Put records at the end; see :class:`Trail`."""
+        # Tasks of one loop would only get into each other's way.
+        lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with lock:
+            await self._ready()
+            head = Head()
+            for kind, data in entries:
+                head = await self._add(kind, data)
+            await self._rows.run(
+                "UPDATE capgraph_audit SET line = ? WHERE seq = 0 AND line < ?",
+                (str(head), str(head)),
+            )
+
+    async def _ready(self) -> None:
+        if self._head is None:
+            await self._rows.table(_TABLE)
+            await self._rows.run(_ADD, (0, str(Head())))
+            self._head = await self._last()
+
+    async def _add(self, kind: str, data: Mapping[str, Any]) -> Head:
+        for _ in range(_TRIES):
+            assert self._head is not None
+            head, line = seal(self._head, kind, data, self._key)
+            added, _rows = await self._rows.run(_ADD, (head.seq, line))
+            if added:
+                self._head = head
+                return head
+            self._head = await self._last()
+        raise _not_kept(RuntimeError("others always came first"))
+
+    async def _last(self) -> Head:
+        _, found = await self._rows.run(
+            "SELECT line FROM capgraph_audit WHERE seq > 0 ORDER BY seq DESC LIMIT 1"
+        )
+        if not found:
+            return Head()
+        try:
+            return _head_of(found[0][0])
+        except Broken as exc:
+            raise _not_kept(exc) from exc
+
+    async def alines(self, after: int = 0) -> list[str]:
+        """Return the next records as they are written, at most a page of them."""
+        await self._rows.table(_TABLE)
+        _, found = await self._rows.run(
+            "SELECT line FROM capgraph_audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
+        )
+        return [line for (line,) in found]
+
+    async def averify(self, anchor: str | None = None) -> Verification:
+        """Check every record; see :meth:`AuditLog.verify`."""
+        await self._rows.table(_TABLE)
+        _, kept = await self._rows.run("SELECT line FROM capgraph_audit WHERE seq = 0")
+        _, ends = await self._rows.run("SELECT seq FROM capgraph_audit ORDER BY seq")
+        checker = Checker(self._key, anchor, kept[0][0] if kept else "")
+        places = [seq for (seq,) in ends if seq > 0]
+        for start in range(0, len(places), _PAGE):
+            _, page = await self._rows.run(
+                "SELECT seq, line FROM capgraph_audit WHERE seq >= ? ORDER BY seq LIMIT ?",
+                (places[start], _PAGE),
+            )
+            checker.take([line for _, line in page], [seq for seq, _ in page])
+        return checker.result()
+
+    async def aprune(self, older_than: timedelta = RETENTION) -> int:
+        """Drop the beginning; see :meth:`AuditLog.prune`."""
+        gone, head = 0, None
+        while True:
+            lines = await self.alines(head.seq if head is not None else 0)
+            count, last = _old(lines, older_than)
+            gone, head = gone + count, last or head
+            if count < _PAGE:
+                break
+        if head is None:
+            return 0
+        await self.awrite([_sealed(head)])
+        await self._rows.run("DELETE FROM capgraph_audit WHERE seq > 0 AND seq <= ?", (head.seq,))
+        return gone
+
+
+class NoTrail:
+    """Where an audit was asked for and nothing keeps it: no effect begins, the rest goes on."""
+
+    async def awrite(self, entries: Sequence[Entry]) -> None:
+        """Refuse.
+
+        Raises:
+            PersistenceError: Always.
+        """
+        raise PersistenceError(
+            "audit=True was asked for, and the graph has no saver whose database keeps rows.",
+            fix="Give a SQLite or PostgreSQL saver, or audit=AuditLog(path).",
+        )
+
+    async def aprune(self, older_than: timedelta = RETENTION) -> int:
+        """Do nothing."""
+        return 0
+
+
+def _old(lines: Sequence[str | bytes], older_than: timedelta) -> tuple[int, Head | None]:
+    """Return how many records at the beginning are too old, and the last of them."""
+    before = datetime.now(UTC) - older_than
+    count, head = 0, None
+    for line in lines:
+        record = read_line(line)
+        if datetime.fromisoformat(record["at"]) >= before:
+            break
+        count, head = count + 1, Head(record["seq"], record["hash"])
+    return count, head
+
+
+def _head_of(line: str | bytes) -> Head:
+    record = read_line(line)
+    return Head(record["seq"], record["hash"])
+
+
+def _sealed(head: Head) -> Entry:
+    return SEALED, {"through": head.seq, "head": head.hash}
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _not_kept(exc: Exception) -> PersistenceError:
+    return PersistenceError(
+        f"The audit cannot be written: {exc}.",
+        fix="Look at where it lies ('capgraph audit verify'); then run the thread again.",
+    )

@@ -1,0 +1,257 @@
+"""A workflow of events: each is handled, and what its handlers give is handled next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NotRequired
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.errors import GraphBubbleUp
+from langgraph.func import task
+from langgraph.graph import END, START, StateGraph
+from typing_extensions import TypedDict
+
+from configs.logger import get_logger
+from framework.base.awaiting import awaited
+from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
+from framework.engine.envelopes import one_signal
+from framework.engine.services import Services
+from framework.workflows.nodes import (
+    BaseWorkflow,
+    Plain,
+    WorkflowGraph,
+    WorkflowNode,
+    WorkflowOutput,
+    WorkflowResult,
+    failed,
+    run_node,
+    task_of,
+)
+
+
+@dataclass
+class WorkflowEvent:
+    """Something that happened.
+
+    Attributes:
+        name: What; handlers are found by it.
+        payload: With which values; JSON-able.
+        source: ``external``, or the event whose handler gave it.
+    """
+
+    name: str
+    payload: dict[str, Any] = field(default_factory=dict)
+    source: str = "external"
+
+
+class _EventInput(TypedDict):
+    task: NotRequired[str]
+    event: NotRequired[Any]
+    events: NotRequired[list[Any]]
+    inputs: NotRequired[dict[str, Any]]
+
+
+Handler = Callable[[WorkflowEvent], Awaitable[WorkflowEvent | list[WorkflowEvent] | None]]
+
+
+class EventDrivenWorkflow(BaseWorkflow):
+    """Handlers of events; the handlers of one event run side by side.
+
+    Each run has a queue of its own. A handler that fails is a result: what else there is to do is
+    done, and the workflow is no success. It ends when nothing is left to handle, with the terminal
+    event (whose payload's ``output`` is the output), or, without success, at the cap.
+
+    Args:
+        max_events: How many events a run may handle.
+        terminal_event: Name of the event that ends a run.
+        services: What capabilities and tools among the handlers run with.
+        name: Name of the graph.
+
+    Raises:
+        ConfigurationError: The cap is below 1.
+
+    >>> flow = EventDrivenWorkflow(terminal_event="done")
+    >>> async def count(event):
+    ...     return WorkflowEvent("done", {"output": len(event.payload["text"])})
+    >>> flow.on("written", count)
+    >>> event = {"name": "written", "payload": {"text": "abc"}}
+    >>> asyncio.run(flow.run({"event": event})).final_output
+    3
+    """
+
+    def __init__(
+        self,
+        max_events: int = 100,
+        terminal_event: str | None = None,
+        *,
+        services: Services | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(services=services, name=name)
+        if max_events < 1:
+            raise ConfigurationError(f"max_events is {max_events!r}.", fix="Give at least 1.")
+        self._max = max_events
+        self._terminal = terminal_event
+        self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
+
+    def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
+        """Have events of a name handled.
+
+        Args:
+            event_name: The name.
+            handler: An async function of the event, which may give an event, or several, to be
+                handled next; or an agent, graph, tool or capability, whose task is the payload's.
+            gives: Name of the event that follows when an agent has done its task; its payload has
+                ``output``, and as ``task`` the same as text. A function so named is an agent.
+        """
+        self._handlers.setdefault(event_name, []).append((handler, gives))
+
+    async def run(
+        self,
+        initial_input: Mapping[str, Any],
+        *,
+        context: Any = None,
+        config: RunnableConfig | None = None,
+    ) -> WorkflowResult:
+        """Run the workflow once; see :meth:`BaseWorkflow.run`.
+
+        Args:
+            initial_input: ``event``, or ``events``: what happened, as
+                :class:`WorkflowEvent` or its fields; a ``task`` alone is the event ``task``.
+            context: As for every workflow.
+            config: As for every workflow.
+
+        Raises:
+            ValidationError: Something is no event.
+        """
+        told = task_of(initial_input)
+        events = [asdict(event) for event in _events_of(initial_input)]
+        given = {"task": told, "inputs": {"events": events}}
+        return await self._run(given, context, config)
+
+    def compile(
+        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
+    ) -> WorkflowGraph:
+        """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
+        handlers = {
+            name: [self._handler(name, place, *one) for place, one in enumerate(found)]
+            for name, found in self._handlers.items()
+        }
+
+        async def run(state: Any) -> dict[str, Any]:
+            known = {**state, **(state.get("inputs") or {})}
+            known.pop("inputs", None)
+            task_of(known)
+            return await self._handle_all(_events_of(known), handlers)
+
+        builder = StateGraph(WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput)
+        builder.add_node("events", run, input_schema=_EventInput)
+        builder.add_edge(START, "events")
+        builder.add_edge("events", END)
+        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+
+    def _handler(
+        self, name: str, place: int, handler: Any, gives: str | None
+    ) -> Callable[[WorkflowEvent], Any]:
+        kinds = ("capability_spec", "compile", "execute", "ainvoke")
+        if gives is None and not any(hasattr(handler, kind) for kind in kinds):
+            return lambda event: _handled(handler, event)
+        node = WorkflowNode(f"{name}_{place}", handler)
+        graph = self.nested(node.node_id, handler)
+
+        async def work(event: WorkflowEvent) -> Plain:
+            found = await run_node(node, graph, event.payload)
+            if found["success"] and gives is not None:
+                output = found["output"]
+                payload = {"output": output, "task": task_of({"task": output})}
+                found["metadata"]["events"] = [asdict(WorkflowEvent(gives, payload))]
+            return found
+
+        return work
+
+    async def _handle_all(
+        self, first: list[WorkflowEvent], handlers: Mapping[str, list[Any]]
+    ) -> dict[str, Any]:
+        queue = deque(first)
+        outputs: dict[str, list[Plain]] = {}
+        wrong: list[str] = []
+        handled, output = 0, ""
+        while queue:
+            event = queue.popleft()
+            if event.name == self._terminal:
+                output = event.payload.get("output", event.payload)
+                break
+            if handled >= self._max:
+                wrong.append(f"max_events={self._max} reached; {event.name!r} would be next")
+                break
+            handled += 1
+            if event.name not in handlers:
+                get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
+                if handled <= len(first):  # what was asked for is not done
+                    wrong.append(f"nobody handles {event.name!r}")
+            for found in await _side_by_side(handlers.get(event.name, ()), event):
+                following = found["metadata"].pop("events", [])
+                outputs.setdefault(event.name, []).append(found)
+                if not found["success"]:
+                    wrong.append(f"{event.name}: {found['error']}")
+                queue.extend(replace(WorkflowEvent(**one), source=event.name) for one in following)
+        return {
+            "output": output,
+            "success": not wrong,
+            "error": "; ".join(wrong) or None,
+            "outputs": outputs,
+            "metadata": {"events_processed": handled},
+        }
+
+
+async def _side_by_side(handlers: Any, event: WorkflowEvent) -> list[Plain]:
+    """Run the handlers of one event, each as a LangGraph task: one that ended is not run again."""
+    calls: list[Any] = []
+    for handler in handlers:
+
+        async def body(handler: Any = handler) -> Any:
+            return await handler(event)
+
+        decorate: Any = task(name=event.name)
+        calls.append(decorate(body)())
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    signals = [item for item in found if isinstance(item, GraphBubbleUp)]
+    for item in found:
+        if isinstance(item, BaseException) and item not in signals:
+            raise item
+    if signals:
+        raise one_signal(signals)
+    return [item for item in found if not isinstance(item, BaseException)]
+
+
+async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:
+    try:
+        gave: Any = await awaited(handler(replace(event, payload=dict(event.payload))))
+        events = [gave] if isinstance(gave, WorkflowEvent) else list(gave or ())
+        if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:
+            return failed(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as exc:
+        return failed(str(exc) or type(exc).__name__)
+    output = events[0].payload.get("output") if len(events) == 1 else None
+    told = {"events": [asdict(one) for one in events]}
+    return {"output": output, "success": True, "error": None, "metadata": told}
+
+
+def _events_of(given: Mapping[str, Any]) -> list[WorkflowEvent]:
+    found = given.get("events")
+    if found is None:
+        found = [given["event"]] if "event" in given else None
+    if found is None:
+        return [WorkflowEvent("task", dict(given))]
+    try:
+        return [one if isinstance(one, WorkflowEvent) else WorkflowEvent(**one) for one in found]
+    except TypeError as exc:
+        raise ValidationError(
+            f"{found!r} are no events: {exc}.", fix='An event is {"name": …, "payload": {…}}.'
+        ) from exc

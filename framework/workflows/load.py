@@ -1,0 +1,206 @@
+"""Workflows as YAML files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from configs.errors import ConfigurationError
+from configs.yaml_files import explained, read_yaml
+from framework.engine.services import Services
+from framework.planning.conditions import ABSENT, condition_faults, told
+from framework.planning.conditions import holds as condition_holds
+from framework.workflows.dag import DAGWorkflow
+from framework.workflows.events import EventDrivenWorkflow
+from framework.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, WorkflowNode
+from framework.workflows.state_machine import StateMachineWorkflow
+
+
+def load_workflow(
+    file: str | os.PathLike[str],
+    agents: Mapping[str, Any] | None = None,
+    *,
+    services: Services | None = None,
+) -> BaseWorkflow:
+    """Read a workflow from a YAML file.
+
+    ``kind`` is ``dag`` (``nodes``, ``edges``), ``state_machine`` (``states``, ``transitions``,
+    ``initial_state``, ``terminal_states``) or ``event_driven`` (``handlers``, ``terminal_event``).
+    Where a condition may stand, ``when`` is one as in a plan, of ``output``, a field of it
+    (``output.score``), ``success`` or ``error``.
+
+    Args:
+        file: The file.
+        agents: Who works in it, by the names that stand in the file. Those of the file's own
+            section ``agents`` (``name: "module:attribute"``) come beside.
+        services: What capabilities and tools among them run with.
+
+    Raises:
+        ConfigurationError: The file has another form, names somebody who is not there, or its nodes
+            do not fit together.
+
+    >>> import asyncio, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "flow.yml"
+    >>> _ = path.write_text('''
+    ... kind: dag
+    ... nodes: [{id: first, agent: up}, {id: second, agent: up, inputs: {task: first}}]
+    ... edges: [{source: first, target: second, when: {of: output, is: "!=", than: ""}}]
+    ... ''')
+    >>> flow = load_workflow(path, {"up": lambda task: task.upper() + "!"})
+    >>> asyncio.run(flow.run({"task": "hello"})).final_output
+    'HELLO!!'
+    """
+    try:
+        document = _FORM.validate_python(read_yaml(file))
+    except ValidationError as exc:
+        listed = "\n".join(f"  {text}" for text in explained(exc))
+        raise ConfigurationError(
+            f"The workflow {os.fspath(file)!r} cannot be used:\n{listed}"
+        ) from exc
+    known = {name: _imported(name, path) for name, path in document.agents.items()} | {
+        **(agents or {})
+    }
+
+    def agent(name: str) -> Any:
+        if name not in known:
+            raise ConfigurationError(
+                f"The workflow {os.fspath(file)!r} names {name!r}, and nobody is called so.",
+                fix=f"There is {', '.join(sorted(known)) or 'nobody'}; give the others in agents=.",
+            )
+        return known[name]
+
+    workflow = document.made(agent, {"services": services, "name": document.name})
+    workflow.compile()
+    return workflow
+
+
+def _imported(name: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"agents.{name}: {path!r} cannot be imported ({exc}).", fix="Write 'module:attribute'."
+        ) from exc
+
+
+def _sound(condition: Any) -> Any:
+    for path, _, cause in condition_faults(condition):
+        raise ValueError(f"{'.'.join(map(str, path)) or 'it'} {cause}")
+    return condition
+
+
+_Condition = Annotated[dict[str, Any] | None, BeforeValidator(lambda c: c and _sound(c))]
+
+
+def _rule(condition: dict[str, Any] | None) -> Callable[[NodeResult], bool] | None:
+    if condition is None:
+        return None
+
+    def holds(found: NodeResult) -> bool:
+        def at(path: str) -> Any:
+            value: Any = {
+                "output": found.output,
+                "success": found.success,
+                "error": found.error,
+            }
+            for part in path.split("."):
+                if not isinstance(value, Mapping) or part not in value:
+                    return ABSENT
+                value = value[part]
+            return value
+
+        return condition_holds(condition, at) is True
+
+    holds.__name__ = told(condition)
+    return holds
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Document(_Part):
+    name: str | None = None
+    agents: dict[str, str] = Field(default_factory=dict)
+
+
+class _Node(_Part):
+    id: str
+    agent: str
+    inputs: dict[str, str] = Field(default_factory=dict)
+    outputs: dict[str, str] = Field(default_factory=dict)
+
+
+class _Edge(_Part):
+    source: str
+    target: str
+    when: _Condition = None
+
+
+class _Dag(_Document):
+    kind: Literal["dag"]
+    nodes: list[_Node]
+    edges: list[_Edge] = Field(default_factory=list)
+
+    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+        return DAGWorkflow(
+            [WorkflowNode(n.id, agent(n.agent), n.inputs, n.outputs) for n in self.nodes],
+            [WorkflowEdge(e.source, e.target, _rule(e.when)) for e in self.edges],
+            **options,
+        )
+
+
+class _Transition(_Part):
+    to: str
+    when: _Condition = None
+
+
+class _StateMachine(_Document):
+    kind: Literal["state_machine"]
+    states: dict[str, str]
+    transitions: dict[str, list[_Transition]] = Field(default_factory=dict)
+    initial_state: str
+    terminal_states: list[str] = Field(default_factory=list)
+    max_transitions: int = 50
+
+    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+        return StateMachineWorkflow(
+            {state: agent(name) for state, name in self.states.items()},
+            {
+                state: [(_rule(rule.when), rule.to) for rule in rules]
+                for state, rules in self.transitions.items()
+            },
+            self.initial_state,
+            self.terminal_states,
+            max_transitions=self.max_transitions,
+            **options,
+        )
+
+
+class _Handler(_Part):
+    event: str
+    agent: str
+    gives: str | None = None
+
+
+class _EventDriven(_Document):
+    kind: Literal["event_driven"]
+    handlers: list[_Handler]
+    terminal_event: str | None = None
+    max_events: int = 100
+
+    def made(self, agent: Callable[[str], Any], options: dict[str, Any]) -> BaseWorkflow:
+        made = EventDrivenWorkflow(self.max_events, self.terminal_event, **options)
+        for handler in self.handlers:
+            made.on(handler.event, agent(handler.agent), gives=handler.gives)
+        return made
+
+
+_FORM: TypeAdapter[_Dag | _StateMachine | _EventDriven] = TypeAdapter(
+    Annotated[_Dag | _StateMachine | _EventDriven, Field(discriminator="kind")]
+)

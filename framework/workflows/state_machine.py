@@ -1,0 +1,180 @@
+"""A workflow that goes from state to state, as what each gave says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, NotRequired
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
+
+from framework.base.errors import CapgraphError, ConfigurationError
+from framework.engine.services import Services
+from framework.pipeline.run_config import configurable
+from framework.workflows.nodes import (
+    BaseWorkflow,
+    NodeResult,
+    Plain,
+    WorkflowGraph,
+    WorkflowInput,
+    WorkflowNode,
+    WorkflowOutput,
+    holds,
+    run_node,
+)
+
+Guard = Callable[[NodeResult], Any]
+
+
+class _State(WorkflowInput, WorkflowOutput):
+    """What a run has done so far."""
+
+    path: NotRequired[Annotated[list[str], lambda old, new: new]]
+
+
+class StateMachineWorkflow(BaseWorkflow):
+    """States, and rules that say which comes next.
+
+    Each state is a node of the graph: a thread stands where its last run stopped, and a new run
+    starts at the start. The agent of a state is given the task, and ``last_output``. Of a state
+    that failed only a rule with a guard leads on. The run is done in a terminal state, or in one
+    without rules; the cap, and a state none of whose rules fits, end it without success.
+
+    Args:
+        states: Who works in each state.
+        transitions: The rules of each state, asked in order: a guard, which is told what the state
+            gave (``None`` for always), and the next state.
+        initial_state: Where it starts.
+        terminal_states: Where it ends; nobody works there.
+        state_store: Told where each run stands, under ``workflow:<name>:<execution_id>``: an
+            object with ``async set(key, value)``.
+        max_transitions: How often it may go on.
+        services: What capabilities and tools among the states run with.
+        name: Name of the graph.
+
+    Raises:
+        ConfigurationError: A rule leads to a state that there is not; the cap is below 1.
+
+    >>> import asyncio
+    >>> async def draft(task): return "too short"
+    >>> async def mend(task): return "long enough"
+    >>> flow = StateMachineWorkflow(
+    ...     {"draft": draft, "mend": mend},
+    ...     {"draft": [(lambda r: "short" in r.output, "mend"), (None, "END")],
+    ...      "mend": [(None, "END")]},
+    ...     "draft", {"END"},
+    ... )
+    >>> asyncio.run(flow.run({"task": "Write"})).metadata["path"]
+    ['draft', 'mend', 'END']
+    """
+
+    def __init__(
+        self,
+        states: Mapping[str, Any],
+        transitions: Mapping[str, Sequence[tuple[Guard | None, str]]],
+        initial_state: str,
+        terminal_states: Collection[str] = (),
+        state_store: Any = None,
+        max_transitions: int = 50,
+        *,
+        services: Services | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(services=services, name=name)
+        self._states = {state: WorkflowNode(state, agent) for state, agent in states.items()}
+        self._rules = {state: list(rules) for state, rules in transitions.items()}
+        self._start = initial_state
+        self._terminal = frozenset(terminal_states)
+        self._store = state_store
+        self._max = max_transitions
+        if max_transitions < 1:
+            raise ConfigurationError(
+                f"max_transitions is {max_transitions!r}.", fix="Give at least 1."
+            )
+        self._check()
+
+    def _check(self) -> None:
+        known = {*self._states, *self._terminal}
+        named = [("the initial state", self._start)]
+        named += [("a rule's own state", state) for state in self._rules]
+        for state, rules in self._rules.items():
+            named += [(f"a rule of {state!r}", following) for _, following in rules]
+        for where, state in named:
+            if state not in known:
+                raise ConfigurationError(
+                    f"There is no state {state!r}, which is {where}.",
+                    fix=f"The states are {', '.join(sorted(known))}.",
+                )
+
+    def compile(
+        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
+    ) -> WorkflowGraph:
+        """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
+        builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
+        builder.add_node("start", self._begin, destinations=(self._entry(self._start),))
+        builder.add_edge(START, "start")
+        for state, node in self._states.items():
+            if state in self._terminal:
+                continue
+            ways = dict.fromkeys(self._entry(after) for _, after in self._rules.get(state, ()))
+            builder.add_node(state, self._node(node), destinations=(*ways, END))
+        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+
+    def _entry(self, state: str) -> str:
+        return END if state in self._terminal else state
+
+    async def _begin(self, state: _State) -> Command[Any]:
+        # A thread may hold what an earlier run left.
+        fresh = {"output": "", "success": True, "error": None, "outputs": {}, "path": [self._start]}
+        return Command(
+            update={**fresh, "metadata": self._told([self._start])}, goto=self._entry(self._start)
+        )
+
+    def _told(self, path: list[str]) -> dict[str, Any]:
+        return {"state": path[-1], "path": path, "transitions": len(path) - 1}
+
+    def _node(self, node: WorkflowNode) -> Any:
+        graph = self.nested(node.node_id, node.agent)
+
+        async def run(state: _State) -> Command[Any]:
+            outputs = dict(state.get("outputs") or {})
+            known = {**(state.get("inputs") or {}), "task": state["task"]}
+            known |= {name: found["output"] for name, found in outputs.items()}
+            if len(state["path"]) > 1:
+                known["last_output"] = state["output"]
+            found = await run_node(node, graph, known)
+            following, error = await self._next(node.node_id, found, len(state["path"]) - 1)
+            path = [*state["path"], *([following] if following else [])]
+            update: dict[str, Any] = {
+                "output": found["output"] if found["success"] else state["output"],
+                "outputs": {**outputs, node.node_id: found},
+                "path": path,
+                "metadata": self._told(path),
+                "success": error is None,
+                "error": error,
+            }
+            if self._store is not None:
+                run_id = configurable().get("thread_id")
+                await self._store.set(f"workflow:{self.name}:{run_id}", update["metadata"])
+            return Command(update=update, goto=END if following is None else self._entry(following))
+
+        return run
+
+    async def _next(self, state: str, found: Plain, gone: int) -> tuple[str | None, str | None]:
+        """Return the next state, and why the run ends without success."""
+        rules = self._rules.get(state, [])
+        why = None if found["success"] else f"{state}: {found['error']}"
+        try:
+            for guard, following in rules:
+                if (guard is None and why) or not await holds(guard, found):
+                    continue
+                if gone + 1 >= self._max and following not in self._terminal:
+                    told = f"max_transitions={self._max} reached in {state!r}"
+                    return None, f"{told}; {following!r} would be next."
+                return following, None
+        except CapgraphError as exc:
+            return None, why or f"{state}: {exc}"
+        if why or not rules:
+            return None, why
+        return None, f"{state}: none of its rules fits."

@@ -1,0 +1,118 @@
+// The reducer and what is drawn from it, without a browser: `node --test`.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const at = new URL("../../framework/serve/console/", import.meta.url);
+const { empty, fromThread, reduce } = await import(new URL("state.js", at));
+const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
+const { frames } = await import(new URL("api.js", at));
+const { differences } = await import(new URL("history.js", at));
+
+const play = (events, from = empty()) => events.reduce(reduce, from);
+const begun = { type: "RUN_STARTED", runId: "r", threadId: "t", timestamp: 1000 };
+const plan = (version, steps) => ({
+  type: "ACTIVITY_SNAPSHOT", activityType: "capgraph.plan", messageId: `p${version}`, timestamp: 1001, content: { version, steps },
+});
+const told = (version, place, change, timestamp = 1100) => ({
+  type: "ACTIVITY_DELTA", activityType: "capgraph.plan", messageId: `p${version}`, timestamp,
+  patch: Object.entries(change).map(([name, value]) => ({ op: "add", path: `/steps/${place}/${name}`, value })),
+});
+const step = (key, capability = "look", more = {}) => ({ context_key: key, capability, ...more });
+const statuses = (state) => state.plans.at(-1).steps.map((one) => one.status);
+
+test("an answer grows piece by piece", () => {
+  const state = play([
+    begun, { type: "TEXT_MESSAGE_START", messageId: "r-answer-1" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "r-answer-1", delta: "Hel" },
+    { type: "TEXT_MESSAGE_CONTENT", messageId: "r-answer-1", delta: "lo" },
+    { type: "RUN_FINISHED", result: { status: "completed", answer: "Hello" }, outcome: { type: "success" }, timestamp: 2000 },
+  ]);
+  assert.deepEqual(state.messages.map((one) => one.content), ["Hello"]);
+  assert.equal(state.status, "completed");
+});
+
+test("steps go through their states, with every try", () => {
+  const state = play([
+    begun, plan(1, [step("a"), step("say", "respond")]), told(1, 0, { status: "running" }),
+    told(1, 0, { status: "failed" }, 1200), told(1, 0, { status: "running" }, 1300), told(1, 0, { status: "done", duration: 0.1 }, 1400),
+    { type: "RUN_FINISHED", result: { status: "completed" }, outcome: { type: "success" }, timestamp: 1500 },
+  ]);
+  assert.deepEqual(statuses(state), ["done", "done"]);
+  assert.deepEqual(state.plans[0].steps[0].tries.map((one) => one.status), ["failed", "done"]);
+});
+
+test("a question makes its step ask, and the next run keeps what was done", () => {
+  const asks = play([
+    begun, plan(1, [step("a"), step("b")]), told(1, 0, { status: "running" }), told(1, 0, { status: "done" }, 1200),
+    { type: "RUN_FINISHED", timestamp: 1300, result: { status: "waiting" },
+      outcome: { type: "interrupt", interrupts: [{ metadata: { capgraph: { question_id: "q", steps: [step("b")] } } }] } },
+  ]);
+  assert.deepEqual(statuses(asks), ["done", "asks"]);
+  assert.equal(asks.questions[0].question_id, "q");
+  const on = play([{ ...begun, runId: "s" }, plan(2, [step("a", "look", { status: "done" }), step("b", "look", { status: "asks" })])], asks);
+  assert.equal(on.plans.length, 1);
+  assert.equal(on.plans[0].steps[0].tries.length, 1);
+  assert.deepEqual(on.questions, []);
+});
+
+test("another plan of the turn stands beside the first and says what was kept", () => {
+  const state = play([
+    begun, plan(1, [step("a"), step("b")]), told(1, 0, { status: "running" }), told(1, 0, { status: "done" }),
+    plan(2, [step("a"), step("c")]),
+  ]);
+  assert.deepEqual(state.plans.map((one) => one.version), [1, 2]);
+  assert.deepEqual(state.plans[1].steps.map((one) => [one.status, Boolean(one.kept)]), [["done", true], ["pending", false]]);
+});
+
+test("a patch reaches nothing but the fields of a step", () => {
+  const before = play([begun, plan(1, [step("a")])]);
+  for (const path of ["/steps/0/__proto__", "/steps/9/status", "/__proto__/x", "/steps/0/status/x", "/version"]) {
+    const state = play([{ type: "ACTIVITY_DELTA", activityType: "capgraph.plan", messageId: "p1", patch: [{ op: "add", path, value: { x: 1 } }] }], before);
+    assert.deepEqual(statuses(state), ["pending"]);
+    assert.equal({}.x, undefined);
+  }
+});
+
+test("copies of a step are counted in one", () => {
+  const one = (element, status) => ({ type: "CUSTOM", name: "capgraph.element", value: { context_key: "a", element, of: 2, status } });
+  const half = play([begun, plan(1, [step("a")]), one(0, "running"), one(1, "running"), one(0, "done")]);
+  assert.deepEqual(statuses(half), ["running"]);
+  assert.equal(half.plans[0].steps[0].elements.done, 1);
+  assert.deepEqual(statuses(play([one(1, "done")], half)), ["done"]);
+});
+
+test("a thread from the server looks as its events did", () => {
+  const state = fromThread({
+    outcome: "completed", messages: [{ id: "1", role: "user", content: "Hi" }], plan: { steps: [step("a"), step("say", "respond")] },
+    steps: { a: "done", say: "pending" }, results: { a: { execution_time: 2, timestamp: "2026-01-01T00:00:10Z", attempts: 1 } },
+  });
+  assert.deepEqual(statuses(state), ["done", "done"]);
+  assert.equal(state.plans[0].steps[0].tries[0].to - state.plans[0].steps[0].tries[0].from, 2000);
+});
+
+test("steps stand behind what they need, in whatever way they say so", () => {
+  const steps = [
+    step("a"), step("b", "look", { inputs: [{ X: "a" }] }), step("c", "look", { when: { and: [{ of: "b.x", is: ">", than: 1 }] } }),
+    step("d", "look", { for_each: { of: "c.rows", as: "item" }, parameters: { x: { $from: "a.y" } } }), step("e", "respond"),
+  ];
+  assert.deepEqual(needs(steps), [[], [0], [1], [2, 0], [3]]);
+  const { spots } = arrange(steps);
+  assert.ok(spots.every((spot, n) => n === 0 || spot.x > spots[n - 1].x));
+});
+
+test("the critical path is the longest chain", () => {
+  const steps = [step("a", "x", { duration: 1 }), step("b", "x", { duration: 5 }), step("c", "x", { duration: 1, inputs: [{ A: "a" }, { B: "b" }] })];
+  assert.deepEqual([...criticalPath(steps, needs(steps))].sort(), [1, 2]);
+});
+
+test("events may be cut anywhere", () => {
+  const parse = frames();
+  const text = ": \n\nid: 1\ndata: {\"a\":1}\n\nid: 2\r\ndata: {}\r\n\r\n";
+  const found = [...text].flatMap((one) => [...parse(one)]);
+  assert.deepEqual(found, [{ id: 1, data: "{\"a\":1}" }, { id: 2, data: "{}" }]);
+});
+
+test("two states differ where they differ", () => {
+  assert.deepEqual(differences({ a: [1, 2], b: 1 }, { a: [1, 3], b: 1 }), [["a.1", 2, 3]]);
+});

@@ -1,0 +1,393 @@
+"""The console in a real browser, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from framework.serve.tokens import issue_token
+from tests.support.console_agent import HOSTILE
+from tests.support.console_server import AXE, Served, missing
+
+pytestmark = pytest.mark.may_block
+"""Playwright's loop runs in this thread; the server is another process."""
+
+ASK = "read the level of the tank, get the forecast and open the valve"
+PARTS = ["Plan", "Timeline", "Inbox", "Ledger", "Usage", "History", "Agent"]
+
+
+def ask(page: Any, text: str = ASK) -> None:
+    page.get_by_test_id("message-input").fill(text)
+    page.get_by_test_id("send").click()
+
+
+def status(page: Any, key: str, word: str, seconds: float = 20) -> None:
+    page.locator(f'[data-testid=step][data-key="{key}"][data-status={word}]').wait_for(
+        timeout=1000 * seconds, state="attached"
+    )
+
+
+def test_who_is_not_logged_in_sees_the_login_page_only(browser: Any, served: Any) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(served.url)
+    assert page.get_by_test_id("token-input").is_visible()
+    assert page.request.get(f"{served.url}/console/app.js").status == 401
+    context.close()
+
+
+def test_a_first_load_is_light(context: Any, served: Any) -> None:
+    page = context.new_page()
+    sizes: list[int] = []
+    page.on("response", lambda answer: sizes.append(len(answer.body())))
+    page.goto(served.url)
+    page.get_by_test_id("threads").wait_for()
+    page.wait_for_load_state("networkidle")
+    assert len(sizes) <= 25
+    assert sum(sizes) < 100_000
+
+
+def test_ask_edit_refused_then_accepted(page: Any, served: Any) -> None:
+    ask(page)
+    question = page.get_by_test_id("question")
+    question.wait_for(timeout=30_000)
+    status(page, "open_valve", "asks")
+    assert page.title().startswith("(1)")
+    assert re.search(r"thread=\w+", page.url)
+    question.get_by_label("Litres").fill("-5")
+    question.get_by_test_id("approve").click()
+    problem = question.get_by_test_id("problem")
+    problem.wait_for()
+    assert "greater than 0" in problem.inner_text()
+    field = question.get_by_label("Litres")
+    assert field.get_attribute("aria-invalid") == "true"
+    assert problem.get_attribute("id") in field.get_attribute("aria-describedby")
+    field.fill("7.5")
+    question.get_by_test_id("approve").click()
+    page.get_by_test_id("answer").wait_for()
+    status(page, "open_valve", "done")
+    assert page.get_by_test_id("question").count() == 0
+    page.get_by_role("tab", name="Ledger").click()
+    page.get_by_test_id("ledger").get_by_text("open_valve").first.wait_for()
+    page.get_by_role("button", name="Verify").click()
+    page.get_by_text("The chain is whole.").wait_for()
+    page.get_by_role("tab", name="Usage").click()
+    page.get_by_test_id("usage").wait_for()
+    page.get_by_role("tab", name="Timeline").click()
+    page.get_by_test_id("timeline").locator("rect.span").nth(2).wait_for()
+
+
+def test_reject_with_a_reason(page: Any, served: Any) -> None:
+    ask(page)
+    page.get_by_test_id("reason").fill("not today")
+    page.get_by_test_id("reject").click()
+    page.get_by_test_id("answer").wait_for()
+    thread = page.url.split("thread=")[1].split("#")[0]
+    assert "not today" in json.dumps(served.call(f"/api/threads/{thread}/state"))
+
+
+def test_what_a_model_says_stays_text(page: Any) -> None:
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    ask(page, "get the forecast: will it rain?")
+    answer = page.get_by_test_id("answer")
+    answer.wait_for()
+    answer.get_by_text("javascript:alert(3)").wait_for()
+    assert answer.locator("img, script, iframe").count() == 0
+    assert answer.locator("a").count() == 1
+    text = answer.inner_text()
+    assert "<img src=x onerror=alert(1)>" in text
+    assert "\\u202e" in text
+    assert "\u202e" in HOSTILE
+    assert "\u202e" not in text
+    assert asked == []
+
+
+def test_a_line_of_a_megabyte_is_shown_in_part(page: Any, served: Any) -> None:
+    ask(page, "x" * 100_000)
+    page.get_by_role("button", name="Show all 100,000 characters").wait_for()
+
+
+def test_a_figure_leads_to_its_step(page: Any) -> None:
+    ask(page, "get the forecast: will it rain?")
+    page.get_by_test_id("answer").get_by_role("button", name="12.0").click()
+    detail = page.get_by_test_id("plan").get_by_label(re.compile("Step forecast"))
+    detail.get_by_text("rain_forecast", exact=True).wait_for()
+    detail.get_by_text('"rain_mm": 12').first.wait_for()
+
+
+def slow(count: int = 3, seconds: float = 1.5) -> dict[str, Any]:
+    steps = [
+        {
+            "context_key": f"s{n}",
+            "capability": "crunch",
+            "parameters": {"seconds": seconds},
+            "inputs": [{"SMALL": f"s{n - 1}"}] if n else [],
+        }
+        for n in range(count)
+    ]
+    return {"steps": steps}
+
+
+def test_a_reload_in_mid_run_goes_on(page: Any, served: Any) -> None:
+    thread = served.run_plan(slow())
+    page.goto(f"{served.url}/?thread={thread}")
+    status(page, "s1", "running")
+    page.reload()
+    status(page, "s0", "done")
+    status(page, "s2", "done")
+    assert page.get_by_test_id("stop").is_hidden()
+
+
+def test_a_run_is_stopped(page: Any, served: Any) -> None:
+    thread = served.run_plan(slow(seconds=20))
+    page.goto(f"{served.url}/?thread={thread}")
+    status(page, "s0", "running")
+    page.get_by_test_id("stop").click()
+    page.locator("[data-outcome=cancelled]").first.wait_for()
+    assert page.get_by_test_id("send").is_enabled()
+
+
+def test_eight_tabs_see_the_same(context: Any, page: Any, served: Any) -> None:
+    thread = served.run_plan(slow(seconds=3))
+    tabs = [context.new_page() for _ in range(8)]
+    for tab in tabs:
+        tab.goto(f"{served.url}/?thread={thread}")
+    for tab in tabs:
+        status(tab, "s2", "done", 40)
+
+
+def test_another_tab_sees_what_this_one_begins(context: Any, page: Any, served: Any) -> None:
+    ask(page)
+    page.get_by_test_id("question").wait_for()
+    other = context.new_page()
+    other.goto(page.url)
+    other.get_by_test_id("question").wait_for()
+    page.get_by_test_id("approve").click()
+    other.get_by_test_id("answer").wait_for()
+    assert other.get_by_test_id("question").count() == 0
+
+
+def test_the_inbox_holds_the_questions_of_all_threads(page: Any, served: Any) -> None:
+    plan = {
+        "steps": [
+            {"context_key": "level", "capability": "read_level"},
+            {
+                "context_key": "open",
+                "capability": "open_valve",
+                "inputs": [{"LEVEL": "level"}],
+            },
+        ]
+    }
+    threads = [served.run_plan(plan) for _ in range(2)]
+    page.get_by_role("tab", name="Inbox").click()
+    inbox = page.get_by_test_id("inbox")
+    for _ in threads:
+        inbox.get_by_test_id("question").first.wait_for()
+        before = inbox.get_by_test_id("question").count()
+        inbox.get_by_test_id("reject").first.click()
+        page.wait_for_function(
+            "n => document.querySelectorAll('[data-testid=question]').length < n", arg=before
+        )
+
+
+def test_threads_are_made_renamed_forked_searched_and_deleted(page: Any, served: Any) -> None:
+    ask(page, "get the forecast: will it rain?")
+    page.get_by_test_id("answer").wait_for()
+    first = page.url.split("#")[0]
+    page.get_by_text("Actions").click()
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("New title").fill("Rain of November")
+    page.get_by_role("button", name="Save", exact=True).click()
+    page.get_by_test_id("thread").filter(has_text="Rain of November").wait_for()
+    page.get_by_text("Actions").click()
+    page.get_by_role("button", name="Fork", exact=True).first.click()
+    page.wait_for_function("url => !location.href.startsWith(url)", arg=first)
+    page.get_by_test_id("answer").wait_for()
+    page.get_by_test_id("new-thread").click()
+    page.get_by_text("What should be done?").wait_for()
+    page.get_by_label("Search").fill("November")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-testid=thread]')]"
+        ".every(one => one.textContent.includes('November'))"
+    )
+    page.get_by_test_id("thread").first.click()
+    page.get_by_text("Actions").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Delete for good").click()
+    page.get_by_text("What should be done?").wait_for()
+
+
+def test_a_message_is_edited_in_a_fork(page: Any) -> None:
+    ask(page, "get the forecast: will it rain?")
+    page.get_by_test_id("answer").wait_for()
+    page.get_by_role("button", name="Copy").last.wait_for()
+    ask(page, "read the level of the tank")
+    page.get_by_test_id("answer").nth(1).wait_for()
+    page.get_by_role("button", name="Edit and fork").last.wait_for()
+    page.get_by_role("button", name="Edit and fork").last.click()
+    page.wait_for_function(
+        "() => document.querySelector('[data-testid=message-input]').value.startsWith('read')"
+    )
+    assert page.get_by_test_id("message").count() == 2
+
+
+def big(count: int = 500) -> dict[str, Any]:
+    """Twenty chains of twenty-five."""
+    steps = []
+    for n in range(count):
+        before = n - 20
+        inputs = [{"SMALL": f"s{before}"}] if before >= 0 else []
+        steps.append({"context_key": f"s{n}", "capability": "crunch", "inputs": inputs})
+    return {"steps": steps}
+
+
+def test_a_plan_of_500_steps_stays_fast(page: Any, served: Any) -> None:
+    thread = served.call("/api/threads", {})["thread_id"]
+    browser = page.context.browser
+    browser.start_tracing(page=page, categories=["toplevel"])
+    served.call(f"/api/threads/{thread}/runs", {"plan": big()})
+    page.goto(f"{served.url}/?thread={thread}")
+    status(page, "s499", "done", 120)
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    assert page.get_by_test_id("step").count() >= 500
+    mains = {
+        (one["pid"], one["tid"])
+        for one in events
+        if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+    }
+    # Time of the processor, so that what else the machine does counts for nothing.
+    longest = max(one.get("tdur", 0) for one in events if (one["pid"], one["tid"]) in mains)
+    assert longest < 50_000
+
+
+def test_the_keyboard_alone_is_enough(page: Any) -> None:
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.type(ASK)
+    page.keyboard.press("Enter")
+    page.get_by_test_id("question").wait_for()
+    step = page.get_by_test_id("step").first
+    step.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.key") != "level"
+    page.keyboard.press("Enter")
+    page.get_by_test_id("plan").get_by_label(re.compile("^Step ")).wait_for()
+    page.get_by_test_id("approve").focus()
+    page.keyboard.press("Enter")
+    page.get_by_test_id("answer").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 800, 1360, 2560])
+def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> None:
+    context = served.logged_in(browser.new_context(viewport={"width": width, "height": 800}))
+    page = context.new_page()
+    page.goto(served.url)
+    ask(page)
+    page.get_by_test_id("question").wait_for()
+    for part in ["Talk", "Threads", *PARTS]:
+        tab = page.get_by_role("tab", name=part)
+        if tab.is_visible():
+            tab.click()
+            page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        wide = page.evaluate(
+            "() => [...document.querySelectorAll('main > :not([hidden])')]"
+            ".filter(one => one.scrollWidth > one.clientWidth + 1 && one.role !== 'tablist')"
+            ".map(one => one.className)"
+        )
+        assert wide == [], part
+    context.close()
+
+
+def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    token = issue_token(tokens, "ada")
+    server = Served(tmp_path, auth=tokens)
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(server.url)
+        page.get_by_test_id("token-input").fill(token)
+        page.get_by_test_id("login").click()
+        page.get_by_test_id("message-input").wait_for()
+        headers = {"authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=server.url, headers=headers) as client:
+            thread = client.post("/api/threads").json()["thread_id"]
+            client.post(f"/api/threads/{thread}/runs", json={"plan": slow(4, 2)})
+        page.goto(f"{server.url}/?thread={thread}")
+        status(page, "s1", "running")
+        server.end()
+        page.get_by_text("connection lost").wait_for()
+        server.begin()
+        page.get_by_text("logged out").wait_for()
+        page.get_by_test_id("token-input").fill(token)
+        page.get_by_test_id("login").click()
+        status(page, "s3", "done", 60)
+        page.get_by_test_id("stop").wait_for(state="hidden")
+    finally:
+        context.close()
+        server.end()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> None:
+    if not AXE.exists():
+        missing("axe-core (npm)")
+    context = served.logged_in(browser.new_context(color_scheme=scheme, bypass_csp=True))
+    page = context.new_page()
+    found: list[str] = []
+
+    def look(where: str) -> None:
+        page.wait_for_timeout(300)
+        page.add_script_tag(path=str(AXE))
+        result = page.evaluate("() => axe.run()")
+        found.extend(
+            f"{where}: {one['id']}: {one['nodes'][0]['html'][:200]}"
+            for one in result["violations"]
+            if one["impact"] in {"serious", "critical"}
+        )
+
+    page.goto(served.url)
+    look("empty")
+    ask(page)
+    page.get_by_test_id("question").get_by_label("Litres").fill("-5")
+    page.get_by_test_id("approve").click()
+    page.get_by_test_id("problem").wait_for()
+    page.get_by_test_id("step").first.click()
+    look("question")
+    page.get_by_test_id("question").get_by_label("Litres").fill("5")
+    page.get_by_test_id("approve").click()
+    page.get_by_test_id("answer").wait_for()
+    for part in PARTS:
+        page.get_by_role("tab", name=part).click()
+        look(part)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for part in ["Talk", "Threads", *PARTS]:
+        page.get_by_role("tab", name=part).click()
+        look(f"narrow {part}")
+    context.close()
+    assert found == []
+
+
+def test_the_timeline_is_saved_and_moments_are_compared(page: Any, served: Any) -> None:
+    thread = served.run_plan(slow(2, 0.1))
+    page.goto(f"{served.url}/?thread={thread}#timeline")
+    page.get_by_test_id("timeline").locator("rect.span").nth(1).wait_for()
+    page.get_by_test_id("stop").wait_for(state="hidden")
+    for name, start in {"SVG": b"<svg", "PNG": b"\x89PNG"}.items():
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Save as {name}").click()
+        assert Path(download.value.path()).read_bytes().startswith(start)
+    page.get_by_role("tab", name="History").click()
+    marks = page.get_by_test_id("history").get_by_role("checkbox")
+    marks.nth(1).wait_for()
+    marks.first.check()
+    marks.last.check()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_test_id("history").locator("dl.diff dd.new").first.wait_for()

@@ -1,0 +1,214 @@
+"""An agent with services: each call of a tool is a step of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from configs.settings import load_settings
+from framework import BaseCapability, bind, build_graph, capability_node
+from framework.adapters import agent_capability, tool_capability
+from framework.agents import AgentResult, ChainOfThoughtAgent, PlanExecuteAgent, ReActAgent
+from framework.base.errors import LimitError
+from framework.behaviors import BaseBehavior, GuardrailBehavior, GuardrailRule
+from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from framework.pipeline.capacity import Capacity
+from framework.telemetry import RingBufferSink
+from framework.testing import ScriptedModel
+from tests.support.agents import add, call, calls
+from tests.support.doors import let_others_run, soon
+
+PAID: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_paid() -> None:
+    PAID.clear()
+
+
+def pay(whom: str) -> str:
+    """Pay somebody."""
+    PAID[whom] += 1
+    return f"paid {whom}"
+
+
+def once(**declared: Any) -> Any:
+    return tool_capability(pay, effect="once", **declared)
+
+
+def agent_with(services: Any, *answers: Any, **options: Any) -> ReActAgent:
+    model = ScriptedModel(responses=list(answers))
+    options = {"tools": [pay, add], "checkpoint_manager": InMemorySaver(), **options}
+    return ReActAgent(model, services=services, **options)
+
+
+ASKED = calls(call("pay", "1", whom="Ann"), call("add", "2", a=1, b=2))
+
+
+async def test_tools_pass_the_stages_and_are_seen() -> None:
+    sink = RingBufferSink()
+    services = bind([once()], sinks=[sink])
+    result = await agent_with(services, ASKED, "Done.").execute("Pay Ann.")
+    assert [step.observation for step in result.steps] == ["paid Ann", "3", "Done."]
+    kinds = Counter(event["event_type"] for event in sink.events)
+    assert kinds["step_finished"] == 3, "two tools, and the run itself"
+    assert PAID == {"Ann": 1}
+
+
+async def test_two_calls_are_two_effects() -> None:
+    services = bind([once()])
+    both = calls(call("pay", "1", whom="Ann"), call("pay", "2", whom="Ann"))
+    result = await agent_with(services, both, "Done.").execute("Pay Ann twice.")
+    assert PAID == {"Ann": 2}, "two calls of one message are two effects"
+    assert result.success
+
+
+async def test_a_person_is_asked_and_answers_by_resume() -> None:
+    services = bind([once(requires_approval=True)])
+    agent = agent_with(services, ASKED, "Done.")
+    result = await agent.execute("Pay Ann.")
+    assert PAID == {}
+    [asked] = result.metadata["interrupts"]
+    [entry] = asked["steps"]
+    assert entry["parameters"] == {"whom": "Ann"}
+    name, key = result.metadata["execution_id"], entry["context_key"]
+    result = await agent.resume_from(name, answer={key: "approve"})
+    assert [step.observation for step in result.steps] == ["paid Ann", "3", "Done."]
+    assert PAID == {"Ann": 1}
+    again = await agent.resume_from(name)
+    assert (again.output, PAID) == ("Done.", {"Ann": 1})
+
+    agent = agent_with(services, ASKED, "Then not.")
+    result = await agent.execute("Pay Ann.")
+    key = result.metadata["interrupts"][0]["steps"][0]["context_key"]
+    reject = {key: {"decision": "reject", "reason": "too dear"}}
+    result = await agent.resume_from(result.metadata["execution_id"], answer=reject)
+    assert "too dear" in result.steps[0].observation
+    assert (result.output, PAID) == ("Then not.", {"Ann": 1})
+
+
+async def test_permissions_hold_for_tools_that_were_only_given_to_the_agent() -> None:
+    policy = PermissionPolicy([RolePermissionConfig("reader", PermissionMode.READ_ONLY)])
+    services = bind([once()], permissions=policy)
+    agent = agent_with(services, ASKED, "No.")
+    thread: Any = {"configurable": {"thread_id": "1", "role": "reader"}}
+    out = await agent.compile(InMemorySaver()).ainvoke({"task": "Pay."}, thread)
+    assert "pay" in out["steps"][0]["observation"]
+    assert out["steps"][1]["observation"] == "3"
+    assert PAID == {}
+
+
+async def test_guards_of_the_services_stand_around_tools() -> None:
+    guard = GuardrailBehavior(rules=[GuardrailRule("not_ann", blocked_words=["ann"])])
+    services = bind([once()], behaviors=[guard])
+    result = await agent_with(services, ASKED, "No.").execute("Pay.")
+    assert "not_ann" in result.steps[0].observation
+    assert PAID == {}
+
+
+async def test_model_calls_are_counted_over_the_whole_run() -> None:
+    settings = load_settings(limits={"max_model_calls": 3})
+    services = bind([once()], settings=settings)
+    endless = ScriptedModel(responses=lambda _: calls(call("add", a=1, b=1)))
+    agent = ReActAgent(endless, tools=[add], services=services)
+    with pytest.raises(LimitError, match="3 model calls"):
+        await agent.execute("Go on.")
+    planner = PlanExecuteAgent(
+        ScriptedModel(responses=['["a", "b", "c"]', "1", "2", "3"]), services=services
+    )
+    with pytest.raises(LimitError):
+        await planner.execute("Plan.")
+    assert (
+        await ChainOfThoughtAgent(ScriptedModel(responses=["4"]), services=services).execute("?")
+    ).success
+
+
+async def test_a_registered_capability_may_take_inputs_and_give_data() -> None:
+    @capability_node
+    class Level(BaseCapability):
+        name = "level"
+        description = "Reads a level."
+        provides = ("LEVEL",)
+
+        async def execute(self) -> Any:
+            return {"LEVEL": {"litres": 7}}
+
+    @tool
+    def level() -> str:
+        """Read a level."""
+        raise AssertionError("the capability is asked")
+
+    agent = agent_with(bind([Level]), calls(call("level")), "7.", tools=[level])
+    result = await agent.execute("How much?")
+    assert result.steps[0].observation == '{"litres": 7}'
+    assert isinstance(result, AgentResult)
+
+
+async def test_an_effect_waits_until_the_outer_graph_is_saved() -> None:
+    saved = asyncio.Event()
+
+    class Slow(InMemorySaver):
+        async def aput(self, config: Any, *rest: Any) -> Any:
+            if not config["configurable"].get("checkpoint_ns"):
+                await saved.wait()
+            return await super().aput(config, *rest)
+
+    agent = agent_with(bind([once()]), ASKED, "Done.", checkpoint_manager=Slow())
+    running = asyncio.create_task(agent.execute("Pay Ann."))
+    await let_others_run()
+    assert PAID == {}, "after a kill the run would start anew, and pay again"
+    saved.set()
+    assert (await running).success
+    assert PAID == {"Ann": 1}
+
+
+@pytest.mark.parametrize("around", [[], [BaseBehavior()]])
+async def test_calls_side_by_side_keep_to_the_limit(around: list[Any]) -> None:
+    running, most = 0, 0
+
+    @tool
+    async def work(number: int) -> int:
+        """Work."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running -= 1
+        return number
+
+    settings = load_settings(limits={"max_parallel": 2})
+    services = bind([], settings=settings, capacity=Capacity())
+    asked = calls(*(call("work", str(n), number=n) for n in range(9)))
+    agent = agent_with(services, asked, "Done.", tools=[work], behaviors=around)
+    result = await agent.execute("Work.")
+    assert [step.observation for step in result.steps[:9]] == [str(n) for n in range(9)]
+    assert most == 2
+
+
+async def test_more_runs_than_slots_wait_for_nothing() -> None:
+    services = bind([], settings=load_settings(limits={"max_parallel": 1}), capacity=Capacity())
+
+    def answer(asked: Any) -> Any:
+        seen = asked.messages[-1]
+        return f"sum {seen.text}" if seen.type == "tool" else calls(call("add", a=1, b=2))
+
+    agent = ReActAgent(ScriptedModel(responses=answer), tools=[add], services=services)
+    found = await soon(asyncio.gather(*(agent.execute("Add.") for _ in range(30))))
+    assert {result.output for result in found} == {"sum 3"}
+
+
+async def test_model_calls_of_an_agent_in_a_plan_are_the_turns() -> None:
+    endless = ScriptedModel(responses=lambda _: calls(call("add", a=1, b=1)))
+    agent = ReActAgent(endless, tools=[add], max_steps=50, agent_id="adder")
+    settings = load_settings(limits={"max_model_calls": 3})
+    step = {"context_key": "sum", "capability": "adder", "task_objective": "Add."}
+    given = {"messages": [("user", "Add.")], "planning_execution_plan": {"steps": [step]}}
+    out = await build_graph([agent_capability(agent)], settings=settings).ainvoke(given)
+    assert out["execution_outcome"]["status"] == "stopped"
+    assert len(endless.calls) == 3

@@ -1,0 +1,224 @@
+"""``capgraph serve`` as real processes: streams, a restart in the middle, and an end in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from framework.serve.tokens import issue_token
+from tests.faults.databases import postgres
+from tests.support import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+TOYS = Path(__file__).with_name("serve_toys.py")
+LEVEL = {"context_key": "level", "capability": "read_level"}
+FILL = {"steps": [LEVEL, {"context_key": "full", "capability": "fill_tank",
+                          "inputs": [{"LEVEL": "level"}]}]}  # fmt: skip
+OPEN = {"steps": [LEVEL, {"context_key": "open", "capability": "open_valve",
+                          "inputs": [{"LEVEL": "level"}]}]}  # fmt: skip
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+    pytest.mark.timeout(600),
+]
+
+
+class Place:
+    """A folder with an agent, its tokens and its database; and the server that serves it."""
+
+    def __init__(self, folder: Path, db: str) -> None:
+        self.folder, self.db = folder, db
+        self.gate = folder / "gate"
+        self.tokens = folder / "tokens.json"
+        self.process: subprocess.Popen[str] | None = None
+        (folder / "toys.py").write_bytes(TOYS.read_bytes())
+        (folder / "agent.yml").write_text("modules: [toys]\n")
+        self.ann = self.header("ann")
+        self.bob = self.header("bob")
+
+    def header(self, name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {issue_token(self.tokens, name)}"}
+
+    def start(self, *more: str) -> str:
+        """Start the server; returns its first line."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_GATE": str(self.gate)}
+        environment["TOY_LOG"] = str(self.folder / "log")
+        named = ["--config", "agent.yml", "--port", "0", "--db", self.db, "--no-open"]
+        auth = [] if "--no-auth" in more else ["--auth", str(self.tokens)]
+        more = tuple(word for word in more if word != "--no-auth")
+        with (self.folder / "err").open("a") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "framework.cli", "serve", *named, *auth, *more],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("serving http://127.0.0.1:"), (self.folder / "err").read_text()
+        self.url = line.split()[1]
+        return line
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+        return code
+
+    def client(self, headers: Any = None) -> httpx.Client:
+        headers = self.ann if headers is None else headers
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
+
+    def begun(self, plan: Any) -> tuple[str, str]:
+        with self.client() as client:
+            thread = client.post("/api/threads").json()["thread_id"]
+            answer = client.post(f"/api/threads/{thread}/runs", json={"plan": plan})
+            return thread, answer.json()["run_id"]
+
+    def told(self, run: str, after: int = 0, until: str = "") -> list[Any]:
+        """Return the events of a run with their ids, until one holds a text or the last one came."""
+        found: list[Any] = []
+        headers = {**self.ann, "last-event-id": str(after)} if after else self.ann
+        with self.client(headers) as client, client.stream("GET", f"/api/runs/{run}/events") as got:
+            assert got.status_code == 200
+            number = 0
+            for line in got.iter_lines():
+                if line.startswith("id: "):
+                    number = int(line[4:])
+                if line.startswith("data: "):
+                    found.append((number, json.loads(line[6:])))
+                    if until and until in line:
+                        break
+        assert [number for number, _ in found] == [*range(after + 1, after + 1 + len(found))]
+        return found
+
+    def status(self, run: str, *words: str) -> str:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with self.client() as client:
+                found = str(client.get(f"/api/runs/{run}").json()["status"])
+            if found in words:
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"the run is {found}")
+
+    @property
+    def log(self) -> list[str]:
+        return (self.folder / "log").read_text().splitlines()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Any]:
+    with postgres() as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    db = "threads.db"
+    if request.param == "postgres":
+        db = request.getfixturevalue("server").database()
+    made = Place(tmp_path, db)
+    yield made
+    if made.process is not None:
+        made.end()
+
+
+@pytest.mark.may_block
+def test_a_killed_server_goes_on_with_its_runs_under_their_ids(place: Place) -> None:
+    place.start()
+    thread, run = place.begun(FILL)
+    before = place.told(run, until='"stepName":"full"')
+    assert place.end() == -signal.SIGKILL
+    place.start()
+    place.gate.touch()
+    again = place.told(run)
+    assert again[: len(before)] == before
+    assert again[-1][1]["type"] == "RUN_FINISHED"
+    assert again[-1][1]["result"]["status"] == "completed"
+    assert place.told(run, after=3) == again[3:]
+    assert place.status(run, "completed")
+    assert place.log == ["read", "fill", "fill", "filled"]
+    kinds = [event["type"] for _, event in again]
+    assert kinds.count("RUN_STARTED") == kinds.count("RUN_FINISHED") == 1
+    assert kinds.count("STEP_STARTED") == kinds.count("STEP_FINISHED")
+    with place.client() as client:
+        assert client.get(f"/api/threads/{thread}").json()["outcome"] == "completed"
+
+
+@pytest.mark.may_block
+def test_sigterm_hands_over_what_runs_and_ends_well(place: Place) -> None:
+    place.start()
+    waits, asking = place.begun(OPEN)
+    assert place.status(asking, "waiting")
+    _, run = place.begun(FILL)
+    place.told(run, until='"stepName":"full"')
+    assert place.process is not None
+    place.process.send_signal(signal.SIGTERM)
+    place.gate.touch()
+    assert place.end(signal.SIGCONT) == 0
+    place.start()
+    assert place.status(run, "completed")
+    assert place.log.count("filled") == 1
+    with place.client() as client, place.client(place.bob) as other:
+        (question,) = client.get("/api/questions").json()["items"]
+        assert question["thread_id"] == waits
+        name = f"/api/questions/{question['question_id']}"
+        assert other.post(name, json={"answer": "approve"}).status_code == 404
+        answered = client.post(name, json={"answer": "approve"})
+        assert answered.status_code == 202
+        assert place.status(answered.json()["run_id"], "completed")
+        assert client.post(name, json={"answer": "approve"}).status_code == 409
+    assert place.log.count("opened") == 1
+    assert place.end(signal.SIGTERM) == 0
+    lines = [json.loads(line) for line in (place.folder / "err").read_text().splitlines()]
+    assert {"POST", "/api/threads", 201} <= {v for line in lines for v in line.values()}
+    assert waits not in str(lines)
+
+
+@pytest.mark.may_block
+def test_the_one_time_link_works_once_and_the_thread_of_the_command_line_is_there(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path, "threads.db")
+    line = place.start("--no-auth")
+    try:
+        link = line.split()[2]
+        assert link.startswith(place.url)
+        with place.client({}) as client:
+            assert client.get("/api/threads").status_code == 401
+            assert client.get(link).status_code == 303
+            assert client.get("/api/threads").json() == {"items": [], "next": None}
+        with place.client({}) as client:
+            assert client.get(link).status_code == 401
+    finally:
+        assert place.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.may_block
+def test_elsewhere_than_loopback_a_login_is_needed(tmp_path: Path) -> None:
+    place = Place(tmp_path, "threads.db")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_LOG": "log", "TOY_GATE": "gate"}
+    command = [sys.executable, "-m", "framework.cli", "serve", "--config", "agent.yml"]
+    found = subprocess.run(
+        [*command, "--host", "0.0.0.0", "--port", "0", "--db", "memory"],
+        cwd=place.folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "--auth" in found.stderr

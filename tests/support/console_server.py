@@ -1,0 +1,95 @@
+"""``capgraph serve`` in a process of its own, with the agent of the console's tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+AXE = Path(__file__).parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
+REQUIRED = os.environ.get("BROWSER_TESTS") == "required"
+"""Set by the continuous integration: there, what is missing is a failure."""
+
+AGENT = """
+name: tank
+description: Looks after a tank.
+modules: [tests.support.console_agent]
+audit: {keep: true}
+"""
+
+
+def missing(what: str) -> None:
+    """Skip, or fail where a browser has to be at hand."""
+    told = f"{what} is missing: 'apt-get install chromium' and the dev extra bring what is needed"
+    if REQUIRED:
+        pytest.fail(told)
+    pytest.skip(told)
+
+
+class Served:
+    """A server of its own, which can be ended and begun again at the same place."""
+
+    def __init__(self, folder: Path, *, auth: Path | None = None) -> None:
+        self.folder, self.auth = folder, auth
+        self.port = 0
+        (folder / "agent.yml").write_text(AGENT)
+        self.begin()
+
+    def begin(self) -> None:
+        command = [
+            *(sys.executable, "-m", "framework.cli", "serve", "--no-open"),
+            *("--config", "agent.yml", "--db", "sqlite:///threads.db", "--port", str(self.port)),
+            *(("--auth", str(self.auth)) if self.auth else ()),
+        ]
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *(one for one in sys.path if one)])
+        with (self.folder / "log.txt").open("a") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": path},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self._process.stdout is not None
+        words = self._process.stdout.readline().split()
+        assert words[:1] == ["serving"], (self.folder / "log.txt").read_text()
+        self.url = words[1].rstrip("/")
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self.link = words[2] if len(words) > 2 else ""
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            assert self._process.wait(60) == 0
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def logged_in(self, context: Any) -> Any:
+        """Log a browser in; the one-time link works once, and its cookie is handed on."""
+        if self.link:
+            found = httpx.get(self.link)
+            self.cookie, self.link = next(iter(found.cookies.items())), ""
+        name, value = self.cookie
+        context.add_cookies([{"name": name, "value": value, "url": self.url}])
+        return context
+
+    def call(self, path: str, body: Any = None) -> Any:
+        """Ask the API as the same user."""
+        method = "GET" if body is None else "POST"
+        answer = httpx.request(method, self.url + path, json=body, cookies=dict([self.cookie]))
+        answer.raise_for_status()
+        return answer.json()
+
+    def run_plan(self, plan: Any) -> str:
+        """Begin a plan in a thread of its own, and return the thread."""
+        thread = self.call("/api/threads", {})["thread_id"]
+        self.call(f"/api/threads/{thread}/runs", {"plan": plan})
+        return str(thread)

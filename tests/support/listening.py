@@ -1,0 +1,39 @@
+"""A served graph that listens on loopback, for clients that bring a transport of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from langgraph.checkpoint.memory import InMemorySaver
+
+from configs.settings import Settings
+from framework import build_graph
+from framework.serve.app import create_app
+from tests.support.served import ByHeader, OpenValve, read_level
+
+
+@asynccontextmanager
+async def listening(*capabilities: Any, saver: Any = None, **serve: Any) -> AsyncIterator[str]:
+    """Serve a graph; gives the address. Users name themselves by the header ``x-user``."""
+    graph = build_graph(
+        capabilities or (read_level, OpenValve),
+        checkpointer=saver or InMemorySaver(),
+        settings=Settings(serve=serve),
+    )
+    app = await asyncio.to_thread(create_app, graph, auth=ByHeader(), host="127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve([listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task

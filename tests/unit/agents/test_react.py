@@ -1,0 +1,292 @@
+"""The loop of thinking and calling tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.messages import AIMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from langgraph.prebuilt import ToolRuntime
+from pydantic import BaseModel
+
+from framework.agents import ReActAgent
+from framework.base.errors import ConfigurationError, ModelError
+from framework.testing import ScriptedModel
+from tests.support.agents import SUM, add, call, calls, fail
+
+
+def scripted(*answers: Any) -> ScriptedModel:
+    return ScriptedModel(responses=list(answers))
+
+
+async def test_tools_are_called_until_there_is_an_answer() -> None:
+    model = scripted(*SUM)
+    result = await ReActAgent(model, tools=[add]).execute("What is 2 + 2?")
+    assert (result.output, result.success, result.error) == ("It is 4.", True, None)
+    assert [(s.thought, s.action, s.action_input, s.observation) for s in result.steps] == [
+        ("I add.", "add", {"a": 2, "b": 2}, "4"),
+        ("", "Final Answer", {"answer": "It is 4."}, "It is 4."),
+    ]
+    assert result.metadata["execution_id"]
+    assert model.calls[0].tools == ("add",)
+    assert [m.type for m in model.calls[1].messages] == ["human", "ai", "tool"]
+
+
+async def test_a_tool_registry_is_the_same_list() -> None:
+    result = await ReActAgent(scripted(*SUM), tool_registry=[add]).execute("2 + 2?")
+    assert result.success
+    with pytest.raises(ConfigurationError, match="tools and tool_registry"):
+        ReActAgent(scripted(), tools=[add], tool_registry=[add])
+
+
+async def test_what_goes_wrong_with_a_tool_is_an_observation() -> None:
+    asked = calls(call("fail", "1", why="it rains"), call("nix", "2"), call("add", "3", a="x", b=1))
+    result = await ReActAgent(scripted(asked, "No."), tools=[add, fail]).execute("Try.")
+    first, second, third, _ = result.steps
+    assert first.observation == "Tool error: it rains"
+    assert "nix is not a valid tool" in second.observation
+    assert "valid integer" in third.observation
+    assert all(step.metadata == {"error": True} for step in (first, second, third))
+    assert result.success, "the model was told, and answered"
+
+
+async def test_ids_of_calls_may_come_again() -> None:
+    both = calls(call("add", "1", a=1, b=1), call("add", "1", a=2, b=2))
+    model = scripted(both, calls(call("add", "1", a=3, b=3)), "done")
+    result = await ReActAgent(model, tools=[add]).execute("Add.")
+    assert [step.observation for step in result.steps] == ["2", "4", "6", "done"]
+
+
+async def test_calls_of_one_message_run_at_once_and_are_told_in_order() -> None:
+    begun: list[int] = []
+    all_there = asyncio.Event()
+
+    @tool
+    async def wait(number: int) -> str:
+        """Wait until all three are there, the first one longest."""
+        begun.append(number)
+        if len(begun) == 3:
+            all_there.set()
+        await all_there.wait()
+        for _ in range(10 * (3 - number)):
+            await asyncio.sleep(0)
+        return f"done {number}"
+
+    model = scripted(calls(*(call("wait", str(n), number=n) for n in (0, 1, 2))), "ok")
+    result = await ReActAgent(model, tools=[wait]).execute("Wait.")
+    assert [step.observation for step in result.steps[:3]] == ["done 0", "done 1", "done 2"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_limit_is_a_failure_with_its_name_and_number(streamed: bool) -> None:
+    model = ScriptedModel(
+        responses=lambda asked: calls(call("add", str(len(asked.messages)), a=1, b=1))
+    )
+    agent = ReActAgent(model, tools=[add], max_steps=3)
+    if streamed:
+        last = [step async for step in agent.stream_execute("Go on.")][-1]
+        assert "max_steps=3" in last.observation
+        assert last.metadata["success"] is False
+        return
+    result = await agent.execute("Go on.")
+    assert not result.success
+    assert "max_steps=3" in str(result.error)
+    assert result.output == "2", "the last observation"
+    assert len(model.calls) == len(result.steps) == 3
+
+
+async def test_an_empty_answer_is_told_and_then_a_failure() -> None:
+    result = await ReActAgent(scripted("", "  ", ""), tools=[add]).execute("Say something.")
+    assert not result.success
+    assert "3 answers" in str(result.error)
+    assert (await ReActAgent(scripted("", "Yes.")).execute("Say something.")).output == "Yes."
+
+
+async def test_arguments_that_are_no_json_are_told() -> None:
+    broken = AIMessage(
+        "", invalid_tool_calls=[{"name": "add", "args": "{", "id": "1", "error": None}]
+    )
+    model = scripted(broken, "No idea.")
+    result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
+    assert result.output == "No idea."
+    assert isinstance(model.calls[1].messages[-1], ToolMessage)
+
+
+async def test_an_answer_that_was_cut_off_is_no_answer() -> None:
+    cut = AIMessage("It is", response_metadata={"finish_reason": "length"})
+    with pytest.raises(ModelError, match="cut off"):
+        await ReActAgent(scripted(cut)).execute("What is it?")
+
+
+async def test_braces_in_a_system_prompt_stay() -> None:
+    model = scripted("ok")
+    prompt = 'Answer as {"a": 1}. Tools:\n{tool_descriptions}'
+    await ReActAgent(model, tools=[add], system_prompt=prompt).execute("Go.")
+    assert model.calls[0].messages[0].text == 'Answer as {"a": 1}. Tools:\n- add: Add two numbers.'
+
+
+@dataclass
+class Deps:
+    unit: str
+
+
+async def test_tools_find_the_context() -> None:
+    @tool
+    def level(tank: int, runtime: ToolRuntime[Deps]) -> str:
+        """Read a level."""
+        return f"{tank} {runtime.context.unit}"
+
+    agent = ReActAgent(scripted(calls(call("level", tank=7)), "ok"), tools=[level])
+    result = await agent.execute("Read.", Deps("litres"))
+    assert result.steps[0].observation == "7 litres"
+
+
+async def test_two_runs_at_once_share_nothing() -> None:
+    def answer(asked: Any) -> Any:
+        task = next(m.text for m in asked.messages if m.type == "human")
+        if asked.messages[-1].type == "tool":
+            return f"{task}: {asked.messages[-1].text}"
+        return calls(call("add", a=int(task), b=1))
+
+    agent = ReActAgent(ScriptedModel(responses=answer), tools=[add])
+    found = await asyncio.gather(*(agent.execute(str(n)) for n in range(20)))
+    assert [r.output for r in found] == [f"{n}: {n + 1}" for n in range(20)]
+    assert len({r.metadata["execution_id"] for r in found}) == 20
+    assert all(len(r.steps) == 2 for r in found)
+
+
+async def test_wrong_arguments_are_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="max_steps=0"):
+        ReActAgent(scripted(), max_steps=0)
+    with pytest.raises(ConfigurationError, match="chat model"):
+        ReActAgent(None)
+
+
+# --- a typed answer -----------------------------------------------------------------------
+
+
+class Sum(BaseModel):
+    value: int
+
+
+@pytest.mark.parametrize(
+    "answer", [calls(call("Sum", "9", value=4)), {"value": 4}, '```json\n{"value": 4}\n```']
+)
+async def test_the_output_is_of_the_form_asked_for(answer: Any) -> None:
+    model = scripted(SUM[0], answer)
+    result = await ReActAgent(model, tools=[add], response_format=Sum).execute("2 + 2?")
+    assert result.output == Sum(value=4)
+    assert model.calls[0].tools == ("add", "Sum")
+    out = await ReActAgent(scripted(answer), response_format=Sum).compile().ainvoke({"task": "?"})
+    assert out["output"] == {"value": 4}
+
+
+async def test_a_wrong_form_is_told_and_then_a_failure() -> None:
+    wrong, right = calls(call("Sum", "9", value="x")), calls(call("Sum", "9", value=4))
+    model = scripted(wrong, "Four.", right)
+    assert (await ReActAgent(model, response_format=Sum).execute("?")).output == Sum(value=4)
+    assert "valid integer" in str(model.calls[1].messages[-1].text)
+    result = await ReActAgent(scripted(wrong, wrong, wrong), response_format=Sum).execute("?")
+    assert not result.success
+    assert "3 answers" in str(result.error)
+    assert "Sum" in str(result.error)
+
+
+async def test_the_form_beside_another_call_is_premature() -> None:
+    both = calls(call("add", "1", a=2, b=2), call("Sum", "2", value=5))
+    ran = Counter[str]()
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        ran["add"] += 1
+        return a + b
+
+    model = scripted(both, {"value": 4})
+    result = await ReActAgent(model, tools=[add], response_format=Sum).execute("?")
+    assert result.output == Sum(value=4)
+    assert ran == Counter(), "both were refused, and the model was told"
+
+
+# --- models that know no tools -------------------------------------------------------------
+
+
+class Plain(BaseChatModel):
+    """A chat model without ``bind_tools``."""
+
+    answers: list[str]
+    asked: list[Any] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "plain"
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> Any:
+        self.asked.append(list(messages))
+        text = self.answers[len(self.asked) - 1]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+async def test_a_model_without_tools_calls_them_by_text() -> None:
+    model = Plain(
+        answers=[
+            'Thought: I add.\nAction: add\nAction Input: {"a": 2, "b": 2}\nObservation: 5',
+            'Thought: done\nAction: Final Answer\nAction Input: {"answer": "It is 4."}',
+        ],
+        asked=[],
+    )
+    result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
+    assert result.output == "It is 4."
+    assert [(s.thought, s.action, s.observation) for s in result.steps[:1]] == [
+        ("I add.", "add", "4")
+    ]
+    system, task = model.asked[0]
+    assert isinstance(system, SystemMessage)
+    assert '"a"' in system.text
+    assert "Action Input:" in system.text
+    assert task.text == "2 + 2?"
+    said, seen = [m.text for m in model.asked[1]][-2:]
+    assert said.endswith('Action Input: {"a": 2, "b": 2}'), "what it made up is not shown to it"
+    assert seen == "Observation: 4"
+
+
+@pytest.mark.parametrize(
+    ("given", "observed"),
+    [("hello", "HELLO"), ('"hello"', "HELLO"), ('{"text": "hello"}', "HELLO")],
+)
+async def test_one_argument_need_be_no_object(given: str, observed: str) -> None:
+    @tool
+    def shout(text: str) -> str:
+        """Shout."""
+        return text.upper()
+
+    asked = f"Action: shout\nAction Input: {given}"
+    model = Plain(answers=[asked, "Final Answer: done"], asked=[])
+    result = await ReActAgent(model, tools=[shout]).execute("Shout.")
+    assert result.steps[0].observation == observed
+    assert result.output == "done"
+
+
+async def test_text_that_cannot_be_read_is_never_a_success() -> None:
+    model = Plain(answers=["I think I would add them."] * 3, asked=[])
+    result = await ReActAgent(model, tools=[add]).execute("2 + 2?")
+    assert not result.success
+    assert result.output is None
+    assert "3 answers" in str(result.error)
+    assert "neither an action nor a final answer" in model.asked[1][-1].text
+
+
+async def test_a_model_without_tools_answers_a_form_in_json() -> None:
+    model = FakeListChatModel(responses=['{"total": 4}'])
+
+    class Sum(BaseModel):
+        total: int
+
+    result = await ReActAgent(model, tools=[add], response_format=Sum).execute("2 + 2?")
+    assert (result.output, result.success) == (Sum(total=4), True)

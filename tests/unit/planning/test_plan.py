@@ -1,0 +1,77 @@
+"""Plans written in Python, and what repair makes of conditions and lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from framework.base import CapabilitySpec, PlanError
+from framework.planning import Plan, StaticCatalog, check_plan, repair_plan
+from tests.support.toys import measure
+
+CATALOG = StaticCatalog.of(
+    CapabilitySpec("read", "Read.", provides=("LEVEL",)),
+    CapabilitySpec("warn", "Warn.", provides=("WARNING",)),
+)
+CONDITION = {"of": "read.value", "is": ">", "than": 3}
+
+
+def test_it_is_the_same_data() -> None:
+    plan = (
+        Plan(deadline=9)
+        .step(measure, key="m", optional=True)
+        .step("fill", parameters={"n": {"$from": "row.n"}}, inputs={"READING": "m"}, timeout=5)
+        .for_each("m.rows", name="row", on_failure="collect")
+        .when(CONDITION)
+        .step("fill")
+    )
+    assert plan.to_dict() == {
+        "steps": [
+            {"context_key": "m", "capability": "measure", "optional": True},
+            {
+                "context_key": "fill",
+                "capability": "fill",
+                "parameters": {"n": {"$from": "row.n"}},
+                "inputs": [{"READING": "m"}],
+                "timeout": 5,
+                "for_each": {"of": "m.rows", "as": "row", "on_failure": "collect"},
+                "when": CONDITION,
+            },
+            {"context_key": "fill_2", "capability": "fill"},
+        ],
+        "deadline": 9,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda: Plan().when(CONDITION), lambda: Plan().step(object()), lambda: Plan().step(3)]
+)
+def test_what_is_no_plan_says_so(wrong: Any) -> None:
+    with pytest.raises(PlanError, match="Fix: "):
+        wrong()
+
+
+def test_a_step_without_a_key_is_called_what_a_condition_calls_it() -> None:
+    mended = repair_plan(
+        {"steps": [{"capability": "read"}, {"capability": "warn", "when": CONDITION}]}, CATALOG
+    )
+    assert mended.ok
+    assert [step["context_key"] for step in mended.plan["steps"]][:1] == ["read"]
+
+
+def test_a_condition_follows_a_renamed_step_and_restores_the_order() -> None:
+    steps = [
+        {
+            "context_key": "w",
+            "capability": "warn",
+            "when": {"not": {**CONDITION, "of": "a b.value"}},
+        },
+        {"context_key": "a b", "capability": "read"},
+        {"context_key": "answer", "capability": "respond"},
+    ]
+    mended = repair_plan({"steps": steps}, CATALOG)
+    assert mended.ok, mended.problems
+    assert [step["context_key"] for step in mended.plan["steps"]] == ["a_b", "w", "answer"]
+    assert mended.plan["steps"][1]["when"] == {"not": {**CONDITION, "of": "a_b.value"}}
+    assert check_plan(mended.plan, CATALOG) == []

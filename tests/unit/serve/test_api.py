@@ -1,0 +1,432 @@
+"""The JSON API, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ag_ui.core import Event
+from pydantic import TypeAdapter
+
+from configs.settings import Settings
+from framework import BaseCapability, capability_node
+from framework.base.approval_policy import ApprovalPolicy
+from framework.base.ports import Caller
+from framework.pipeline.run_config import current_caller
+from framework.stores import open_saver
+from tests.support.served import PLAN, READ, Level, OpenValve, asked, ended, events_of, served
+
+EVENT: TypeAdapter[Any] = TypeAdapter(Event)
+
+
+def kinds(events: list[Any]) -> list[str]:
+    for event in events:
+        EVENT.validate_python(event)
+    return [event["type"] for event in events]
+
+
+async def test_a_run_is_begun_followed_and_read() -> None:
+    async with served() as client:
+        ann = await client()
+        thread, run = await asked(ann, READ)
+        told = await events_of(ann, run)
+        assert kinds(told)[0] == "RUN_STARTED"
+        assert kinds(told)[-1] == "RUN_FINISHED"
+        assert told[-1]["outcome"] == {"type": "success"}
+        assert await ended(ann, run) == "completed"
+        found = (await ann.get(f"/api/runs/{run}")).json()
+        assert found == {"run_id": run, "thread_id": thread, "status": "completed"}
+
+
+async def test_a_question_is_asked_and_answered() -> None:
+    async with served() as client:
+        ann = await client()
+        thread, run = await asked(ann)
+        told = await events_of(ann, run)
+        assert told[-1]["outcome"]["type"] == "interrupt"
+        assert await ended(ann, run) == "waiting"
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        assert question["thread_id"] == thread
+        wrong = {"open": {"decision": "edit", "parameters": {"litres": "many"}}}
+        name = f"/api/questions/{question['question_id']}"
+        refused = await ann.post(name, json={"answer": wrong})
+        assert refused.status_code == 422
+        assert [one["path"] for one in refused.json()["problems"]] == ["open.parameters.litres"]
+        (same,) = (await ann.get("/api/questions")).json()["items"]
+        assert same == question
+        OpenValve.opened.clear()
+        answered = await ann.post(name, json={"answer": "approve"})
+        assert answered.status_code == 202
+        assert await ended(ann, answered.json()["run_id"]) == "completed"
+        assert OpenValve.opened == [3.0]
+        assert (await ann.post(name, json={"answer": "approve"})).status_code == 409
+
+
+async def test_what_is_somebody_elses_is_not_there() -> None:
+    async with served() as client:
+        ann, bob = await client(), await client("bob")
+        thread, run = await asked(ann)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        assert (await bob.get("/api/questions")).json() == {"items": [], "next": None}
+        theirs = [
+            bob.get(f"/api/threads/{thread}"),
+            bob.get(f"/api/runs/{run}"),
+            bob.get(f"/api/runs/{run}/events"),
+            bob.post(f"/api/runs/{run}/stop"),
+            bob.post(f"/api/threads/{thread}/runs", json={"plan": PLAN}),
+            bob.post(f"/api/questions/{question['question_id']}", json={"answer": "approve"}),
+        ]
+        missing = [
+            bob.get("/api/threads/none"),
+            bob.get("/api/runs/none"),
+            bob.get("/api/runs/none/events"),
+            bob.post("/api/runs/none/stop"),
+            bob.post("/api/threads/none/runs", json={"plan": PLAN}),
+            bob.post("/api/questions/none", json={"answer": "approve"}),
+        ]
+        for one, other in zip(theirs, missing, strict=True):
+            found, known = await one, await other
+            assert found.status_code == known.status_code == 404
+            assert found.json() == known.json()
+
+
+async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        settings = Settings(audit={"keep": True})
+        async with served(saver=saver, settings=settings) as client:
+            ann, bob, eve = await client(), await client("bob"), await client("eve", "auditor")
+            thread, run = await asked(ann)
+            await ended(ann, run)
+            (question,) = (await ann.get("/api/questions")).json()["items"]
+            name = f"/api/questions/{question['question_id']}"
+            answered = await ann.post(name, json={"answer": "approve"})
+            assert await ended(ann, answered.json()["run_id"]) == "completed"
+            (effect,) = (await ann.get("/api/effects")).json()["items"]
+            assert effect["capability"] == "open_valve"
+            assert effect["thread_id"] == thread
+            assert effect["approved_by"] == ["ann"]
+            assert effect["state"] == "finished"
+            assert (await bob.get("/api/effects")).json() == {"items": [], "next": None}
+            (seen,) = (await eve.get("/api/effects")).json()["items"]
+            assert seen["approved_by"] == ["ann"]
+            assert (await bob.get(f"/api/effects?thread_id={thread}")).status_code == 404
+            records = (await ann.get("/api/audit")).json()["items"]
+            assert {"effect", "approval"} <= {record["kind"] for record in records}
+            assert {record["data"]["thread_id"] for record in records} == {thread}
+            assert (await bob.get("/api/audit")).json()["items"] == []
+            assert (await ann.get("/api/audit/verify")).json()["valid"] is True
+            await saver.conn.execute("UPDATE capgraph_audit SET line = '{}' WHERE seq = 2")
+            assert (await ann.get("/api/audit/verify")).json()["valid"] is False
+            assert (await ann.get("/api/usage")).json() == {"items": [], "next": None}
+            found = (await ann.get("/api/capabilities")).json()["items"]
+            assert {"read_level", "open_valve"} <= {one["name"] for one in found}
+
+
+async def test_threads_are_made_listed_found_renamed_and_dropped() -> None:
+    async with served() as client:
+        ann, bob = await client(), await client("bob")
+        made = [await ann.post("/api/threads", json={"title": f"T{n}"}) for n in range(5)]
+        assert {one.status_code for one in made} == {201}
+        ids = [one.json()["thread_id"] for one in made]
+        first = (await ann.get("/api/threads?limit=3")).json()
+        rest = (await ann.get(f"/api/threads?limit=3&after={first['next']}")).json()
+        assert rest["next"] is None
+        assert [one["thread_id"] for one in first["items"] + rest["items"]] == ids[::-1]
+        run = await ann.post(f"/api/threads/{ids[0]}/runs", json={"plan": READ})
+        assert await ended(ann, run.json()["run_id"]) == "completed"
+        found = (await ann.get("/api/threads?outcome=completed")).json()["items"]
+        assert [one["thread_id"] for one in found] == [ids[0]]
+        found = (await ann.get("/api/threads?query=t3")).json()["items"]
+        assert [one["title"] for one in found] == ["T3"]
+        renamed = await ann.patch(f"/api/threads/{ids[1]}", json={"title": "Other"})
+        assert renamed.json()["title"] == "Other"
+        assert (await ann.get(f"/api/threads/{ids[1]}")).json()["title"] == "Other"
+        for method in ("PATCH", "DELETE", "GET"):
+            theirs = await bob.request(method, f"/api/threads/{ids[1]}", json={"title": "x"})
+            assert theirs.status_code == 404
+        assert (await ann.delete(f"/api/threads/{ids[1]}")).status_code == 204
+        assert (await ann.get(f"/api/threads/{ids[1]}")).status_code == 404
+        assert (await ann.delete(f"/api/threads/{ids[0]}")).status_code == 204
+        assert (await ann.get(f"/api/runs/{run.json()['run_id']}")).status_code == 404
+        assert (await ann.get("/api/threads?after=none")).status_code == 404
+        assert (await ann.get("/api/threads?limit=x")).status_code == 400
+        assert (await ann.patch(f"/api/threads/{ids[2]}", json={})).status_code == 400
+        long = await ann.patch(f"/api/threads/{ids[2]}", json={"title": "x" * 300})
+        assert long.status_code == 422
+
+
+async def test_a_thread_is_forked_from_a_moment_of_its_history(tmp_path: Any) -> None:
+    async with (
+        open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
+        served(saver=saver) as client,
+    ):
+        ann, bob = await client(), await client("bob")
+        thread, run = await asked(ann, READ)
+        assert await ended(ann, run) == "completed"
+        history = (await ann.get(f"/api/threads/{thread}/history")).json()
+        moments = [one["checkpoint_id"] for one in history["items"]]
+        assert len(moments) == len(set(moments)) > 3
+        page = (await ann.get(f"/api/threads/{thread}/history?limit=2")).json()
+        assert [one["checkpoint_id"] for one in page["items"]] == moments[:2]
+        page = (await ann.get(f"/api/threads/{thread}/history?limit=2&after={page['next']}")).json()
+        assert [one["checkpoint_id"] for one in page["items"]] == moments[2:4]
+        whole = await ann.post(f"/api/threads/{thread}/fork", json={})
+        assert whole.status_code == 201
+        copy = (await ann.get(f"/api/threads/{whole.json()['thread_id']}")).json()
+        assert copy["outcome"] == "completed"
+        early = await ann.post(f"/api/threads/{thread}/fork", json={"checkpoint_id": moments[-1]})
+        early_id = early.json()["thread_id"]
+        state = (await ann.get(f"/api/threads/{early_id}/state")).json()
+        assert state["messages"] == []
+        now = (await ann.get(f"/api/threads/{thread}/state")).json()
+        then = (await ann.get(f"/api/threads/{thread}/state?checkpoint_id={moments[-1]}")).json()
+        assert now != then
+        assert (await bob.post(f"/api/threads/{thread}/fork", json={})).status_code == 404
+        gone = await ann.post(f"/api/threads/{thread}/fork", json={"checkpoint_id": "none"})
+        assert gone.status_code == 404
+
+
+async def test_a_fork_of_a_question_is_a_question_of_its_own(tmp_path: Any) -> None:
+    async with (
+        open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
+        served(saver=saver) as client,
+    ):
+        ann = await client()
+        thread, run = await asked(ann)
+        await ended(ann, run)
+        copy = (await ann.post(f"/api/threads/{thread}/fork", json={})).json()["thread_id"]
+        found = (await ann.get("/api/questions")).json()["items"]
+        assert {one["thread_id"] for one in found} == {thread, copy}
+        assert len({one["question_id"] for one in found}) == 2
+        (own,) = (await ann.get(f"/api/questions?thread_id={copy}")).json()["items"]
+        answered = await ann.post(f"/api/questions/{own['question_id']}", json={"answer": "reject"})
+        assert answered.status_code == 202
+        await ended(ann, answered.json()["run_id"])
+        left = (await ann.get("/api/questions")).json()["items"]
+        assert thread in {one["thread_id"] for one in left}
+        assert own["question_id"] not in {one["question_id"] for one in left}
+
+
+async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
+    gate = asyncio.Event()
+
+    @capability_node
+    async def wait_long() -> Level:
+        """Wait until the gate opens."""
+        await gate.wait()
+        return Level(litres=1)
+
+    plan = {"steps": [{"context_key": "a", "capability": "wait_long"}]}
+    async with served(wait_long) as client:
+        ann = await client()
+        thread, run = await asked(ann, plan)
+        again = await ann.post(f"/api/threads/{thread}/runs", json={"message": "More"})
+        assert again.status_code == 409
+        assert again.json()["code"] == "CG-BUSY"
+        assert again.headers["content-type"] == "application/problem+json"
+        assert (await ann.delete(f"/api/threads/{thread}")).status_code == 409
+        running = (await ann.get(f"/api/runs/{run}")).json()["status"]
+        assert running in {"queued", "running"}
+        assert (await ann.post(f"/api/runs/{run}/stop")).status_code == 202
+        told = await events_of(ann, run)
+        assert told[-1]["outcome"] == {"type": "cancelled"}
+        assert await ended(ann, run) == "cancelled"
+        for after in range(len(told) + 1):
+            assert await events_of(ann, run, after) == told[after:]
+        bad = await ann.get(f"/api/runs/{run}/events", headers={"last-event-id": "x"})
+        assert bad.status_code == 400
+        gate.set()
+        free = await ann.post(f"/api/threads/{thread}/runs", json={"plan": plan})
+        assert await ended(ann, free.json()["run_id"]) == "completed"
+
+
+async def test_identity_in_a_body_is_nobodys() -> None:
+    seen = []
+
+    @capability_node
+    class Who(BaseCapability):
+        name = "who"
+        description = "Says who asks."
+
+        async def execute(self) -> None:
+            seen.append(current_caller())
+
+    plan = {"steps": [{"context_key": "a", "capability": "who"}]}
+    async with served(Who) as client:
+        ann = await client(role="operator")
+        forged = {"user_id": "bob", "role": "admin", "configurable": {"user_id": "bob"}}
+        forged["langgraph_auth_user"] = {"identity": "bob"}
+        _, run = await asked(ann, plan, **forged)
+        assert await ended(ann, run) == "completed"
+        assert seen == [Caller("ann", "operator", None, authenticated=True)]
+        made = await ann.post("/api/threads", json={"user_id": "bob", "thread_id": "mine"})
+        assert made.json()["thread_id"] != "mine"
+        assert (await (await client("bob")).get("/api/threads")).json()["items"] == []
+
+
+async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
+    async with served(serve={"open_runs_per_user": 1}) as client:
+        ann, bob = await client(), await client("bob")
+        thread = (await ann.post("/api/threads")).json()["thread_id"]
+        path = f"/api/threads/{thread}/runs"
+        for body, status in (
+            ({}, 422),
+            ({"message": "  "}, 422),
+            ({"message": 3}, 400),
+            ({"message": "Hi", "context": {"NONE": {"a": {}}}}, 422),
+            ({"message": "Hi", "context": 4}, 422),
+            ([], 400),
+            ("x", 400),
+        ):
+            found = await ann.post(path, json=body)
+            assert (found.status_code, body) == (status, body)
+            assert found.json()["code"].startswith("CG-")
+        broken = await ann.post(path, content=b'{"message": "x"')
+        assert broken.status_code == 400
+        assert (await ann.get(f"/api/threads/{thread}")).json()["runs"] == []
+        wrong = await ann.post(path, json={"plan": {"steps": [{"capability": "none"}]}})
+        assert await ended(ann, wrong.json()["run_id"]) == "failed"
+        assert (await ann.get("/api/nothing")).status_code == 404
+        assert (await ann.put("/api/threads")).status_code == 405
+        assert (await bob.get("/api/threads")).json()["items"] == []
+
+
+async def test_a_user_has_only_so_many_runs_at_once() -> None:
+    gate = asyncio.Event()
+
+    @capability_node
+    async def wait_long() -> Level:
+        """Wait until the gate opens."""
+        await gate.wait()
+        return Level(litres=1)
+
+    plan = {"steps": [{"context_key": "a", "capability": "wait_long"}]}
+    async with served(wait_long, serve={"open_runs_per_user": 2, "runs_at_once": 1}) as client:
+        ann, bob = await client(), await client("bob")
+        runs = [(await asked(ann, plan))[1] for _ in range(2)]
+        thread = (await ann.post("/api/threads")).json()["thread_id"]
+        more = await ann.post(f"/api/threads/{thread}/runs", json={"plan": plan})
+        assert more.status_code == 429
+        assert (await ann.get(f"/api/runs/{runs[1]}")).json()["status"] == "queued"
+        _, other = await asked(bob, plan)
+        stopped = await ann.post(f"/api/runs/{runs[1]}/stop")
+        assert stopped.status_code == 202
+        gate.set()
+        assert await ended(ann, runs[0]) == "completed"
+        assert await ended(ann, runs[1]) == "cancelled"
+        assert await ended(bob, other) == "completed"
+
+
+async def test_a_signal_wakes_what_waits_for_it() -> None:
+    plan = {"steps": [{**READ["steps"][0], "wait_for": "rain"}]}
+    async with served() as client:
+        ann, bob = await client(), await client("bob")
+        thread, run = await asked(ann, plan)
+        assert await ended(ann, run) == "waiting"
+        assert (await ann.get("/api/questions")).json()["items"] == []
+        path = f"/api/threads/{thread}/signals"
+        assert (await bob.post(f"{path}/rain", json={})).status_code == 404
+        early = await ann.post(f"{path}/snow", json={"value": 1})
+        assert (early.status_code, early.json()) == (202, {"waited": False, "run_id": None})
+        woken = await ann.post(f"{path}/rain", json={"value": {"mm": 3}})
+        assert woken.json()["waited"] is True
+        assert await ended(ann, woken.json()["run_id"]) == "completed"
+        assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "completed"
+
+
+async def test_a_thread_whose_moment_has_come_goes_on_by_itself() -> None:
+    moment = (datetime.now(UTC) + timedelta(seconds=1.5)).isoformat()
+    plan = {"steps": [{**READ["steps"][0], "wait_until": moment}]}
+    async with served() as client:
+        ann = await client()
+        thread, run = await asked(ann, plan)
+        await ended(ann, run)
+        while (found := (await ann.get(f"/api/threads/{thread}")).json())["outcome"] == "waiting":
+            await asyncio.sleep(0.05)
+        await ended(ann, found["runs"][0]["run_id"])
+        assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "completed"
+
+
+async def test_what_looks_after_the_server_learns_nothing_of_users() -> None:
+    async with served() as client:
+        ann = await client()
+        thread, run = await asked(ann, READ)
+        assert await ended(ann, run) == "completed"
+        assert (await ann.get("/healthz")).json() == {"status": "ok"}
+        assert (await ann.get("/readyz")).status_code == 200
+        text = (await ann.get("/metrics")).text
+        names = [line.split("{")[0].split()[0] for line in text.splitlines() if line[0] != "#"]
+        assert names
+        assert all(name.startswith("capgraph_") for name in names)
+        assert 'route="/api/runs/{id}/events",status="200"' in text
+        assert 'capgraph_runs_ended_total{outcome="completed"} 1.0' in text
+        assert "ann" not in text
+        assert thread not in text
+        await client.app.state.runs.drain()
+        assert (await ann.get("/readyz")).status_code == 503
+        late = await ann.post(f"/api/threads/{thread}/runs", json={"plan": READ})
+        assert late.status_code == 503
+
+
+async def test_the_document_names_every_route() -> None:
+    async with served() as client:
+        ann = await client()
+        document = (await ann.get("/openapi.json")).json()
+        named = {
+            (path, method.upper())
+            for path, methods in document["paths"].items()
+            for method in methods
+        }
+        routed = {
+            (route.path, method)
+            for route in client.app.routes
+            for method in route.methods - {"HEAD"}
+            if route.path.startswith(("/api", "/agui"))
+        }
+        assert routed <= named
+        for path, method in sorted(named):
+            operation = document["paths"][path][method.lower()]
+            assert operation["responses"]["default"]
+
+
+async def test_two_people_agree_and_whoever_may_not_sees_nothing() -> None:
+    @capability_node
+    class Pay(BaseCapability):
+        name = "pay"
+        description = "Pay."
+        effect = "once"
+        requires_approval = ApprovalPolicy(approvers=2)
+
+        async def execute(self) -> None:
+            return None
+
+    roles = [
+        {"role": "clerk", "mode": "full_access"},
+        {"role": "guest", "mode": "read_only"},
+    ]
+    settings = Settings(permissions={"roles": roles})
+    plan = {"steps": [{"context_key": "p", "capability": "pay"}]}
+    async with served(Pay, settings=settings) as client:
+        ann, bob = await client(role="clerk"), await client("bob", "clerk")
+        eve, nobody = await client("eve", "guest"), await client("zoe")
+        _, run = await asked(ann, plan)
+        assert await ended(ann, run) == "waiting"
+        (first,) = (await ann.get("/api/questions")).json()["items"]
+        name = f"/api/questions/{first['question_id']}"
+        for other in (eve, nobody):
+            assert (await other.get("/api/questions")).json()["items"] == []
+            assert (await other.post(name, json={"answer": "approve"})).status_code == 404
+        assert len((await bob.get("/api/questions")).json()["items"]) == 1
+        agreed = await ann.post(name, json={"answer": "approve"})
+        assert await ended(ann, agreed.json()["run_id"]) == "waiting"
+        (second,) = (await bob.get("/api/questions")).json()["items"]
+        assert second["question_id"] != first["question_id"]
+        assert (await bob.post(name, json={"answer": "approve"})).status_code == 404
+        answer = {"answer": "approve"}
+        last = await bob.post(f"/api/questions/{second['question_id']}", json=answer)
+        assert last.status_code == 202
+        assert await ended(ann, last.json()["run_id"]) == "completed"
+        (effect,) = (await ann.get("/api/effects")).json()["items"]
+        assert effect["approved_by"] == ["ann", "bob"]

@@ -1,0 +1,173 @@
+"""Logging in with a real provider on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+import uvicorn
+from joserfc import jwt
+from joserfc.jwk import KeySet, RSAKey
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse
+from starlette.routing import Route
+
+from configs.settings import OidcSettings, ServeSettings
+from framework.serve.identity import Logins
+from framework.serve.routes import login, oidc
+from framework.serve.shield import Shield
+from tests.unit.serve.test_shield import HOST, client, health, who
+
+
+class FakeProvider:
+    """An OpenID Connect provider that lets everybody in as Ada."""
+
+    def __init__(self) -> None:
+        self.key = RSAKey.generate_key(2048, {"kid": "1"})
+        self.asked: dict[str, Any] = {}
+        self.change: dict[str, Any] = {}
+        self.issuer = ""
+
+    def app(self) -> Starlette:
+        async def about(_: Request) -> JSONResponse:
+            here = self.issuer
+            return JSONResponse(
+                {
+                    "issuer": here,
+                    "authorization_endpoint": f"{here}/authorize",
+                    "token_endpoint": f"{here}/token",
+                    "jwks_uri": f"{here}/keys",
+                }
+            )
+
+        async def keys(_: Request) -> JSONResponse:
+            return JSONResponse(KeySet([self.key]).as_dict(private=False))
+
+        async def authorize(request: Request) -> RedirectResponse:
+            self.asked = dict(request.query_params)
+            back = self.asked["redirect_uri"]
+            return RedirectResponse(f"{back}?code=c&state={self.asked['state']}", 303)
+
+        async def token(request: Request) -> JSONResponse:
+            given = {k: v[0] for k, v in parse_qs((await request.body()).decode()).items()}
+            digest = hashlib.sha256(given["code_verifier"].encode()).digest()
+            challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+            if given["code"] != "c" or challenge != self.asked["code_challenge"]:
+                return JSONResponse({"error": "invalid_grant"}, 400)
+            claims = {
+                "iss": self.issuer,
+                "aud": "capgraph",
+                "sub": "ada",
+                "exp": int(time.time()) + 60,
+                "nonce": self.asked["nonce"],
+                "groups": ["operator"],
+                **self.change,
+            }
+            signed = jwt.encode({"alg": "RS256", "kid": "1"}, claims, self.key)
+            return JSONResponse({"access_token": "x", "token_type": "Bearer", "id_token": signed})
+
+        return Starlette(
+            routes=[
+                Route("/.well-known/openid-configuration", about),
+                Route("/keys", keys),
+                Route("/authorize", authorize),
+                Route("/token", token, methods=["POST"]),
+            ]
+        )
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[FakeProvider]:
+    found = FakeProvider()
+    server = uvicorn.Server(uvicorn.Config(found.app(), port=0, log_level="error", lifespan="off"))
+    running = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    found.issuer = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield found
+    server.should_exit = True
+    await running
+
+
+def served(provider: FakeProvider) -> Any:
+    own = OidcSettings(issuer=provider.issuer, client_id="capgraph", role_claim="groups")
+    settings = ServeSettings(oidc=own)
+    logins = Logins(settings)
+    paths = [Route("/api/who", who), Route("/healthz", health)]
+    app = Starlette(
+        routes=[*paths, *login.routes(logins, oidc=True), *oidc.routes(logins, own, HOST)]
+    )
+    return Shield(app, settings, logins)
+
+
+async def come_back(asking: httpx.AsyncClient, provider: FakeProvider) -> httpx.Response:
+    """Go to the provider and back, as a browser does."""
+    sent = await asking.get("/login/oidc")
+    assert sent.status_code == 303, sent.text
+    async with httpx.AsyncClient() as browser:
+        back = await browser.get(sent.headers["location"])
+    parts = urlsplit(back.headers["location"])
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    return await asking.get(f"{parts.path}?{parts.query}", headers=headers)
+
+
+async def test_whom_the_provider_names_is_logged_in(provider: FakeProvider) -> None:
+    async with client(served(provider)) as asking:
+        assert (await come_back(asking, provider)).status_code == 303
+        found = (await asking.get("/api/who")).json()
+        assert (found["user"], found["role"]) == ("ada", "operator")
+        assert provider.asked["code_challenge_method"] == "S256"
+        assert "login-oidc" in (await asking.get("/login")).text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iss": "https://evil.example"},
+        {"aud": "another"},
+        {"exp": 1},
+        {"nonce": "old"},
+        {"sub": None},
+        {"sub": ["ada"]},
+    ],
+)
+async def test_what_does_not_fit_logs_nobody_in(
+    provider: FakeProvider, change: dict[str, Any]
+) -> None:
+    provider.change = change
+    async with client(served(provider)) as asking:
+        assert (await come_back(asking, provider)).status_code == 401
+        assert (await asking.get("/api/who")).status_code == 401
+
+
+async def test_another_key_logs_nobody_in(provider: FakeProvider) -> None:
+    async with client(served(provider)) as asking:
+        await asking.get("/login/oidc")  # the keys are known now
+        provider.key = RSAKey.generate_key(2048, {"kid": "1"})
+        assert (await come_back(asking, provider)).status_code == 401
+
+
+async def test_a_login_that_another_browser_began_is_refused(provider: FakeProvider) -> None:
+    app = served(provider)
+    async with client(app) as victim, client(app) as attacker:
+        sent = await attacker.get("/login/oidc")
+        state = parse_qs(urlsplit(sent.headers["location"]).query)["state"][0]
+        assert (await victim.get(f"/login/oidc/callback?code=c&state={state}")).status_code == 401
+        assert (await attacker.get("/login/oidc/callback?code=c&state=made-up")).status_code == 401
+
+
+async def test_a_provider_that_is_away_is_told() -> None:
+    away = FakeProvider()
+    away.issuer = "http://127.0.0.1:9"
+    async with client(served(away)) as asking:
+        found = await asking.get("/login/oidc")
+        assert found.status_code == 502
+        assert "cannot be asked" in found.text

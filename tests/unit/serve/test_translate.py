@@ -1,0 +1,140 @@
+"""Events of a run as events of AG-UI: whatever comes, what begins ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ag_ui.core import Event
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from framework.serve import translate
+from framework.serve.translate import Translator, interrupt_of
+
+EVENT: TypeAdapter[Any] = TypeAdapter(Event)
+KEYS = st.sampled_from(["a", "b", "__proto__", "a/b~c"])
+
+
+def step(kind: str) -> Any:
+    more = {"duration": st.just(0.1), "message": st.text(max_size=5)}
+    return st.fixed_dictionaries(
+        {"event_type": st.just(kind), "context_key": KEYS, "capability": st.just("c")},
+        optional=more,
+    )
+
+
+EVENTS = st.lists(
+    st.one_of(
+        *map(step, ("step_started", "step_progress", "step_finished", "step_failed")),
+        st.fixed_dictionaries(
+            {"event_type": st.just("answer_token"), "text": st.text(max_size=5)},
+            optional={"anew": st.booleans()},
+        ),
+        st.fixed_dictionaries(
+            {
+                "event_type": st.just("plan_made"),
+                "version": st.integers(1, 3),
+                "plan": st.lists(KEYS, unique=True).map(
+                    lambda keys: {"steps": [{"context_key": key} for key in keys]}
+                ),
+            }
+        ),
+        st.fixed_dictionaries(
+            {"event_type": st.just("usage"), "role": st.just("answer"), "model": st.just("m")},
+            optional={"input_tokens": st.integers(0, 9)},
+        ),
+        st.fixed_dictionaries({"event_type": st.text(max_size=9)}, optional={"x": st.none()}),
+    ),
+    max_size=30,
+)
+
+
+def checked(events: list[Any]) -> None:
+    """Follow the rules that a client of AG-UI checks."""
+    steps: set[str] = set()
+    message, plans = "", {}
+    for event in events:
+        EVENT.validate_python(event)
+        match event["type"]:
+            case "STEP_STARTED":
+                assert event["stepName"] not in steps
+                steps.add(event["stepName"])
+            case "STEP_FINISHED":
+                steps.remove(event["stepName"])
+            case "TEXT_MESSAGE_START":
+                assert not message
+                message = event["messageId"]
+            case "TEXT_MESSAGE_CONTENT":
+                assert event["messageId"] == message
+                assert event["delta"]
+            case "TEXT_MESSAGE_END":
+                assert event["messageId"] == message
+                message = ""
+            case "ACTIVITY_SNAPSHOT":
+                plans[event["messageId"]] = len(event["content"]["steps"])
+            case "ACTIVITY_DELTA":
+                for change in event["patch"]:
+                    place = int(change["path"].split("/")[2])
+                    assert place < plans[event["messageId"]]
+    assert events[0]["type"] == "RUN_STARTED"
+    assert events[-1]["type"] in {"RUN_FINISHED", "RUN_ERROR"}
+    assert not steps
+    assert not message
+
+
+@given(EVENTS, st.integers(0, 40), st.booleans())
+def test_what_begins_ends_also_over_a_restart(events: list[Any], cut: int, fails: bool) -> None:
+    translator = Translator("t", "r")
+    told = translator.started({}, {})
+    for event in events:
+        told += translator.event(event)
+    at = max(1, min(cut, len(told)))
+    again = Translator("t", "r")
+    error = {"error": {"message": "It broke.", "fix": None, "code": "CG-000"}} if fails else {}
+    result = {"status": "completed", **error}
+    checked([*told, *translator.finished(result, [])])
+    checked([*told[:at], *again.taken_up(told[:at]), *again.finished(result, [])])
+
+
+def test_a_run_that_tells_too_much_says_how_much_was_left_out(monkeypatch: Any) -> None:
+    monkeypatch.setattr(translate, "_MAX_EVENTS", 10)
+    translator = Translator("t", "r")
+    told = translator.started({}, {})
+    for number in range(50):
+        told += translator.event({"event_type": "answer_token", "text": str(number)})
+    told += translator.finished({"status": "completed"}, [])
+    checked(told)
+    assert len(told) < 20
+    (lost,) = [event["value"] for event in told if event.get("name") == "capgraph.events_lost"]
+    assert lost == 50 - sum(event["type"] == "TEXT_MESSAGE_CONTENT" for event in told)
+
+
+def test_a_copy_of_a_step_is_counted_and_the_plan_shows_the_step() -> None:
+    translator = Translator("t", "r")
+    plan = {"steps": [{"context_key": "each", "capability": "c"}]}
+    told = translator.started({}, {}) + translator.event({"event_type": "plan_made", "plan": plan})
+    for kind in ("step_started", "step_finished"):
+        event = {"event_type": kind, "context_key": "each[1]", "element": 1, "elements": 2}
+        told += translator.event(event)
+    values = [event["value"] for event in told if event.get("name") == "capgraph.element"]
+    assert [(value["element"], value["of"], value["status"]) for value in values] == [
+        (1, 2, "running"),
+        (1, 2, "done"),
+    ]
+    checked([*told, *translator.finished({"status": "completed"}, [])])
+
+
+def test_a_run_that_goes_on_shows_the_plan_as_it_is() -> None:
+    plan = {"steps": [{"context_key": key} for key in "abc"], "stamp": {"version": 2}}
+    states = {"a": "done", "b": "not needed", "c": "waiting"}
+    _, snapshot = Translator("t", "r").started({"planning_execution_plan": plan}, states)
+    assert snapshot["messageId"] == "r-plan-2"
+    found = [step["status"] for step in snapshot["content"]["steps"]]
+    assert found == ["done", "skipped", "asks"]
+
+
+def test_a_question_of_a_capability_of_its_own_has_no_schema() -> None:
+    found = interrupt_of({"question_id": "q", "value": "Which one?"})
+    assert found["message"] == "Which one?"
+    assert "responseSchema" not in found

@@ -1,0 +1,155 @@
+"""Runs and their events: numbered, written before anybody hears of them, bounded, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+from framework.base.errors import PersistenceError
+from framework.stores import open_saver, run_log
+from framework.stores.run_log import LoggedRun, RunLog
+
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture(params=["memory", "sqlite", "encrypted"])
+async def saver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    if request.param == "memory":
+        yield InMemorySaver()
+        return
+    secret = KEY if request.param == "encrypted" else None
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}", encryption_key=secret) as opened:
+        yield opened
+
+
+async def followed(log: RunLog, run_id: str, after: int = 0) -> list[tuple[int, str]]:
+    return [line async for page in log.follow(run_id, after) for line in page]
+
+
+async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
+    log = RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
+    early = asyncio.create_task(followed(log, "r"))
+    for number in range(1000):
+        log.tell("r", [{"n": number, "text": "é\u2028\n"}])
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    await log.set_status("r", "completed")
+    whole = await early
+    assert [seq for seq, _ in whole] == [*range(1, 1001)]
+    assert all("\n" not in text for _, text in whole)
+    assert await followed(log, "r") == whole
+    assert await followed(log, "r", 997) == whole[997:]
+    assert await followed(log, "r", 5000) == []
+    again = RunLog(saver)
+    found = await log.get("r")
+    assert found is not None
+    assert (found.status, found.request, found.is_open) == ("completed", {"message": "Hi"}, False)
+    if not isinstance(saver, InMemorySaver):
+        assert await followed(again, "r", 3) == whole[3:]
+    again.close()
+    log.close()
+
+
+async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
+    log = RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    slow = log.follow("r")
+    log.tell("r", [{"n": 0}])
+    first = await anext(slow)
+    log.tell("r", [{"n": number} for number in range(1, 2000)])
+    await log.flush()
+    if not isinstance(saver, InMemorySaver):
+        assert len(log._live["r"].tail) == run_log._TAIL
+    await log.set_status("r", "completed")
+    rest = [line async for page in slow for line in page]
+    assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
+    log.close()
+
+
+async def test_numbers_go_on_in_another_process(saver: Any) -> None:
+    if isinstance(saver, InMemorySaver):
+        pytest.skip("memory ends with its process")
+    log, other = RunLog(saver), RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    log.tell("r", [{"n": 0}, {"n": 1}])
+    await log.flush()
+    log.leave("r")
+    (left,) = await other.unfinished()
+    assert left.run_id == "r"
+    assert await other.take_up("r") == [{"n": 0}, {"n": 1}]
+    listening = asyncio.create_task(followed(log, "r"))
+    other.tell("r", [{"n": 2}])
+    await other.set_status("r", "failed")
+    assert [seq for seq, _ in await listening] == [1, 2, 3]
+    assert await log.unfinished() == []
+    log.close()
+    other.close()
+
+
+async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> None:
+    log = RunLog(saver)
+    for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
+        run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
+        await log.open(run)
+        await log.set_status(run.run_id, status)
+    await log.open(LoggedRun("b", "t9", "bob", opened=9.0))
+    await log.set_status("b", "waiting")
+    assert await log.waiting("ann") == []
+    assert await log.waiting() == ["t9"]
+    assert [run.run_id for run in await log.of_thread("t1")] == ["r3", "r2"]
+    await log.prune(-1)
+    assert await log.get("r0") is None
+    assert [run.run_id for run in await log.unfinished()] == ["r3"]
+    await log.drop_thread("t1")
+    assert await log.unfinished() == []
+    log.close()
+
+
+async def test_nothing_is_told_that_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_LOOK_SECONDS", 0.01)
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log = RunLog(saver)
+        await log.open(LoggedRun("r", "t", "ann"))
+        rows: Any = log._rows
+        run, away = rows.run, [True]
+
+        async def refusing(statement: str, values: Any = ()) -> Any:
+            if away[0] and "run_events" in statement and "INSERT" in statement:
+                raise PersistenceError("The disk is full.")
+            return await run(statement, values)
+
+        monkeypatch.setattr(rows, "run", refusing)
+        listening = log.follow("r")
+        log.tell("r", [{"n": 0}])
+        waiting = asyncio.ensure_future(anext(listening))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        away[0] = False
+        assert [seq for seq, _ in await waiting] == [1]
+        await log.set_status("r", "completed")
+        log.close()
+
+
+async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> None:
+    file = tmp_path / "t.db"
+    async with open_saver(f"sqlite:///{file}", encryption_key=KEY) as saver:
+        log = RunLog(saver)
+        await log.open(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
+        log.tell("r", [{"text": "topsecret"}])
+        await log.set_status("r", "completed")
+        rows: Any = log._rows
+        _, found = await rows.run(
+            "SELECT request FROM capgraph_runs UNION ALL SELECT data FROM capgraph_run_events"
+        )
+        log.close()
+    kept = [text.partition(":") for (text,) in found]
+    assert len(kept) == 2
+    assert all("aes" in kind for kind, _, _ in kept)

@@ -1,0 +1,160 @@
+"""Event-driven workflows: handlers, what follows, the terminal event, the cap."""
+
+import asyncio
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
+
+from framework.base import ConfigurationError, ValidationError
+from framework.workflows import EventDrivenWorkflow, WorkflowEvent
+
+
+def started(**payload):
+    return {"event": {"name": "started", "payload": payload}}
+
+
+async def test_what_a_handler_gives_is_handled_next_and_knows_its_source():
+    seen = []
+    flow = EventDrivenWorkflow(terminal_event="done")
+
+    async def first(event):
+        return [WorkflowEvent("half", {"n": event.payload["n"]}), WorkflowEvent("noise")]
+
+    async def half(event):
+        seen.append(event.source)
+        return WorkflowEvent("done", {"output": event.payload["n"] / 2})
+
+    flow.on("started", first)
+    flow.on("half", half)
+    found = await flow.run(started(n=8))
+    assert (found.final_output, found.success) == (4.0, True)
+    assert seen == ["started"]
+    assert found.metadata["events_processed"] == 3  # nobody handles the noise, which is no failure
+
+
+async def test_handlers_of_one_event_run_side_by_side():
+    both = asyncio.Barrier(2)
+    flow = EventDrivenWorkflow()
+
+    async def meet(event):
+        await both.wait()
+
+    flow.on("started", meet)
+    flow.on("started", meet)
+    assert (await asyncio.wait_for(flow.run(started()), 10)).success
+
+
+async def test_a_handler_that_fails_is_a_result_and_the_others_go_on():
+    flow = EventDrivenWorkflow(terminal_event="done")
+
+    async def bad(event):
+        raise ValueError("no such tank")
+
+    async def good(event):
+        return WorkflowEvent("done", {"output": "x"})
+
+    flow.on("started", bad)
+    flow.on("started", good)
+    found = await flow.run(started())
+    assert not found.success
+    assert found.error == "started: no such tank"
+    assert found.final_output == "x"
+    assert [one.success for one in found.outputs["started"]] == [False, True]
+
+
+async def test_the_cap_is_no_success():
+    flow = EventDrivenWorkflow(max_events=5)
+
+    async def again(event):
+        return WorkflowEvent("started")
+
+    flow.on("started", again)
+    found = await flow.run(started())
+    assert not found.success
+    assert "max_events=5 reached" in found.error
+    assert found.metadata["events_processed"] == 5
+
+
+async def test_each_run_has_a_queue_of_its_own():
+    flow = EventDrivenWorkflow(max_events=1)
+    seen = []
+
+    async def note(event):
+        seen.append(event.payload["n"])
+        return WorkflowEvent("started", {"n": "left over"})
+
+    flow.on("started", note)
+    await asyncio.gather(*(flow.run(started(n=n)) for n in range(5)))
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+async def test_a_terminal_event_from_outside_ends_it_too():
+    found = await EventDrivenWorkflow(terminal_event="done").run(
+        {"event": WorkflowEvent("done", {"output": 7})}
+    )
+    assert (found.final_output, found.success) == (7, True)
+
+
+async def test_agents_are_handlers_and_their_output_an_event():
+    flow = EventDrivenWorkflow(terminal_event="done")
+    flow.on("task", lambda task: task.upper(), gives="written")
+    flow.on("written", lambda task: f"<{task}>", gives="done")
+    assert (await flow.run({"task": "hello"})).final_output == "<HELLO>"
+
+
+async def test_one_that_asks_goes_on_without_repeating_what_was_handled():
+    runs = []
+    flow = EventDrivenWorkflow(terminal_event="done")
+
+    async def first(event):
+        runs.append("first")
+        return WorkflowEvent("ask")
+
+    async def ask(event):
+        return WorkflowEvent("done", {"output": interrupt("May I?")})
+
+    flow.on("task", first)
+    flow.on("ask", ask)
+    graph = flow.compile(InMemorySaver())
+    thread = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke({"task": "x"}, thread)
+    assert [item.value for item in out["__interrupt__"]] == ["May I?"]
+    out = await graph.ainvoke(Command(resume="yes"), thread)
+    assert out["output"] == "yes"
+    assert runs == ["first"]
+
+
+async def test_what_is_no_event_is_told():
+    with pytest.raises(ValidationError, match="are no events"):
+        await EventDrivenWorkflow().run({"event": {"nam": "x"}})
+    with pytest.raises(ConfigurationError, match="max_events is 0"):
+        EventDrivenWorkflow(0)
+    flow = EventDrivenWorkflow()
+
+    async def odd(event):
+        return ["text"]
+
+    flow.on("started", odd)
+    found = await flow.run(started())
+    assert found.error == "started: a handler gave 'text', which is no WorkflowEvent"
+
+
+async def test_its_graph_takes_an_event():
+    flow = EventDrivenWorkflow(terminal_event="done")
+
+    async def half(event):
+        return WorkflowEvent("done", {"output": event.payload["n"] / 2})
+
+    flow.on("started", half)
+    config = {"configurable": {"thread_id": "1"}}
+    out = await flow.compile(InMemorySaver()).ainvoke(started(n=8), config)
+    assert (out["output"], out["success"]) == (4.0, True)
+
+
+async def test_what_was_asked_for_and_nobody_handles_is_no_success():
+    found = await EventDrivenWorkflow().run(started())
+    assert (found.success, found.error) == (False, "nobody handles 'started'")
+    with pytest.raises(ValidationError, match="no task"):
+        await EventDrivenWorkflow().run(None)
+    assert not (await EventDrivenWorkflow().run({})).success
