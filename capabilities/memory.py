@@ -305,13 +305,20 @@ def _room() -> tuple[tuple[str, ...], bool]:
         configurable: Mapping[str, Any] = get_config().get("configurable") or {}
     except RuntimeError:  # outside of a run
         configurable = {}
-    known = configurable.get("langgraph_auth_user")
-    user = (
-        (known.get("identity") if isinstance(known, Mapping) else getattr(known, "identity", None))
-        or configurable.get("langgraph_auth_user_id")
-        or configurable.get("user_id")
-    )
+    server = configurable.get("langgraph_auth_user")
+
+    def read(field: str) -> Any:
+        if isinstance(server, Mapping):
+            return server.get(field)
+        return getattr(server, field, None)
+
+    known = read("identity") or configurable.get("langgraph_auth_user_id")
+    user = known or configurable.get("user_id")
     if user:
+        tenant = read("tenant") if known else configurable.get("tenant")
+        if tenant:  # of two with one name in two tenants, each has a room of his own
+            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(str(user)))
+            return room, False
         return ("capgraph", "memory", _label(str(user))), False
     thread = configurable.get("thread_id")
     if not thread:

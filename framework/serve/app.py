@@ -29,7 +29,7 @@ from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.observed import Observed
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, console, health, ledger, login, openai
+from framework.serve.routes import agui, api, console, health, ledger, login, oidc, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
 from framework.serve.threads import Threads
@@ -77,7 +77,9 @@ def create_app(
         )
     serve = settings_of(settings or services.settings)
     log = RunLog(graph.checkpointer)
-    threads = Threads(graph, log, shared=auth is None)
+    threads = Threads(
+        graph, log, shared=auth is None and serve.oidc is None and serve.proxy is None
+    )
     runs = Runs(graph, threads, log, serve)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
@@ -85,7 +87,12 @@ def create_app(
         identity = Logins(serve, tokens, serve.base_url or "")
     else:
         identity = auth
-    entries = login.routes(identity) if isinstance(identity, Logins) else []
+    by_provider = serve.oidc is not None and isinstance(identity, Logins)
+    entries: list[BaseRoute] = []
+    if isinstance(identity, Logins):
+        entries += login.routes(identity, oidc=by_provider)
+        if serve.oidc is not None:
+            entries += oidc.routes(identity, serve.oidc, serve.base_url)
 
     protocols, entered = protocol_routes(graph, runs, threads, serve)
 
@@ -129,7 +136,7 @@ def create_app(
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),
-            *console.routes(),
+            *console.routes(oidc=by_provider),
             *protocols,
             *entries,
         ],

@@ -87,7 +87,9 @@ class Logins:
     ) -> None:
         self.sessions = Sessions(settings.session_hours * 3600)
         self.tokens = tokens
-        self.link = None if tokens is not None else secrets.token_urlsafe(32)
+        # Where people log in as themselves there is no user 'local' beside them.
+        alone = tokens is None and settings.oidc is None and settings.proxy is None
+        self.link = secrets.token_urlsafe(32) if alone else None
         self.secure = base_url.startswith("https:")
         self._proxy = settings.proxy
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from framework.base import BaseCapability, CapabilityContext, capability_node
 
-LOG = Path(os.environ["TOY_LOG"])
-GATE = Path(os.environ["TOY_GATE"])
+LOG = Path(os.environ.get("TOY_LOG", ""))
+GATE = Path(os.environ.get("TOY_GATE", ""))
 
 
 def note(line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,6 +65,8 @@ def change(before: str, after: str) -> None:
     code = Path("painter.py").read_text()
     assert before in code
     Path("painter.py").write_text(code.replace(before, after))
+    # Python tells by second and size whether what it compiled is of this code.
+    shutil.rmtree("__pycache__", ignore_errors=True)
 
 
 def ran() -> list[str]:

@@ -52,7 +52,8 @@ def serve(
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.INFO), json_lines=True)
     settings = read_settings(config)
-    if auth is None and not is_loopback(host) and settings.serve.proxy is None:
+    known = settings.serve.proxy or settings.serve.oidc
+    if auth is None and known is None and not is_loopback(host):
         raise ConfigurationError(
             f"Everybody who reaches {host!r} could use the agent.",
             fix="Add --auth FILE; 'capgraph token NAME --auth FILE' makes one.",

@@ -78,6 +78,19 @@ async def test_whom_the_server_knows_goes_before_what_the_client_says(
     assert await person.says(RECALL, **server, user_id="eve") == KNOWN
 
 
+@pytest.mark.parametrize("by_server", [True, False])
+async def test_one_name_in_two_tenants_is_two_people(person: Person, by_server: bool) -> None:
+    def who(tenant: str | None) -> dict[str, Any]:
+        if by_server:
+            return {"langgraph_auth_user": {"identity": "ada", "tenant": tenant}}
+        return {"user_id": "ada", "tenant": tenant}
+
+    await person.says(KEEP, **who("north"))
+    assert await person.says(RECALL, **who("north")) == KNOWN
+    assert await person.says(RECALL, **who("south")) == NOTHING
+    assert await person.says(RECALL, **who(None)) == NOTHING
+
+
 async def test_a_server_without_authentication_leaves_it_to_the_client(person: Person) -> None:
     nobody = {"langgraph_auth_user": {"identity": ""}, "langgraph_auth_user_id": ""}
     await person.says(KEEP, **nobody, user_id="ada")

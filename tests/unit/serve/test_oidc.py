@@ -15,15 +15,19 @@ import pytest
 import uvicorn
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
+from langgraph.checkpoint.memory import InMemorySaver
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
-from configs.settings import OidcSettings, ServeSettings
+from configs.settings import OidcSettings, ServeSettings, Settings
+from framework import build_graph
+from framework.serve.app import create_app
 from framework.serve.identity import Logins
 from framework.serve.routes import login, oidc
 from framework.serve.shield import Shield
+from framework.stores.threads import each_thread_id
 from tests.unit.serve.test_shield import HOST, client, health, who
 
 
@@ -171,3 +175,22 @@ async def test_a_provider_that_is_away_is_told() -> None:
         found = await asking.get("/login/oidc")
         assert found.status_code == 502
         assert "cannot be asked" in found.text
+
+
+async def test_the_application_takes_its_provider_from_the_settings(
+    provider: FakeProvider,
+) -> None:
+    own = OidcSettings(issuer=provider.issuer, client_id="capgraph")
+    settings = Settings(serve=ServeSettings(oidc=own, base_url=HOST))
+    graph = build_graph([], checkpointer=InMemorySaver(), settings=settings)
+    app = await asyncio.to_thread(create_app, graph)
+    assert app.state.link is None
+    async with app.router.lifespan_context(app), client(app) as asking:
+        assert "login-oidc" in (await asking.get("/")).text
+        assert (await come_back(asking, provider)).status_code == 303
+        made = await asking.post("/api/threads", headers={"origin": HOST})
+        assert made.status_code == 201
+        kept = [thread async for thread in each_thread_id(graph.checkpointer)]
+        # Not as it is in the database: whoever else logs in has names of his own.
+        assert kept != [made.json()["thread_id"]]
+        assert kept[0].endswith(made.json()["thread_id"])
