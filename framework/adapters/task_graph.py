@@ -24,6 +24,7 @@ from framework.base.task import TaskInput, TaskOutput
 from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled
 from framework.langgraph_compat import keys_of
 from framework.planning.parameters import read_parameters, required_parameters
 from framework.planning.schemas import Shape
@@ -95,7 +96,7 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     builder.add_node(name, node)
     builder.add_edge(START, name)
     builder.add_edge(name, END)
-    return builder.compile(name=name)
+    return compiled(builder, name=name)
 
 
 def _capability(spec: CapabilitySpec, bound: Services) -> Work:

@@ -14,7 +14,6 @@ from langchain_core.messages import AnyMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command, Interrupt
 
@@ -25,10 +24,11 @@ from framework.agents.result import FINAL, AgentResult, AgentStep
 from framework.base.errors import ConfigurationError
 from framework.base.task import TaskInput, TaskOutput
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph, compiled
 from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
 
-AgentGraph = CompiledStateGraph[Any, Any, Any, Any]
+AgentGraph = SyncGraph[Any]
 STEP = "agent_step"
 
 
@@ -156,9 +156,9 @@ class BaseAgent:
         """
         graph = self._work()
         if self.behaviors or self.services is not None:
-            inner = graph.compile(name=self.agent_id, store=options.get("store"))
+            inner = compiled(graph, name=self.agent_id, store=options.get("store"))
             graph = around(self, inner, RunState, RunOutput)
-        return graph.compile(checkpointer=checkpointer, name=self.agent_id, **options)
+        return compiled(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
     def _work(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
@@ -312,7 +312,7 @@ class BaseAgent:
     ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph: yields the steps that are done, and at the end what came of it."""
         inside = _INSIDE.get() is self
-        graph = self._build().compile(name=self.agent_id) if inside else self._graph()
+        graph = compiled(self._build(), name=self.agent_id) if inside else self._graph()
         nested = current_runtime() is not None
         config: Any = at if at is not None else {}
         if not nested and at is None:

@@ -11,12 +11,12 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
 
 from framework.adapters.task_graph import TaskGraph
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.engine.envelopes import one_signal
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph, compiled, graph_of
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -110,8 +110,7 @@ class DAGWorkflow(BaseWorkflow):
         builder.add_edge(START, "nodes")
         builder.add_edge("nodes", END)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
-        attributes = {k: v for k, v in vars(made).items() if k != "__orig_class__"}
-        return _DagGraph(shape=self._shape(), **attributes)
+        return graph_of(_DagGraph, made, shape=self._shape())
 
     def _order(self) -> list[str]:
         if not self._nodes:
@@ -173,10 +172,10 @@ class DAGWorkflow(BaseWorkflow):
             gone = [e.target for e in self._edges if e.source == name and e.condition is not None]
             if gone:
                 builder.add_conditional_edges(name, lambda state: [], list(dict.fromkeys(gone)))
-        return builder.compile()
+        return compiled(builder)
 
 
-class _DagGraph(CompiledStateGraph[Any, Any, Any, Any]):
+class _DagGraph(SyncGraph[Any]):
     """Draws the nodes of the workflow, which run as tasks of one node of LangGraph's."""
 
     def __init__(self, *, shape: WorkflowGraph, **attributes: Any) -> None:

@@ -20,6 +20,7 @@ from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
 from framework.engine.envelopes import one_signal
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -152,7 +153,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         builder.add_node("events", run, input_schema=_EventInput)
         builder.add_edge(START, "events")
         builder.add_edge("events", END)
-        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _handler(
         self, name: str, place: int, handler: Any, gives: str | None

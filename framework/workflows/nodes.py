@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
-from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
 from framework.adapters.task_graph import TaskGraph, task_graph
@@ -29,10 +28,11 @@ from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.values import short_text
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph
 from framework.langgraph_compat import INTERRUPT, keys_of
 from framework.pipeline.run_config import current_runtime
 
-WorkflowGraph = CompiledStateGraph[Any, Any, Any, Any]
+WorkflowGraph = SyncGraph[Any]
 
 
 @dataclass

@@ -11,6 +11,7 @@ from langgraph.types import Command
 
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled
 from framework.pipeline.run_config import configurable
 from framework.workflows.nodes import (
     BaseWorkflow,
@@ -119,7 +120,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 continue
             ways = dict.fromkeys(self._entry(after) for _, after in self._rules.get(state, ()))
             builder.add_node(state, self._node(node), destinations=(*ways, END))
-        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _entry(self, state: str) -> str:
         return END if state in self._terminal else state
