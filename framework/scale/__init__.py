@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from framework.scale.engine import Engine, Handler
-from framework.scale.order import StepOrder, TurnOrder
+from configs.lazy import contents
+from framework.scale.engine import Engine as Engine
+from framework.scale.engine import Handler as Handler
+from framework.scale.order import StepOrder as StepOrder
+from framework.scale.order import TurnOrder as TurnOrder
 
-__all__ = ["Engine", "Handler", "StepOrder", "TurnOrder"]
+__getattr__, __dir__ = contents(__name__)
