@@ -231,6 +231,14 @@ class EffectLedger:
             for other, entry in self._view.effects.items()
         )
 
+    async def act_inside(self, key: str) -> None:
+        """Leave word that an attempt inside a step acted once."""
+        await self._write(f"{self._waiting}/inside/{digest_of(key)}", {"acted": True})
+
+    async def acted_inside(self, key: str) -> bool:
+        """Tell whether an attempt inside a step acted once, in whatever process."""
+        return bool(await self._read(f"{self._waiting}/inside/{digest_of(key)}"))
+
     async def begin(self, name: str) -> int:
         """Leave word that an effect is about to happen; return which run of it this is."""
         record = await self._read(name)

@@ -89,6 +89,7 @@ class Job:
         runner: Whose stages these are.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
+        key: Key of the step.
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
@@ -114,6 +115,7 @@ class Job:
     runner: StepRunner
     door: Door
     outer: Job | None = None
+    key: str = ""
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     returned: Any = None

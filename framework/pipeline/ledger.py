@@ -112,6 +112,8 @@ async def _finished(job: Job, claim: Claim, result: Any) -> None:
     durable, outer = job.door.ledger.durable, job.outer
     while outer is not None:
         # Another try of it finds what is kept; another plan would act anew.
+        if not outer.acted_inside:
+            await outer.door.ledger.act_inside(outer.key)
         outer.acted_inside = True
         outer.effect_done, outer = outer.effect_done or not durable, outer.outer
     await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))

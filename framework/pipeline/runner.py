@@ -168,7 +168,7 @@ class StepRunner:
             chain = self._chain(spec, self._where_bounded if bounded else ())
             self._chains[spec.name, bounded] = chain
         flow = self.flow or (outer.flow if outer else None)
-        job = Job(spec, self, door, outer, flow=flow, bounded=bounded)
+        job = Job(spec, self, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
             job.labels = {**(outer.labels if outer is not None else {}), **given}
@@ -316,14 +316,14 @@ async def _around_record(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return settle.failed_record(job, attempt, exc)
+        return await settle.failed_record(job, attempt, exc)
     if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
         return result
     told = CapabilityError(
         f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
         fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
     )
-    return settle.failed_record(job, attempt, told)
+    return await settle.failed_record(job, attempt, told)
 
 
 _WRAPS: dict[str, Any] = {

@@ -50,7 +50,7 @@ async def _prepared(
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        return failed_record(job, attempt, exc)
+        return await failed_record(job, attempt, exc)
     result: Result = await inner(job, ready)
     return result
 
@@ -118,7 +118,7 @@ async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
             severity=ErrorSeverity.REPLANNING,
         )
     except ValidationError as exc:
-        return failed_record(job, attempt, exc)
+        return await failed_record(job, attempt, exc)
 
 
 async def _agreeing(job: Job, attempt: Attempt) -> Attempt:
