@@ -1,8 +1,9 @@
-"""What a server's runs are and what they told: numbered events, kept beside the threads.
+"""What threads are asked for, run by run, and what the runs told: kept beside the threads.
 
-A run outlives whoever listens to it, so what it tells is written down first and read from here.
-Events of all runs are written together, as many as there are at the moment: a listener sees none
-that a restart could lose.
+It is the truth about what was asked: a run stands here before anybody works on it, and until it has
+ended somebody goes on with it. A run outlives whoever listens to it, so what it tells is written
+down first and read from here. Events of all runs are written together, as many as there are at the
+moment: a listener sees none that a restart could lose.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +26,9 @@ from framework.base.ports import Rows
 from framework.stores.reading import readable
 from framework.stores.rows import OwnRows, rows_of
 
-OPEN = ("queued", "running")
+STOPPING = "stopping"
+"""Status of a run that is to be stopped, wherever it runs."""
+OPEN = ("queued", "running", STOPPING)
 """What a run's status says until it has ended."""
 
 _RUNS = """CREATE TABLE IF NOT EXISTS capgraph_runs (
@@ -42,7 +46,26 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_run_events (
     data TEXT NOT NULL,
     PRIMARY KEY (run_id, seq)
 )"""
+_PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
+    run_id TEXT PRIMARY KEY,
+    thread_id TEXT NOT NULL,
+    begins BIGINT NOT NULL
+)"""
+_NEXT_PLACE = (
+    "SELECT p.begins + (SELECT COALESCE(MAX(e.seq), 0) FROM capgraph_run_events e"
+    " WHERE e.run_id = p.run_id) FROM capgraph_run_places p WHERE p.thread_id = ?"
+    " ORDER BY p.begins DESC LIMIT 1"
+)
+_OF_THREAD = (
+    "SELECT p.begins + e.seq, p.run_id, e.data FROM capgraph_run_places p"
+    " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
+    " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
+)
 _BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_runs_thread ON capgraph_runs (thread_id)"
+_PLACES_BY_THREAD = (
+    "CREATE INDEX IF NOT EXISTS capgraph_run_places_thread"
+    " ON capgraph_run_places (thread_id, begins)"
+)
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
 _MOST = 10_000
@@ -65,7 +88,7 @@ class LoggedRun:
         run_id: Names it.
         thread_id: The saver's name of its thread.
         owner: Whose it is.
-        status: ``queued``, ``running``, or how its turn ended.
+        status: ``queued``, ``running``, ``stopping``, or how its turn ended.
         opened: When it was asked for, in seconds since the epoch.
         ended: When it ended; 0 while it goes on.
         request: What was asked for, and by whom; enough to begin it again.
@@ -83,6 +106,11 @@ class LoggedRun:
     def is_open(self) -> bool:
         """Whether it has not ended."""
         return self.status in OPEN
+
+    @property
+    def is_new_turn(self) -> bool:
+        """Whether it begins a turn; otherwise it goes on with one."""
+        return "message" in self.request or "plan" in self.request
 
 
 class _Live:
@@ -127,6 +155,7 @@ class RunLog:
         self._rows: Rows | None = self._saver_rows
         self._serde: Any = saver.serde
         self._known: dict[str, LoggedRun] = {}
+        self._begins: dict[str, tuple[str, int]] = {}
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -135,29 +164,71 @@ class RunLog:
 
     # --- runs -----------------------------------------------------------------------------
 
-    async def open(self, run: LoggedRun) -> None:
-        """Keep a new run."""
+    async def open(self, run: LoggedRun, *, here: bool = True) -> bool:
+        """Keep a new run; tells whether it is new.
+
+        Args:
+            run: The run.
+            here: Whether this process is the one that tells of it.
+        """
         if self._rows is None:
+            if run.run_id in self._known:
+                return False
             self._known[run.run_id] = run
             for old in [one for one in self._known.values() if not one.is_open][:-_IN_MEMORY]:
                 self._forget(old.run_id)
         else:
             values = (run.run_id, run.thread_id, run.owner, run.status, run.opened, run.ended)
-            await self._run(
-                f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            found = await self._run(
+                f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
                 (*values, self._packed(dict(run.request))),
             )
-        await self.take_up(run.run_id)
+            if not found:
+                return False
+        if here:
+            self._live[run.run_id] = self._new_live()
+        return True
 
-    async def take_up(self, run_id: str) -> list[dict[str, Any]]:
-        """Go on with the numbers of a run in this process; returns what it has told so far."""
+    async def take_up(self, run: LoggedRun) -> list[dict[str, Any]]:
+        """Tell of a run in this process from now on; returns what it has told so far.
+
+        The first who does gives its events their place among those of the thread, whose runs
+        follow each other.
+        """
         told: list[dict[str, Any]] = []
+        if run.status == "queued":
+            self._live.setdefault(run.run_id, self._new_live())
+            await self._place(run)
+            return told
         seq = 0
-        while self._rows is not None and (page := await self._page(run_id, seq)):
+        while self._rows is not None and (page := await self._page(run.run_id, seq)):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
-        self._live[run_id] = _Live(seq, None if self._rows is None else _TAIL)
+        self._live[run.run_id] = self._new_live(seq)
+        if not told:
+            await self._place(run)
         return told
+
+    def _new_live(self, seq: int = 0) -> _Live:
+        return _Live(seq, None if self._rows is None else _TAIL)
+
+    async def _place(self, run: LoggedRun) -> None:
+        # Where nothing is known of earlier runs, numbers go on from the clock: those that were
+        # given before what was told has been forgotten are behind it.
+        at = int(1000 * time.time())
+        if self._rows is None:
+            ends = [
+                n + self._live[r].seq for r, (t, n) in self._begins.items() if t == run.thread_id
+            ]
+            self._begins.setdefault(run.run_id, (run.thread_id, max(ends, default=at)))
+            return
+        found = await self._run(_NEXT_PLACE, (run.thread_id,))
+        await self._run(
+            "INSERT INTO capgraph_run_places (run_id, thread_id, begins) VALUES (?, ?, ?)"
+            " ON CONFLICT (run_id) DO NOTHING",
+            (run.run_id, run.thread_id, int(found[0][0]) if found else at),
+        )
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run; ``None`` when there is none."""
@@ -170,6 +241,11 @@ class RunLog:
         """Return the runs that have not ended, the latest first."""
         known = [run for run in self._known.values() if run.is_open]
         return known[::-1] + await self._where(f"status IN {OPEN}")
+
+    async def open_of(self, thread_id: str) -> list[LoggedRun]:
+        """Return the runs of a thread that have not ended, in the order in which they were asked."""
+        known = [run for run in self._known.values() if run.thread_id == thread_id and run.is_open]
+        return known + (await self._where(f"thread_id = ? AND status IN {OPEN}", thread_id))[::-1]
 
     async def of_thread(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
         """Return the last runs of a thread, the latest first."""
@@ -197,19 +273,48 @@ class RunLog:
         )
         return [run.thread_id for run in known]
 
-    async def set_status(self, run_id: str, status: str) -> None:
-        """Say how far a run is; one that has ended tells nothing more."""
-        if status not in OPEN:
-            await self.flush()
-        ended = 0.0 if status in OPEN else time.time()
+    async def begin(self, run_id: str) -> bool:
+        """Say that a run goes on; tells whether it may: nobody has stopped it."""
+        known = self._known.get(run_id)
+        if known is not None and known.status != STOPPING:
+            self._known[run_id] = replace(known, status="running")
+            return True
+        return bool(
+            await self._run(
+                "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ? AND status <> ?"
+                " RETURNING run_id",
+                (run_id, STOPPING),
+            )
+        )
+
+    async def end(self, run_id: str, status: str) -> None:
+        """Say how a run ended; it tells nothing more."""
+        await self.flush()
+        ended = time.time()
         if run_id in self._known:
             self._known[run_id] = replace(self._known[run_id], status=status, ended=ended)
         await self._run(
             "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?",
             (status, ended, run_id),
         )
-        if ended:
-            self.leave(run_id)
+        self.leave(run_id)
+
+    async def stop(self, thread_id: str) -> list[str]:
+        """Say that the open runs of a thread are to be stopped; names them."""
+        known = [run for run in self._known.values() if run.thread_id == thread_id and run.is_open]
+        self._known |= {run.run_id: replace(run, status=STOPPING) for run in known}
+        found = await self._run(
+            "UPDATE capgraph_runs SET status = ?"
+            f" WHERE thread_id = ? AND status IN {OPEN} RETURNING run_id",
+            (STOPPING, thread_id),
+        )
+        return [*(run.run_id for run in known), *(row[0] for row in found)]
+
+    async def stopping(self) -> list[str]:
+        """Name the runs that are to be stopped."""
+        known = [run.run_id for run in self._known.values() if run.status == STOPPING]
+        found = await self._run("SELECT run_id FROM capgraph_runs WHERE status = ?", (STOPPING,))
+        return [*known, *(row[0] for row in found)]
 
     def leave(self, run_id: str) -> None:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
@@ -226,7 +331,8 @@ class RunLog:
             self._forget(run.run_id)
         mine = "SELECT run_id FROM capgraph_runs WHERE thread_id = ?"
         await self._run(f"DELETE FROM capgraph_run_events WHERE run_id IN ({mine})", (thread_id,))
-        await self._run("DELETE FROM capgraph_runs WHERE thread_id = ?", (thread_id,))
+        for table in ("capgraph_run_places", "capgraph_runs"):
+            await self._run(f"DELETE FROM {table} WHERE thread_id = ?", (thread_id,))
 
     async def prune(self, seconds: float) -> None:
         """Forget the runs that ended longer ago."""
@@ -234,7 +340,8 @@ class RunLog:
         for run in [one for one in self._known.values() if 0 < one.ended < before]:
             self._forget(run.run_id)
         old = "SELECT run_id FROM capgraph_runs WHERE ended > 0 AND ended < ?"
-        await self._run(f"DELETE FROM capgraph_run_events WHERE run_id IN ({old})", (before,))
+        for table in ("capgraph_run_events", "capgraph_run_places"):
+            await self._run(f"DELETE FROM {table} WHERE run_id IN ({old})", (before,))
         await self._run("DELETE FROM capgraph_runs WHERE ended > 0 AND ended < ?", (before,))
 
     # --- events ---------------------------------------------------------------------------
@@ -307,6 +414,38 @@ class RunLog:
             except TimeoutError:
                 yield []
 
+    async def follow_thread(
+        self, thread_id: str, after: int = 0
+    ) -> AsyncIterator[list[tuple[int, str, str]]]:
+        """Yield the events of a thread's runs with their numbers and runs, as JSON, for ever.
+
+        They come as many at a time as there are; none at all now and then, where nothing happens.
+
+        Args:
+            thread_id: The thread.
+            after: The number of the last event that the listener has.
+        """
+        while not self.closing.is_set():
+            page = await self._page_of_thread(thread_id, after)
+            yield page
+            if page:
+                after = page[-1][0]
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self.closing.wait()
+
+    async def _page_of_thread(self, thread_id: str, after: int) -> list[tuple[int, str, str]]:
+        if self._rows is None:
+            return [
+                (begins + seq, run_id, text)
+                for run_id, (thread, begins) in self._begins.items()
+                if thread == thread_id
+                for seq, text in self._live[run_id].after(max(0, after - begins)) or ()
+            ]
+        found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
+        return [(int(seq), run_id, self._unpacked(data)) for seq, run_id, data in found]
+
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
         self.closing.set()
@@ -343,13 +482,14 @@ class RunLog:
         if not self._ready:
             if self._rows is self._saver_rows and self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
-            for definition in (_RUNS, _EVENTS, _BY_THREAD):
+            for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
         return (await self._rows.run(statement, values))[1]
 
     def _forget(self, run_id: str) -> None:
         self._known.pop(run_id, None)
+        self._begins.pop(run_id, None)
         self._live.pop(run_id, None)
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:

@@ -39,7 +39,7 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
         log.tell("r", [{"n": number, "text": "é\u2028\n"}])
         if number % 100 == 0:
             await asyncio.sleep(0)
-    await log.set_status("r", "completed")
+    await log.end("r", "completed")
     whole = await early
     assert [seq for seq, _ in whole] == [*range(1, 1001)]
     assert all("\n" not in text for _, text in whole)
@@ -66,7 +66,7 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     await log.flush()
     if not isinstance(saver, InMemorySaver):
         assert len(log._live["r"].tail) == run_log._TAIL
-    await log.set_status("r", "completed")
+    await log.end("r", "completed")
     rest = [line async for page in slow for line in page]
     assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
     log.close()
@@ -82,10 +82,10 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
     log.leave("r")
     (left,) = await other.unfinished()
     assert left.run_id == "r"
-    assert await other.take_up("r") == [{"n": 0}, {"n": 1}]
+    assert await other.take_up(LoggedRun("r", "t", "ann", "running")) == [{"n": 0}, {"n": 1}]
     listening = asyncio.create_task(followed(log, "r"))
     other.tell("r", [{"n": 2}])
-    await other.set_status("r", "failed")
+    await other.end("r", "failed")
     assert [seq for seq, _ in await listening] == [1, 2, 3]
     assert await log.unfinished() == []
     log.close()
@@ -97,9 +97,9 @@ async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> N
     for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
         run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
         await log.open(run)
-        await log.set_status(run.run_id, status)
+        await (log.begin(run.run_id) if status == "running" else log.end(run.run_id, status))
     await log.open(LoggedRun("b", "t9", "bob", opened=9.0))
-    await log.set_status("b", "waiting")
+    await log.end("b", "waiting")
     assert await log.waiting("ann") == []
     assert await log.waiting() == ["t9"]
     assert [run.run_id for run in await log.of_thread("t1")] == ["r3", "r2"]
@@ -134,7 +134,7 @@ async def test_nothing_is_told_that_is_not_written(
         assert not waiting.done()
         away[0] = False
         assert [seq for seq, _ in await waiting] == [1]
-        await log.set_status("r", "completed")
+        await log.end("r", "completed")
         log.close()
 
 
@@ -144,7 +144,7 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
         log = RunLog(saver)
         await log.open(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
         log.tell("r", [{"text": "topsecret"}])
-        await log.set_status("r", "completed")
+        await log.end("r", "completed")
         rows: Any = log._rows
         _, found = await rows.run(
             "SELECT request FROM capgraph_runs UNION ALL SELECT data FROM capgraph_run_events"

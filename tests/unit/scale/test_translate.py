@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from framework.serve import translate
-from framework.serve.translate import Translator, interrupt_of
+from framework.scale import translate
+from framework.scale.translate import Translator, interrupt_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 KEYS = st.sampled_from(["a", "b", "__proto__", "a/b~c"])
