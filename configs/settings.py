@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -250,6 +250,43 @@ class ServeSettings(Section):
     proxy: ProxySettings | None = None
 
 
+class ScaleSettings(Section):
+    """How turns run on many workers.
+
+    Attributes:
+        engine: What carries orders to workers: ``postgres``, in the threads' own database, or
+            ``temporal``.
+        temporal: Where Temporal is, as ``host:port``.
+        lease_seconds: After so long without a sign of life whoever runs a thread, or a worker,
+            counts as gone.
+        beat_seconds: Time between signs of life; a third of that when not given.
+        queues: What ``capgraph worker`` serves without ``--queues``.
+
+    >>> ScaleSettings(lease_seconds=6).beat
+    2.0
+    """
+
+    engine: Literal["postgres", "temporal"] = "postgres"
+    temporal: str = "localhost:7233"
+    lease_seconds: float = Field(30.0, gt=0)
+    beat_seconds: float | None = Field(None, gt=0)
+    queues: list[str] = Field(default_factory=lambda: ["turns"], min_length=1)
+
+    @property
+    def beat(self) -> float:
+        """Time between signs of life."""
+        return self.beat_seconds or self.lease_seconds / 3
+
+    @model_validator(mode="after")
+    def _beats_in_time(self) -> ScaleSettings:
+        if self.beat > self.lease_seconds / 2:
+            raise ValueError(
+                f"beat_seconds ({self.beat:g}) has to be at most half of lease_seconds"
+                f" ({self.lease_seconds:g}), so that one late beat loses nothing"
+            )
+        return self
+
+
 class Settings(BaseSettings):
     """All settings of one agent.
 
@@ -287,6 +324,7 @@ class Settings(BaseSettings):
         sinks: What takes up the events of runs: ``{use: json_lines, path: events.jsonl}``.
         audit: What is kept of who did what.
         serve: How ``capgraph serve`` answers.
+        scale: How turns run on many workers.
         data_folders: Folders and files that data capabilities may read; none allows no file.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
@@ -334,6 +372,7 @@ class Settings(BaseSettings):
     sinks: list[dict[str, Any]] = Field(default_factory=list)
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     serve: ServeSettings = Field(default_factory=lambda: ServeSettings())
+    scale: ScaleSettings = Field(default_factory=lambda: ScaleSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None
