@@ -67,8 +67,8 @@ class AnswerRefusedError(ValidationError):
     code = "CG-ANSWER"
 
     def __init__(self, problems: list[dict[str, str]]) -> None:
-        told = "; ".join(f"{one['path']}: {one['message']}" for one in problems)
-        super().__init__(f"The answer does not fit: {told}.", fix="Answer again.")
+        told = " ".join(f"{one['path'] or 'answer'}: {one['message']}" for one in problems)
+        super().__init__(f"The answer does not fit. {told}", fix="Answer again.")
         self.problems = problems
 
 

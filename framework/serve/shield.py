@@ -137,6 +137,8 @@ class Shield:
         if any(not self._hosts.allows(origin, host) for origin in origins):
             told = f"Pages of {origins[0][:100]!r} may not ask this server."
             return problem(403, "CG-ORIGIN", told, "Add the origin to serve.allowed_origins.")
+        if "websocket" in headers.get("upgrade", "").lower():
+            return problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
         sites = headers.getlist("sec-fetch-site")
         known = any(origin in self._settings.allowed_origins for origin in origins)
         # A provider of logins sends people back from its own site.

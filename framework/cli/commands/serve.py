@@ -28,8 +28,11 @@ def serve(
         typer.Option("--host", help="Address to listen on; another than loopback needs --auth."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65_535, help="Port; 0 takes any that is free.")
-    ] = 8123,
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65_535, help="Port; 0 any that is free; else 8123 if that is free."
+        ),
+    ] = None,
     auth: Annotated[
         Path | None,
         typer.Option("--auth", help="File of tokens ('capgraph token'); without it, a link."),
@@ -72,7 +75,7 @@ async def _serve(
     model: str | None,
     db: str | None,
     host: str,
-    port: int,
+    port: int | None,
     auth: Path | None,
     *,
     opens: bool,

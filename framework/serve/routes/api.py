@@ -17,6 +17,9 @@ from framework.serve.runs import Runs
 from framework.serve.streams import after_of, stream
 from framework.serve.threads import Threads
 
+_THREAD = "/api/threads/{id:path}"
+"""Whoever names a thread may use a slash: what stands behind a name is looked for first."""
+
 
 async def body_of(request: Request) -> dict[str, Any]:
     """Return the object that a request's body holds; an empty one for no body.
@@ -56,7 +59,7 @@ def number_of(request: Request, name: str, default: int) -> int:
     Raises:
         MalformedError: It is none.
     """
-    given = request.query_params.get(name, str(default))
+    given = request.query_params.get(name) or str(default)
     if not (given.isascii() and given.isdecimal()) or len(given) > 15:
         raise MalformedError(f"{name} is {given[:40]!r}.", fix="Send a number.")
     return int(given)
@@ -92,7 +95,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
                 query=asked.get("query", ""),
                 outcome=asked.get("outcome", ""),
                 limit=number_of(request, "limit", 50),
-                after=asked.get("after"),
+                after=asked.get("after") or None,
             )
         )
 
@@ -121,24 +124,24 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
                 caller_of(request),
                 request.path_params["id"],
                 limit=number_of(request, "limit", 50),
-                after=request.query_params.get("after"),
+                after=request.query_params.get("after") or None,
             )
         )
 
     async def state(request: Request) -> Response:
-        checkpoint = request.query_params.get("checkpoint_id")
+        checkpoint = request.query_params.get("checkpoint_id") or None
         thread = request.path_params["id"]
         return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
 
     return [
         Route("/api/threads", create, methods=["POST"]),
         Route("/api/threads", listed, methods=["GET"]),
-        Route("/api/threads/{id}", get, methods=["GET"], name="thread"),
-        Route("/api/threads/{id}", patch, methods=["PATCH"]),
-        Route("/api/threads/{id}", delete, methods=["DELETE"]),
-        Route("/api/threads/{id}/fork", fork, methods=["POST"]),
-        Route("/api/threads/{id}/history", history, methods=["GET"]),
-        Route("/api/threads/{id}/state", state, methods=["GET"]),
+        Route(f"{_THREAD}/fork", fork, methods=["POST"]),
+        Route(f"{_THREAD}/history", history, methods=["GET"]),
+        Route(f"{_THREAD}/state", state, methods=["GET"]),
+        Route(_THREAD, get, methods=["GET"], name="thread"),
+        Route(_THREAD, patch, methods=["PATCH"]),
+        Route(_THREAD, delete, methods=["DELETE"]),
     ]
 
 
@@ -170,7 +173,7 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
         return stream(runs.follow(caller, run_id, after))
 
     async def questions(request: Request) -> Response:
-        thread = request.query_params.get("thread_id")
+        thread = request.query_params.get("thread_id") or None
         return page((await runs.questions(caller_of(request), thread), None))
 
     async def answer(request: Request) -> Response:
@@ -188,8 +191,8 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
         return JSONResponse(found, 202)
 
     return [
-        Route("/api/threads/{id}/runs", start, methods=["POST"]),
-        Route("/api/threads/{id}/signals/{key}", signal, methods=["POST"]),
+        Route(f"{_THREAD}/runs", start, methods=["POST"]),
+        Route(f"{_THREAD}/signals/{{key}}", signal, methods=["POST"]),
         Route("/api/runs/{id}", get, methods=["GET"]),
         Route("/api/runs/{id}/stop", stop, methods=["POST"]),
         Route("/api/runs/{id}/events", events, methods=["GET"]),

@@ -23,14 +23,14 @@ def routes(ledger: Ledger) -> list[Route]:
         return page(
             await ledger.effects(
                 caller_of(request),
-                thread_id=asked.get("thread_id"),
+                thread_id=asked.get("thread_id") or None,
                 limit=number_of(request, "limit", 50),
-                after=asked.get("after"),
+                after=asked.get("after") or None,
             )
         )
 
     async def usage(request: Request) -> Response:
-        by = request.query_params.get("by", "model")
+        by = request.query_params.get("by") or "model"
         return page(await ledger.usage(caller_of(request), by))
 
     async def audit(request: Request) -> Response:

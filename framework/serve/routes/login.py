@@ -60,7 +60,7 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
 
     async def get(request: Request) -> Response:
         link = request.query_params.get("link")
-        if link is None:
+        if link is None or request.method == "HEAD":  # whoever only looks does not use it up
             return login_page(oidc=oidc)
         caller = logins.by_link(link)
         if caller is None:

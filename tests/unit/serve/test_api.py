@@ -380,7 +380,7 @@ async def test_the_document_names_every_route() -> None:
             for method in methods
         }
         routed = {
-            (route.path, method)
+            (route.path_format, method)
             for route in client.app.routes
             for method in route.methods - {"HEAD"}
             if route.path.startswith(("/api", "/agui"))
