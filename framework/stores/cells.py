@@ -39,6 +39,9 @@ Change = Callable[[Any, float], tuple[Any, float, T]]
 """Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
 many seconds it says more than an empty cell, and what the caller gets."""
 
+Undo = Callable[[T], Change[Any]]
+"""Gives the change that takes back what a caller got and never heard of."""
+
 _Steps = Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]
 
 SAVER = "saver"
@@ -92,11 +95,7 @@ class Cells(ABC):
 
     @abstractmethod
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop.
 
@@ -166,11 +165,7 @@ class MemoryCells(Cells):
         return result
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value; it does not wait."""
         return self.change(name, change, clock)
@@ -214,11 +209,7 @@ class RowCells(Cells):
         return _in_thread(rows, self._steps(name, change, clock))[0]
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop."""
         rows = self._rows or _of_run()
@@ -327,11 +318,7 @@ class RedisCells(Cells):
         return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop."""
         return await _whole(
@@ -386,7 +373,7 @@ class RedisCells(Cells):
 async def _whole(
     write: Callable[[Change[Any]], Coroutine[Any, Any, Any]],
     change: Change[T],
-    undo: Callable[[T], Change[Any]] | None,
+    undo: Undo[T] | None,
 ) -> T:
     """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
 

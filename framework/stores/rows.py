@@ -44,6 +44,14 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
     return cast("SaverRows | None", found)
 
 
+def kept_with(saver: BaseCheckpointSaver[Any], make: type[Any]) -> Any:
+    """Return what is made of a saver's rows, once: LangGraph's copies of the saver have the same."""
+    name = f"_capgraph_{make.__name__}"
+    if name not in vars(saver):
+        vars(saver)[name] = make(rows_of(saver))
+    return vars(saver)[name]
+
+
 class SaverRows(Rows, ABC):
     """Runs statements in the database of a saver.
 
