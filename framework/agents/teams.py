@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
-from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
@@ -28,7 +26,7 @@ from framework.base.errors import (
     Malformed,
     ModelError,
 )
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
 from framework.models.calls import structured
 from framework.models.roles import RoleModel
@@ -205,7 +203,7 @@ class Work:
                 # Kept as well: asked again, the model may say something else.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
-        kept = await _once("ask", ask)
+        kept = await as_task("ask", ask)
         if "found" in kept:
             return form.model_validate(kept["found"])
         error = Malformed(kept["told"], fix=kept["fix"])
@@ -225,7 +223,7 @@ class Work:
             assert self._team.router is not None
             return (await self._team.router.route(RoutingRequest(subtask, names))).target
 
-        found: str = await _once("route", route)
+        found: str = await as_task("route", route)
         return found
 
     async def give(self, subtasks: Sequence[tuple[str, str]], context: Any) -> list[AgentResult]:
@@ -236,15 +234,10 @@ class Work:
             context: What their tools find as ``Runtime.context``.
         """
         self.rounds += 1
-        calls = [_once(name, partial(self._member, name, text, context)) for name, text in subtasks]
-        found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-        signals = [item for item in found if isinstance(item, GraphBubbleUp)]
-        for item in found:
-            if isinstance(item, BaseException) and item not in signals:
-                raise item
-        if signals:
-            raise one_signal(signals)
-        results = [AgentResult.of(item) for item in found]
+        begun = [
+            as_task(name, partial(self._member, name, text, context)) for name, text in subtasks
+        ]
+        results = [AgentResult.of(item) for item in await side_by_side(begun)]
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
             self._done.append(_Done(name, text, result))
@@ -304,14 +297,6 @@ def _step(done: _Done) -> AgentStep:
     result = done.result
     seen = str(result.output) if result.success else f"Failed: {result.error}"
     return AgentStep("", done.member, {"task": done.subtask}, seen)
-
-
-async def _once(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-    async def body() -> Any:
-        return await work()
-
-    decorate: Any = task(name=name)
-    return await decorate(body)()
 
 
 def named(agents: Iterable[Any]) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
-from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 
 from framework.adapters.task_graph import TaskGraph
 from framework.base.errors import CapgraphError, ConfigurationError
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, one_signal
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, compiled, graph_of
 from framework.workflows.nodes import (
@@ -216,9 +215,8 @@ class _Run:
         self._signals: dict[str, GraphBubbleUp] = {}
 
     async def run(self) -> dict[str, Any]:
-        made: list[tuple[str, Any]] = [(n, task(name=n)(self._body(n))) for n in self._nodes]
-        calls = [(name, call()) for name, call in made]
-        await asyncio.gather(*(self._watch(name, call) for name, call in calls))
+        begun = [(name, as_task(name, self._body(name))) for name in self._nodes]
+        await asyncio.gather(*(self._watch(name, call) for name, call in begun))
         if self._error is not None:
             raise self._error
         if self._signals:

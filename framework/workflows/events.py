@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
-from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled
 from framework.workflows.nodes import (
@@ -194,7 +193,8 @@ class EventDrivenWorkflow(BaseWorkflow):
                 get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
                 if handled <= len(first):  # what was asked for is not done
                     wrong.append(f"nobody handles {event.name!r}")
-            for found in await _side_by_side(handlers.get(event.name, ()), event):
+            begun = [as_task(event.name, partial(h, event)) for h in handlers.get(event.name, ())]
+            for found in await side_by_side(begun):
                 following = found["metadata"].pop("events", [])
                 outputs.setdefault(event.name, []).append(found)
                 if not found["success"]:
@@ -207,26 +207,6 @@ class EventDrivenWorkflow(BaseWorkflow):
             "outputs": outputs,
             "metadata": {"events_processed": handled},
         }
-
-
-async def _side_by_side(handlers: Any, event: WorkflowEvent) -> list[Plain]:
-    """Run the handlers of one event, each as a LangGraph task: one that ended is not run again."""
-    calls: list[Any] = []
-    for handler in handlers:
-
-        async def body(handler: Any = handler) -> Any:
-            return await handler(event)
-
-        decorate: Any = task(name=event.name)
-        calls.append(decorate(body)())
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    signals = [item for item in found if isinstance(item, GraphBubbleUp)]
-    for item in found:
-        if isinstance(item, BaseException) and item not in signals:
-            raise item
-    if signals:
-        raise one_signal(signals)
-    return [item for item in found if not isinstance(item, BaseException)]
 
 
 async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:
