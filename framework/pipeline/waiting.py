@@ -122,7 +122,9 @@ def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[st
             fix="Plan it later, or raise the limit.",
             severity=ErrorSeverity.CRITICAL,
         )
-    return {"until": until, "for": key or "", "latest": latest, "since": now}
+    # To the microsecond, as it is shown: whoever wakes the thread goes by that, and must not find
+    # that the wait is over while the step finds that it is not.
+    return {"until": round(until, 6), "for": key or "", "latest": round(latest, 6), "since": now}
 
 
 def _shown(record: Mapping[str, Any]) -> dict[str, Any]:

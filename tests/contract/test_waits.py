@@ -521,3 +521,17 @@ async def test_a_signal_in_the_middle_of_a_run_is_found_by_that_run(
     out = await run
     assert out["execution_outcome"]["status"] == "completed"
     assert ran == [("a", None)]
+
+
+@pytest.mark.parametrize("fraction", [0.0000004, 0.0000006])
+async def test_a_thread_that_is_woken_at_the_moment_that_was_shown_goes_on(
+    tools: list[Any], ran: list[Any], fraction: float
+) -> None:
+    agent = Agent(tools, clock=(clock := FakeClock(1000 + fraction)))
+    await agent.begin(step("a", wait_until=10))
+    (one,) = await due(agent.saver)
+    clock.advance(max(0.0, one.moment - clock.now()))
+    async with asyncio.timeout(20):
+        out = await agent.go_on()
+    assert out["execution_outcome"]["status"] == "completed"
+    assert ran == [("a", None)]
