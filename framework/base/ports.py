@@ -59,7 +59,7 @@ class Element:
     """The element of a list for which a copy of a step runs.
 
     Attributes:
-        name: By which name the step's parameters mean it.
+        name: By which name the step means it.
         value: The element, as plain data.
         number: Its place, from 0.
         of: How many elements there are.
@@ -109,6 +109,11 @@ class Attempt:
     given: Given | None = None
     asks: tuple[str, ...] = ()
     element: Element | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What only this copy of a step can refer to, by name."""
+        return {} if self.element is None else {self.element.name: self.element.value}
 
     @property
     def replayed(self) -> bool:

@@ -100,7 +100,7 @@ def wake_at(shown: Mapping[str, Any], now: float) -> float:
 def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[str, Any]:
     def value(given: Any) -> Any:
         types = job.runner.registry.context_types
-        return resolve_references(given, job.view.contexts, types)
+        return resolve_references(given, job.view.contexts, types, attempt.own)
 
     try:
         until = moment_of(value(step.get("wait_until") or 0), now)
