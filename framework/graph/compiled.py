@@ -25,6 +25,7 @@ from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
 from framework.stores.history import know_channels
+from framework.stores.leases import leases_of
 
 _END = object()
 
@@ -134,7 +135,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         stream = run()
         if saver is not None and "thread_id" in config.get("configurable", {}):
             if saver is not self.checkpointer:
-                know_channels(saver, self.channels)  # one that an outer graph or a server lends
+                _introduce(self, saver)  # one that an outer graph or a server lends
             retention = services.retention if services is not None else None
             stream = run_alone(saver, config, inputs, run, retention)
         error: BaseException | None = None
@@ -177,6 +178,13 @@ def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
 ) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
+    made = graph_of(AgentGraph, graph, services=services)
     if isinstance(graph.checkpointer, BaseCheckpointSaver):
-        know_channels(graph.checkpointer, graph.channels)
-    return graph_of(AgentGraph, graph, services=services)
+        _introduce(made, graph.checkpointer)
+    return made
+
+
+def _introduce(graph: AgentGraph[Any, Any], saver: BaseCheckpointSaver[Any]) -> None:
+    know_channels(saver, graph.channels)
+    if graph.services is not None:
+        leases_of(saver).follow(graph.services.settings.scale)

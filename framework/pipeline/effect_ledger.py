@@ -176,13 +176,13 @@ class EffectLedger:
 
     # --- effects --------------------------------------------------------------------------
 
-    async def ready(self, *, confirm: bool) -> None:
+    async def ready(self) -> None:
         """Wait until a restart would come back to this plan.
 
         Raises:
-            PersistenceError: The checkpoint is not saved, or another process has the thread.
+            PersistenceError: The checkpoint is not saved.
         """
-        await self._journal.ready_for_effects(confirm=confirm)
+        await self._journal.ready_for_effects()
 
     async def go_on(self, *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
@@ -240,17 +240,38 @@ class EffectLedger:
         return bool(await self._read(f"{self._waiting}/inside/{digest_of(key)}"))
 
     async def begin(self, name: str) -> int:
-        """Leave word that an effect is about to happen; return which run of it this is."""
+        """Leave word that an effect is about to happen; return which run of it this is.
+
+        Raises:
+            PersistenceError: It cannot be left, or another process has the thread.
+        """
         record = await self._read(name)
+        await self._journal.have(ask=True)
         run = int(record.get("run", 0)) + 1
         # The audit comes first: an effect that nobody could prove does not begin.
         await must("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
+        await self.have()
         return run
 
+    async def have(self) -> None:
+        """Make sure that this process still has the thread; what follows begins at once.
+
+        Raises:
+            PersistenceError: Another process has it: who was frozen begins nothing.
+        """
+        await self._journal.have()
+
     async def end(self, name: str, status: str, **more: Any) -> None:
-        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``."""
+        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``.
+
+        Raises:
+            PersistenceError: It cannot be left, or it is not ``finished`` and another process,
+                which may have begun it again, has the thread.
+        """
         record = await self._read(name)
+        if status != "finished":
+            await self.have()
         try:
             await self._write(name, {**record, "status": status, **more})
         except (PersistenceError, TypeError, ValueError):

@@ -85,23 +85,33 @@ class Journal:
         # The identity of a task changes when its graph starts anew; its node's name does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
-    async def ready_for_effects(self, *, confirm: bool) -> None:
+    async def have(self, *, ask: bool = False) -> None:
+        """Make sure that this process still has the thread.
+
+        Args:
+            ask: Whether to ask the database in any case; else it is asked where the last heartbeat
+                is older than a lease lasts.
+
+        Raises:
+            PersistenceError: Another process has the thread.
+        """
+        if self._saver is None or self._thread_id is None:
+            return
+        with _ending_the_run():
+            await leases_of(self._saver).confirm(self._thread_id, ask=ask)
+
+    async def ready_for_effects(self) -> None:
         """Wait until a restart would come back to the plan that is being run.
 
         LangGraph saves checkpoints in the background. An effect that happens before its plan is
         saved would be planned anew after a crash, perhaps in other words, and happen again.
 
-        Args:
-            confirm: Whether to make sure in the database that this process has the thread.
-
         Raises:
-            PersistenceError: The checkpoint is not saved, or another process has the thread.
+            PersistenceError: The checkpoint is not saved.
         """
         if self._saver is None or self._thread_id is None:
             return
         with _ending_the_run():
-            if confirm:
-                await leases_of(self._saver).confirm(self._thread_id)
             # An outer graph that starts anew would start this one anew.
             for checkpoint in self._unsure:
                 await self._rock(self._saver, *checkpoint)

@@ -14,7 +14,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 
 from framework.approvals import ACTED, UNKNOWN
-from framework.base.errors import CapabilityError, ErrorSeverity
+from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity
 from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
@@ -44,8 +44,7 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
         return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
-    # What knows its keys bears being called by two; what acts once does not.
-    await book.ready(confirm=spec.effect == "once")
+    await book.ready()
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
     plan = job.view.plan_id
     claim = await book.claim(spec, attempt, plan, taken)
@@ -73,6 +72,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     run = await book.begin(claim.name)
     try:
         await book.go_on(confirm=True)
+    except CapgraphError:
+        await book.end(claim.name, "failed")
+        raise
+    await book.have()
+    try:
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
         await book.end(claim.name, "asking" if signal.question else "unknown")
@@ -122,6 +126,7 @@ async def _finished(job: Job, claim: Claim, result: Any) -> None:
 async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Run an effect that bears being repeated; the audit knows of it all the same."""
     await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    await job.door.ledger.have()
     status = "failed"
     try:
         result = await _parts_of(job, inner, attempt)

@@ -14,7 +14,9 @@ from langgraph.checkpoint.base import (
 )
 
 from framework.stores.history import History, since_saved
+from framework.stores.leases import leases_of
 from framework.stores.reading import checked, readable
+from framework.stores.records import PREFIX
 from framework.stores.rows import SaverRows, rows_of
 
 T = TypeVar("T")
@@ -29,7 +31,16 @@ def _guarded(name: str) -> Any:
         call = getattr(super(GuardedSaver, self), name)
         return await self.guarded("written", lambda: call(*args, **kwargs))
 
-    return write
+    async def write_of_run(
+        self: GuardedSaver, config: RunnableConfig, *args: Any, **kwargs: Any
+    ) -> Any:
+        place = config["configurable"]
+        # Who was frozen must not write over what the next one did; a record says for itself.
+        if not place.get("checkpoint_ns", "").startswith(PREFIX):
+            await leases_of(self).confirm(str(place["thread_id"]), ask=False)
+        return await write(self, config, *args, **kwargs)
+
+    return write if name == "adelete_thread" else write_of_run
 
 
 class GuardedSaver(BaseCheckpointSaver[Any]):
