@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import ValidationError as PydanticValidationError
@@ -111,6 +111,16 @@ class CodeResult(CapabilityContext):
         parts += [f"Figure: {figure.path}" for figure in self.figures]
         parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
         return "\n".join(parts) or "The code ran and gave no result."
+
+    def get_files(self) -> list[str]:
+        """Return the paths of the pictures."""
+        return [figure.path for figure in self.figures]
+
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the result where it is a list of records."""
+        rows = self.result if isinstance(self.result, list) else []
+        whole = rows and all(isinstance(row, dict) for row in rows)
+        return {"result": cast("list[dict[str, Any]]", rows)} if whole else {}
 
 
 class PythonSettings(SandboxSettings):

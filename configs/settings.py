@@ -214,6 +214,42 @@ class McpServeSettings(Section):
     tools: list[str] = Field(default_factory=list)
 
 
+class UploadSettings(Section):
+    """Files that people bring along, each person's in a folder of his own.
+
+    Attributes:
+        folder: Where these folders are. Data capabilities may read the one of who asks.
+        kinds: Ends of names that are taken.
+        max_file_bytes: Longest file.
+        max_files: Files of one person.
+        max_user_bytes: Bytes of all files of one person.
+    """
+
+    folder: str
+    kinds: list[str] = Field(
+        default_factory=lambda: (
+            [
+                ".csv",
+                ".tsv",
+                ".txt",
+                ".tab",
+                ".dat",
+                ".json",
+                ".jsonl",
+                ".ndjson",
+                ".parquet",
+                ".pq",
+                ".sqlite",
+                ".sqlite3",
+                ".db",
+            ]
+        )
+    )
+    max_file_bytes: int = Field(50_000_000, ge=1)
+    max_files: int = Field(200, ge=1)
+    max_user_bytes: int = Field(500_000_000, ge=1)
+
+
 class ServeSettings(Section):
     """How ``capgraph serve`` answers.
 
@@ -229,6 +265,8 @@ class ServeSettings(Section):
         runs_at_once: Runs that go on at once; others wait in a row.
         keep_runs_days: For how long the events of an ended run can be had again.
         overseers: Roles that see everybody's effects, usage and audit; other users see their own.
+        uploads: Files that people bring along; none may when not given.
+        downloads: Folders from which files that a step made can be had.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
@@ -245,6 +283,8 @@ class ServeSettings(Section):
     runs_at_once: int = Field(200, ge=1)
     keep_runs_days: float = Field(7, gt=0)
     overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
+    uploads: UploadSettings | None = None
+    downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
@@ -325,7 +365,8 @@ class Settings(BaseSettings):
         audit: What is kept of who did what.
         serve: How ``capgraph serve`` answers.
         scale: How turns run on many workers.
-        data_folders: Folders and files that data capabilities may read; none allows no file.
+        data_folders: Folders and files that data capabilities may read; none allows no file. In
+            ``/srv/data/{user}`` everybody has a folder of his own.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
         role: As what the person at the command line asks.
@@ -381,15 +422,24 @@ class Settings(BaseSettings):
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 
-    def section(self, capability: str) -> dict[str, Any]:
+    def section(self, capability: str, place: str | None = None) -> dict[str, Any]:
         """Return what a capability is told: its own settings, and what holds for all.
 
-        >>> Settings(data_folders=["/srv/data"]).section("query_data")
-        {'data_folders': ['/srv/data']}
+        Args:
+            capability: Its name.
+            place: Name of the folder of who asks; without one nobody's folder is named.
+
+        >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).section("query_data", "ada")
+        {'data_folders': ['/srv/data', '/srv/of/ada']}
         """
-        folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
+        uploads = self.serve.uploads
+        named = [*self.data_folders, *([f"{uploads.folder}/{{user}}"] if uploads else [])]
+        folders = [
+            one.replace("{user}", place or "") for one in named if place or "{user}" not in one
+        ]
         own = self.capabilities.get(capability, {})
-        return {name: own[name] for name in own if name != "behaviors"} | folders
+        told = {name: own[name] for name in own if name != "behaviors"}
+        return told | ({"data_folders": folders} if folders else {})
 
     @classmethod
     def settings_customise_sources(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
@@ -443,6 +444,27 @@ class Caller:
     role: str | None = None
     tenant: str | None = None
     authenticated: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """Name of a folder that is the person's own on any disk; ``None`` for nobody.
+
+        >>> Caller("Ada/..", tenant="b@c").place
+        '%41da%2f%2e%2e@b%40c'
+        """
+        if not self.user_id:
+            return None
+        parts = (self.user_id, self.tenant)
+        name = "@".join(_as_name(part) for part in parts if part is not None)
+        # What is too long for a disk is told apart by its digest; no other name begins so.
+        return name if len(name) < 200 else f"%digest-{sha256(name.encode()).hexdigest()}"
+
+
+def _as_name(text: str) -> str:
+    """Write text so that it differs from all other text also where disks do not know capitals."""
+    kept = b"abcdefghijklmnopqrstuvwxyz0123456789-_"
+    given = text.encode("utf-8", "surrogatepass")
+    return "".join(chr(one) if one in kept else f"%{one:02x}" for one in given)
 
 
 CallNext = Callable[..., Awaitable[Any]]

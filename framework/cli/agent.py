@@ -125,31 +125,6 @@ def data_files(named: Sequence[str]) -> list[str]:
     return found
 
 
-def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
-    """Return the context data that data files stand for.
-
-    They go to the context types that the caller gives and that have a field ``files``.
-
-    Args:
-        files: What :func:`data_files` returned.
-        registry: What the agent is made of.
-
-    Raises:
-        ConfigurationError: Nothing here reads data files.
-    """
-    types = registry.context_types
-    kinds = [
-        kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
-    ]
-    if files and not kinds:
-        raise ConfigurationError(
-            "--data is given, but no context type of the agent takes files.",
-            fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
-            " capabilities.contexts and capabilities.query_data to 'modules'.",
-        )
-    return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}
-
-
 def data_folder() -> Path:
     """Return the folder of the user's own data of this program."""
     import typer
@@ -248,12 +223,13 @@ async def open_agent(
     """
     from configs.logger import SecretMasker, use_masker
     from framework.graph import build_graph
+    from framework.graph.turns import files_given
     from framework.registry import Registry
 
     # Modules are imported, files looked for and models made here; all of it reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)
     files = await asyncio.to_thread(data_files, data)
-    given = data_context(files, registry)
+    given = files_given(registry, files)
     kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
     folders = [*settings.data_folders, *filter(os.path.isabs, files)]
     settings = settings.model_copy(update={"context": kept, "data_folders": folders})

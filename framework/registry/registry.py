@@ -154,13 +154,24 @@ class Registry:
         return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
 
     async def planning_notes(
-        self, names: Iterable[str], state: Mapping[str, Any], settings: Settings
+        self,
+        names: Iterable[str],
+        state: Mapping[str, Any],
+        settings: Settings,
+        place: str | None = None,
     ) -> dict[str, str]:
-        """Return what capabilities tell a planner about the state at hand, by their names."""
+        """Return what capabilities tell a planner about the state at hand, by their names.
+
+        Args:
+            names: Of which capabilities.
+            state: The state.
+            settings: All settings.
+            place: Name of the folder of who asks.
+        """
         found = {}
         for name in sorted(set(names) & set(self._capabilities)):
             notes = getattr(self._capabilities[name].cls, "planning_notes", None)
-            text = await notes(state, settings.section(name)) if notes is not None else ""
+            text = await notes(state, settings.section(name, place)) if notes is not None else ""
             if text:
                 found[name] = text
         return found

@@ -25,11 +25,12 @@ from framework.base.errors import (
     MissingExtraError,
     require_extra,
 )
+from framework.serve.files import MadeFiles, Uploads
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.observed import Observed
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, console, health, ledger, login, oidc, openai
+from framework.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
 from framework.serve.threads import Threads
@@ -94,6 +95,8 @@ def create_app(
         if serve.oidc is not None:
             entries += oidc.routes(identity, serve.oidc, serve.base_url)
 
+    uploads = Uploads(serve.uploads, services.registry) if serve.uploads is not None else None
+    made = MadeFiles(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)
 
     @contextlib.asynccontextmanager
@@ -131,7 +134,8 @@ def create_app(
     kept = Ledger(graph, threads, serve.overseers)
     app = Starlette(
         routes=[
-            *api.routes(runs, threads),
+            *api.routes(runs, threads, uploads),
+            *files.routes(uploads, made),
             *ledger.routes(kept),
             *agui.routes(runs),
             *openai.routes(runs, serve),
@@ -142,7 +146,14 @@ def create_app(
         ],
         middleware=[
             Middleware(Observed, registry),
-            Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH]),
+            Middleware(
+                Shield,
+                serve,
+                identity,
+                host=host,
+                styles=[login.STYLE_HASH],
+                uploads=[files.UPLOADS],
+            ),
         ],
         exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
         lifespan=lifespan,

@@ -38,6 +38,12 @@ class MalformedError(ValidationError):
     """
 
 
+class TooLargeError(ValidationError):
+    """More was sent than is taken."""
+
+    code = "CG-TOO-LARGE"
+
+
 class NotThereError(CapgraphError):
     """There is no such thing, or it is another user's: nobody is told which.
 
@@ -107,6 +113,8 @@ def problem_of(exc: Exception) -> JSONResponse:
         return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
     if isinstance(exc, MalformedError):
         return problem(400, exc.code, exc.message, exc.fix)
+    if isinstance(exc, TooLargeError):
+        return problem(413, exc.code, exc.message, exc.fix)
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):

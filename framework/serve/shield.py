@@ -67,7 +67,7 @@ class Shield:
         identity: Says who asks.
         host: On which address the server listens; ``None`` behind somebody else's server.
         styles: Hashes of the styles that pages hold inline, for the policy.
-        uploads: Paths below which bodies may be longer; who is there bounds them.
+        uploads: Paths whose bodies may be longer; who is there bounds them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Shield:
     ) -> None:
         self._app, self._settings, self._identity = app, settings, identity
         self._hosts = Hosts(settings, host)
-        self._uploads = tuple(uploads)
+        self._uploads = frozenset(uploads)
         self._rate = RateLimiter(rpm=settings.requests_per_minute)
         self._logins = RateLimiter(rpm=settings.logins_per_minute)
         listed = "".join(f" '{one}'" for one in styles)
@@ -113,7 +113,7 @@ class Shield:
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
         refusal = refusal or await self._unwelcome(scope, caller)
-        if refusal is None and not scope["path"].startswith(self._uploads or "\0"):
+        if refusal is None and scope["path"] not in self._uploads:
             body = await self._body(headers, receive)
             if isinstance(body, bytes):
                 receive = _again(body, receive)

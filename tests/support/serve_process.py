@@ -96,7 +96,12 @@ def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
     """Start the command, and end it."""
     served = Served(folder)
     quick = {"requests_per_minute": 1e9, "logins_per_minute": 1e9, "open_runs_per_user": 10_000}
-    agent = {"modules": ["tests.support.served"], "serve": {**quick, **settings}}
+    uploads = {"folder": str(folder / "brought"), "max_file_bytes": 1_048_576}
+    agent = {
+        "modules": ["tests.support.served"],
+        "given": ["SOURCE"],
+        "serve": {**quick, "uploads": uploads, **settings},
+    }
     (folder / "agent.yml").write_text(json.dumps(agent))
     words = ["--config", "agent.yml", "--port", "0", "--db", "sqlite:///threads.db", "--no-open"]
     with (
@@ -130,6 +135,8 @@ class Things(NamedTuple):
     run: str
     question: str
     checkpoint: str
+    file: str
+    made: str
 
 
 def things_of(served: Served, token: str, mark: str) -> Things:
@@ -157,4 +164,9 @@ def things_of(served: Served, token: str, mark: str) -> Things:
     assert settled(run) == "waiting"
     [question] = served.ask("GET", f"/api/questions?thread_id={thread}", token).json()["items"]
     history = served.ask("GET", f"/api/threads/{thread}/history", token).json()["items"]
-    return Things(thread, run, question["question_id"], history[0]["checkpoint_id"])
+    name, data = f"/api/files?name={mark}.csv", f"{mark},x\n1,2\n".encode()
+    brought = served.ask("POST", name, token, body=data)
+    assert brought.status == 201, brought
+    [made] = served.ask("GET", f"/api/threads/{thread}/files", token).json()["items"]
+    checkpoint, file = history[0]["checkpoint_id"], brought.json()["file_id"]
+    return Things(thread, run, question["question_id"], checkpoint, file, made["file_id"])

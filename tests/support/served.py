@@ -36,6 +36,15 @@ class Level(CapabilityContext):
 
     litres: float
 
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        return {"tanks": [{"tank": 1, "litres": self.litres}]}
+
+
+class Source(CapabilityContext):
+    """Files that somebody brought along."""
+
+    files: list[str]
+
 
 @capability_node
 async def read_level() -> Level:
@@ -76,7 +85,7 @@ async def served(
     *capabilities: Any, saver: Any = None, serve: Mapping[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Any]:
     """Serve a graph; gives a function that makes the client of a user."""
-    known = capabilities or (read_level, OpenValve)
+    known = options.pop("registry", None) or capabilities or (read_level, OpenValve)
     settings = options.pop("settings", None) or Settings(serve=dict(serve or {}))
     graph = build_graph(known, checkpointer=saver or InMemorySaver(), settings=settings, **options)
     app = await asyncio.to_thread(create_app, graph, auth=ByHeader())

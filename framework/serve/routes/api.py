@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from framework.base.ports import Caller
+from framework.serve.files import Uploads
 from framework.serve.identity import caller_of
-from framework.serve.problems import MalformedError
+from framework.serve.problems import MalformedError, NotThereError
 from framework.serve.runs import Runs
 from framework.serve.streams import after_of, stream
 from framework.serve.threads import Threads
@@ -71,14 +73,15 @@ def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
     return JSONResponse({"items": items, "next": following})
 
 
-def routes(runs: Runs, threads: Threads) -> list[Route]:
+def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Route]:
     """Return the routes below ``/api``.
 
     Args:
         runs: The runs.
         threads: The threads.
+        uploads: What people brought along; ``None`` where they may not.
     """
-    return [*_thread_routes(runs, threads), *_run_routes(runs, threads)]
+    return [*_thread_routes(runs, threads), *_run_routes(runs, threads, uploads)]
 
 
 def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
@@ -145,7 +148,21 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
     ]
 
 
-def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
+async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
+    """Return the context data of a body, with the files that it names."""
+    named, context = body.get("files") or [], body.get("context")
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise MalformedError("files is no list of ids.", fix='Send {"files": ["…"]}.')
+    if not named:
+        return context
+    if uploads is None:
+        raise NotThereError("There is no such file.", fix="List the files.")
+    if not isinstance(context or {}, dict):
+        raise MalformedError("context is no object.", fix='Send {"context": {…}}.')
+    return {**(context or {}), **await uploads.context(caller, named)}
+
+
+def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Route]:
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
         body = await body_of(request)
@@ -155,7 +172,7 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
             thread,
             message=_text(body, "message"),
             plan=body.get("plan"),
-            context=body.get("context"),
+            context=await _context_of(caller, body, uploads),
         )
         return JSONResponse(asdict(run), 202)
 

@@ -11,13 +11,13 @@ from framework.base import CapabilityContext, ConfigurationError
 from framework.cli.agent import (
     check_thread_id,
     config_files,
-    data_context,
     data_files,
     database_url,
     new_thread_id,
     open_agent,
     read_settings,
 )
+from framework.graph.turns import files_given
 from framework.registry import Registry
 
 
@@ -82,7 +82,7 @@ async def test_data_files_take_the_place_of_configured_ones(home):
 
 def test_data_files_are_found_from_any_folder(home, registry):
     (home / "my data.csv").write_text("a")
-    given = data_context(data_files(["my data.csv", "vega:seattle-weather.csv"]), registry)
+    given = files_given(registry, data_files(["my data.csv", "vega:seattle-weather.csv"]))
     files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
     assert given == {"DATA_SOURCE": {"data": {"files": files}}}
 
@@ -94,7 +94,7 @@ def test_a_data_file_that_is_missing_is_named(home, registry):
 
 def test_an_agent_that_reads_no_data_says_so(home):
     with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
-        data_context(["x.csv"], Registry())
+        files_given(Registry(), ["x.csv"])
 
 
 def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):

@@ -14,11 +14,12 @@ from starlette.routing import Mount, Route
 
 from configs.settings import Settings
 from framework import build_graph
+from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.identity import COOKIE
 from framework.serve.shield import OPEN
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
-from tests.support.served import OpenValve, read_level
+from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
 
 LIMIT = 1_048_576
@@ -68,7 +69,12 @@ class Entry(NamedTuple):
 
 def entries(served: Served) -> list[Entry]:
     """Return the route table of the very application that the command serves."""
-    graph = build_graph([read_level, OpenValve], checkpointer=InMemorySaver(), settings=Settings())
+    registry = Registry()
+    for one in (read_level, OpenValve, Source):
+        registry.register(one)
+    registry.give("SOURCE")
+    settings = Settings(serve={"uploads": {"folder": str(served.folder / "brought")}})
+    graph = build_graph(registry, checkpointer=InMemorySaver(), settings=settings)
     app = create_app(graph, auth=served.tokens)
 
     def of(routes: Any, before: str) -> Iterator[Entry]:
@@ -113,7 +119,8 @@ def target(path: str, things: Things) -> str:
         of_kind = {"runs": things.run, "questions": things.question, "threads": things.thread}
         kinds = {f"{kind[:-1]}_id": value for kind, value in of_kind.items()}
         before = path[: found.start()].rstrip("/").rpartition("/")[2]
-        return kinds.get(name) or of_kind.get(before) or {"key": "go"}.get(name) or CANARY
+        named = {"key": "go", "file_id": things.made, **kinds}
+        return named.get(name) or {**of_kind, "files": things.file}.get(before) or CANARY
 
     return re.sub(r"\{([^}]*)\}", fill, path)
 
@@ -135,6 +142,7 @@ def body_for(path: str, things: Things) -> Any:
         "value": 1,
         "checkpoint_id": things.checkpoint,
         "thread_id": things.thread,
+        "files": [things.file],
         "model": "capgraph",
         "messages": said,
         "metadata": {"thread_id": things.thread},
@@ -339,7 +347,7 @@ def test_another_user_gets_nothing_of_anns_and_changes_nothing(
 ) -> None:
     before = seen(served, table, anns)
     assert sum(CANARY in one.decode() for one in before.values()) >= 4
-    missing = Things("f" * 32, "f" * 32, "0" * 24 + "-" + "QGFubi9mZg", "f")
+    missing = Things("f" * 32, "f" * 32, "0" * 24 + "-" + "QGFubi9mZg", "f", "f" * 32, "f" * 32)
     wrong = []
     for one in table:
         if one.path == "/logout":
@@ -407,7 +415,7 @@ def test_long_bodies_are_refused_everywhere(
             told = f"{one.method} {one.path}, {'chunked' if chunked else 'sized'}"
             answer = served.ask(
                 one.method,
-                target(one.path, anns),
+                target(one.path, anns) + "?name=long.csv",
                 served.bob,
                 body=b" " * (LIMIT + 1),
                 chunked=chunked,
