@@ -134,8 +134,8 @@ def create_app(
     kept = Ledger(graph, threads, serve.overseers)
     app = Starlette(
         routes=[
-            *api.routes(runs, threads, uploads),
             *files.routes(uploads, made),
+            *api.routes(runs, threads, uploads),
             *ledger.routes(kept),
             *agui.routes(runs),
             *openai.routes(runs, serve),

@@ -19,7 +19,7 @@ from framework.serve.runs import Runs
 from framework.serve.streams import after_of, stream
 from framework.serve.threads import Threads
 
-_THREAD = "/api/threads/{id:path}"
+THREAD = "/api/threads/{id:path}"
 """Whoever names a thread may use a slash: what stands behind a name is looked for first."""
 
 
@@ -139,12 +139,12 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
     return [
         Route("/api/threads", create, methods=["POST"]),
         Route("/api/threads", listed, methods=["GET"]),
-        Route(f"{_THREAD}/fork", fork, methods=["POST"]),
-        Route(f"{_THREAD}/history", history, methods=["GET"]),
-        Route(f"{_THREAD}/state", state, methods=["GET"]),
-        Route(_THREAD, get, methods=["GET"], name="thread"),
-        Route(_THREAD, patch, methods=["PATCH"]),
-        Route(_THREAD, delete, methods=["DELETE"]),
+        Route(f"{THREAD}/fork", fork, methods=["POST"]),
+        Route(f"{THREAD}/history", history, methods=["GET"]),
+        Route(f"{THREAD}/state", state, methods=["GET"]),
+        Route(THREAD, get, methods=["GET"], name="thread"),
+        Route(THREAD, patch, methods=["PATCH"]),
+        Route(THREAD, delete, methods=["DELETE"]),
     ]
 
 
@@ -208,8 +208,8 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[R
         return JSONResponse(found, 202)
 
     return [
-        Route(f"{_THREAD}/runs", start, methods=["POST"]),
-        Route(f"{_THREAD}/signals/{{key}}", signal, methods=["POST"]),
+        Route(f"{THREAD}/runs", start, methods=["POST"]),
+        Route(f"{THREAD}/signals/{{key}}", signal, methods=["POST"]),
         Route("/api/runs/{id}", get, methods=["GET"]),
         Route("/api/runs/{id}/stop", stop, methods=["POST"]),
         Route("/api/runs/{id}/events", events, methods=["GET"]),

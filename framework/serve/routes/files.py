@@ -15,7 +15,7 @@ from starlette.routing import Route
 from framework.serve.files import MadeFiles, Uploads, media_type
 from framework.serve.identity import caller_of
 from framework.serve.problems import MalformedError, TooLargeError
-from framework.serve.routes.api import number_of, page
+from framework.serve.routes.api import THREAD, number_of, page
 
 UPLOADS = "/api/files"
 """Where bodies may be longer than elsewhere."""
@@ -102,7 +102,7 @@ def _made(made: MadeFiles) -> list[Route]:
         following = str(end) if end < len(found.rows) else None
         return page(([dict(row) for row in found.rows[begin:end]], following))
 
-    thread = "/api/threads/{id}/files"
+    thread = f"{THREAD}/files"
     return [
         Route(thread, things, methods=["GET"]),
         Route(f"{thread}/{{file_id}}", thing, methods=["GET"]),

@@ -119,7 +119,11 @@ async def test_plots_and_tables_are_had_by_reference(tmp_path: Path) -> None:
         assert await ended(ann, run) == "completed"
         table, image = (await ann.get(f"/api/threads/{thread}/files")).json()["items"]
         assert (table["kind"], table["step"], table["type"]) == ("table", "weeks", "QUERY_RESULT")
-        assert (image["kind"], image["step"], image["media_type"]) == ("image", "picture", "image/png")
+        assert (image["kind"], image["step"], image["media_type"]) == (
+            "image",
+            "picture",
+            "image/png",
+        )
         assert str(tmp_path) not in str([table, image])
         path = f"/api/threads/{thread}/files"
         got = await ann.get(f"{path}/{image['file_id']}")
@@ -206,7 +210,7 @@ async def test_a_table_harms_no_reader(tmp_path: Path) -> None:
         assert await ended(ann, run) == "completed"
         (table,) = (await ann.get(f"/api/threads/{thread}/files")).json()["items"]
         path = f"/api/threads/{thread}/files/{table['file_id']}"
-        assert (await ann.get(path)).text == "a,n,b\r\n'=1+2,NaN,\r\n'-x,-1.5,\"[\"\"y\"\"]\"\r\n"
+        assert (await ann.get(path)).text == 'a,n,b\r\n\'=1+2,NaN,\r\n\'-x,-1.5,"[""y""]"\r\n'
         assert (await ann.get(f"{path}/rows")).json()["items"][0] == {"a": "=1+2", "n": "NaN"}
         # What is no number was an error of the server once.
         assert (await ann.get(f"/api/threads/{thread}/state")).status_code == 200
@@ -217,7 +221,15 @@ async def test_what_is_not_taken_is_refused_and_leaves_nothing(tmp_path: Path) -
     async with served(**data_agent(tmp_path, **bounds)) as client:
         ann = await client()
         names = ["", "x", "x.exe", ".csv", "../x.csv", "a/b.csv", "a\\b.csv", "x.csv\0.csv"]
-        names += ["x\u202ecsv.csv", "\n.csv", f"{'é' * 100}.csv", "C:x.csv", "x.csv/", "..", "x.svg"]
+        names += [
+            "x\u202ecsv.csv",
+            "\n.csv",
+            f"{'é' * 100}.csv",
+            "C:x.csv",
+            "x.csv/",
+            "..",
+            "x.svg",
+        ]
         for name in names:
             assert (await bring(ann, name)).status_code == 422, name
         heads = {"x.csv": b"PAR1 ", "y.csv": b"a\0b", "z.csv": b"  ", "x.parquet": b"a,b"}
