@@ -206,9 +206,7 @@ class Work:
         kept = await as_task("ask", ask)
         if "found" in kept:
             return form.model_validate(kept["found"])
-        error = Malformed(kept["told"], fix=kept["fix"])
-        error.text = kept["text"]
-        raise error
+        raise Malformed(kept["told"], fix=kept["fix"], text=kept["text"])
 
     @property
     def _seconds(self) -> float | None:

@@ -179,9 +179,8 @@ def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
-    error = PlanProblemsError(message, fix=fix, severity=ErrorSeverity.CRITICAL)
-    error.problems = tuple(problems)
-    return error
+    severity = ErrorSeverity.CRITICAL
+    return PlanProblemsError(message, fix=fix, severity=severity, problems=tuple(problems))
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
