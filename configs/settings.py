@@ -351,7 +351,7 @@ class Settings(BaseSettings):
         behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
             with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
         capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
-            around it.
+            around it, ``queue`` names the workers that run its steps.
         budgets: What may be used up, as arguments of ``Budget``: ``{tokens: 100000, per: user}``;
             ``build_graph(budget=…)`` stands above it.
         prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
@@ -438,7 +438,7 @@ class Settings(BaseSettings):
             one.replace("{user}", place or "") for one in named if place or "{user}" not in one
         ]
         own = self.capabilities.get(capability, {})
-        told = {name: own[name] for name in own if name != "behaviors"}
+        told = {name: own[name] for name in own if name not in ("behaviors", "queue")}
         return told | ({"data_folders": folders} if folders else {})
 
     @classmethod

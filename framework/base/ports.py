@@ -8,6 +8,7 @@ plain values, so the place where a step is asked for and the place where it runs
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -679,6 +680,54 @@ class Flow(Protocol):
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:
         """Say of what a step left behind which labels it carries."""
+
+
+class Sender(Protocol):
+    """Has steps run on other workers; ``framework.scale.remote.Steps`` is one."""
+
+    def serves(self, queue: str) -> bool:
+        """Tell whether this very process takes the orders of a queue."""
+
+    async def send(
+        self,
+        name: str,
+        queue: str,
+        request: Mapping[str, Any],
+        *,
+        tell: Callable[[Any], None],
+        seconds: float | None,
+        begins: Callable[[], None],
+        leave: Callable[[], bool],
+        give_up: Callable[[], bool],
+    ) -> Mapping[str, Any] | None:
+        """Have a step run, unless its result is there, and wait for it; or attach to one that runs.
+
+        Args:
+            name: Names it, the same wherever its turn goes on.
+            queue: Its queue.
+            request: What it needs, as plain data.
+            tell: Takes what it tells while it runs.
+            seconds: How long it may take; ``None`` for no bound.
+            begins: Called when a worker has begun it.
+            leave: Whether this process is to stop: another one goes on waiting.
+            give_up: Whether the step is not to begin any more.
+
+        Returns:
+            What came of it; ``None`` when it was left, or given up before it began.
+
+        Raises:
+            TimeoutError: Its time was over before it began.
+            PersistenceError: Another process has the thread.
+        """
+        ...
+
+    def slot(self, name: str, own: int) -> AbstractAsyncContextManager[None]:
+        """Hold one of the slots that a capability has in all processes together.
+
+        Args:
+            name: The capability.
+            own: How many of its steps may run at once.
+        """
 
 
 class Sink(Protocol):

@@ -50,7 +50,10 @@ async def call(job: Job, attempt: Attempt) -> Any:
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.
-        state=StepState({**job.view.state, "planning_current_step_index": attempt.index}),
+        state=StepState(
+            {**job.view.state, "planning_current_step_index": attempt.index},
+            absent=job.door.absent,
+        ),
         inputs=dict(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
@@ -110,9 +110,11 @@ class EffectLedger:
         view: The state; what it holds of effects counts where nothing is durable.
         lock: Keeps claims of parallel steps apart.
         visit: Tells this visit of a node from others, where no plan tells its steps apart.
+        claimed: What whoever sent the step here claimed for it: only one process claims in a turn.
 
     Attributes:
         agreements: What people agreed to.
+        visit: As given.
     """
 
     def __init__(
@@ -122,13 +124,15 @@ class EffectLedger:
         lock: asyncio.Lock | None = None,
         *,
         visit: str = "",
+        claimed: Claim | None = None,
     ) -> None:
         self._journal = journal
         self._view = view
+        self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
         self._turn = "/".join(part for part in (journal.room, safe) if part)
-        self._visit = visit
+        self.visit = visit
         # A later plan may have another step under the same key.
         self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
@@ -172,7 +176,7 @@ class EffectLedger:
         return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
     def _owner(self, key: str) -> str:
-        return f"{self._visit}/{key}" if self._visit else key
+        return f"{self.visit}/{key}" if self.visit else key
 
     # --- effects --------------------------------------------------------------------------
 
@@ -204,6 +208,8 @@ class EffectLedger:
             plan: Which plan, or which run of an agent, the step belongs to.
             taken: Records that other steps of the plan stand for.
         """
+        if (known := self._claimed) is not None:
+            return replace(known, record=await self._read(known.name))
         base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
         number, asks = 0, self._owner(attempt.key)
         async with self._lock:
@@ -220,6 +226,10 @@ class EffectLedger:
                     return Claim(name, fresh, new=not record)
                 if owner == asks:
                     return Claim(name, record, new=False, mine=True)
+
+    def forget(self, name: str) -> None:
+        """Read the record of an effect anew: another process has written it."""
+        self._rows.pop(name, None)
 
     def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
         """Tell whether the capability acted in an earlier plan of the turn, in another way."""

@@ -61,6 +61,7 @@ class Door:
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
         begun: Whether a try has begun.
+        absent: Keys of the state that are not here: they stayed with the turn, on another worker.
     """
 
     view: TurnView
@@ -78,6 +79,7 @@ class Door:
     types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
     begun: bool = False
+    absent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -13,8 +13,9 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -29,6 +30,8 @@ from framework.stores.rows import rows_of
 from framework.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
+LENT: ContextVar[Journal | None] = ContextVar("capgraph_lent_journal", default=None)
+"""The journal of the turn to which a step belongs that runs elsewhere than its turn."""
 
 
 @contextmanager
@@ -49,6 +52,10 @@ class Journal:
         thread_id: The thread.
         checkpoints: Namespace and id of the checkpoints on which the running superstep builds, the
             outermost graph's first; none when the run saves nothing before its end.
+        fence: Does what :meth:`have` does, where another process holds the thread's lease.
+
+    Attributes:
+        checkpoints: As given.
     """
 
     def __init__(
@@ -57,8 +64,10 @@ class Journal:
         thread_id: str | None = None,
         *,
         checkpoints: Sequence[tuple[str, str]] = (),
+        fence: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
-        self._saver = saver
+        self.checkpoints = tuple(checkpoints)
+        self._saver, self._fence = saver, fence
         self._thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None
         self._unsure = list(checkpoints)
@@ -72,6 +81,11 @@ class Journal:
     def durable(self) -> bool:
         """Whether records outlive the process."""
         return self._saver is not None and self._thread_id is not None
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another process runs the turn whose records these are."""
+        return self._fence is not None
 
     @property
     def rows(self) -> Rows | None:
@@ -98,7 +112,10 @@ class Journal:
         if self._saver is None or self._thread_id is None:
             return
         with _ending_the_run():
-            await leases_of(self._saver).confirm(self._thread_id, ask=ask)
+            if self._fence is not None:
+                await self._fence(ask)
+            else:
+                await leases_of(self._saver).confirm(self._thread_id, ask=ask)
 
     async def ready_for_effects(self) -> None:
         """Wait until a restart would come back to the plan that is being run.

@@ -44,6 +44,12 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
         return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
+    if book.journal.is_lent and job.outer is not None:
+        raise CapabilityError(
+            f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"
+            " on another worker than its turn: a restart could not tell it from another effect.",
+            fix="Plan it as a step of its own, or leave out the queue of the outer one.",
+        )
     await book.ready()
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
     plan = job.view.plan_id
@@ -112,6 +118,12 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
+    await acted(job)
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
+
+
+async def acted(job: Job) -> None:
+    """Have a step, and those around it, know that it acted once."""
     job.effect_done = True
     durable, outer = job.door.ledger.durable, job.outer
     while outer is not None:
@@ -120,7 +132,6 @@ async def _finished(job: Job, claim: Claim, result: Any) -> None:
             await outer.door.ledger.act_inside(outer.key)
         outer.acted_inside = True
         outer.effect_done, outer = outer.effect_done or not durable, outer.outer
-    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 
 async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:

@@ -18,13 +18,15 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
 from configs.logger import get_logger, mask_secrets
+from configs.scoped import scoped
 from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
@@ -75,6 +77,7 @@ _TRUSTED = 10.0  # seconds for which the database's clock is taken to go as the 
 _SHORT, _MANY = 16_384, 256
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
+_LENT: ContextVar[Rows | None] = ContextVar("capgraph_lent_rows", default=None)
 
 
 class Cells(ABC):
@@ -457,12 +460,17 @@ def logged_only(what: str) -> Iterator[None]:
         get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
 
 
+def lend_rows(rows: Rows) -> AbstractContextManager[None]:
+    """Let :data:`SAVER` mean this database in what runs inside, which has no saver of its own."""
+    return scoped(_LENT, rows)
+
+
 def _of_run() -> Rows:
     try:
         saver = lent_saver(get_config())
     except RuntimeError:
         saver = None
-    rows = rows_of(saver) if saver is not None else None
+    rows = rows_of(saver) if saver is not None else _LENT.get()
     if rows is None:
         raise ConfigurationError(
             "The limits are to lie in the database of the run's saver, and there is none.",
