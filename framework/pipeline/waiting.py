@@ -124,7 +124,8 @@ def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[st
         )
     # To the microsecond, as it is shown: whoever wakes the thread goes by that, and must not find
     # that the wait is over while the step finds that it is not.
-    return {"until": round(until, 6), "for": key or "", "latest": round(latest, 6), "since": now}
+    moments = {"until": until, "latest": latest, "since": now}
+    return {"for": key or "", **{name: round(moment, 6) for name, moment in moments.items()}}
 
 
 def _shown(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -596,3 +596,13 @@ async def test_a_thread_that_is_woken_at_the_moment_that_was_shown_goes_on(
         out = await agent.go_on()
     assert out["execution_outcome"]["status"] == "completed"
     assert ran == [("a", None)]
+
+
+@pytest.mark.parametrize("fraction", [0.0000004, 0.0000006])
+async def test_a_step_that_waits_for_an_event_alone_shows_no_moment_before_which_it_does_not_run(
+    tools: list[Any], fraction: float
+) -> None:
+    agent = Agent(tools, clock=FakeClock(1000 + fraction))
+    await agent.begin(step("a", wait_for="paid"))
+    ((_, asked),) = (await agent.values())["execution_pending_approvals"].items()
+    assert asked["shown"].keys() == {"since", "for", "latest"}
