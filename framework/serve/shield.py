@@ -113,6 +113,8 @@ class Shield:
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
         refusal = refusal or await self._unwelcome(scope, caller)
+        if refusal is None and headers.get("upgrade", "").lower() == "websocket":
+            refusal = problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
         if refusal is None and scope["path"] not in self._uploads:
             body = await self._body(headers, receive)
             if isinstance(body, bytes):
@@ -137,8 +139,6 @@ class Shield:
         if any(not self._hosts.allows(origin, host) for origin in origins):
             told = f"Pages of {origins[0][:100]!r} may not ask this server."
             return problem(403, "CG-ORIGIN", told, "Add the origin to serve.allowed_origins.")
-        if "websocket" in headers.get("upgrade", "").lower():
-            return problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
         sites = headers.getlist("sec-fetch-site")
         known = any(origin in self._settings.allowed_origins for origin in origins)
         # A provider of logins sends people back from its own site.

@@ -46,6 +46,7 @@ class Served:
         self.revoked = issue_token(self.tokens, "gone")
         revoke_token(self.tokens, "gone")
         self.address = ("127.0.0.1", 0)
+        self.line = ""
 
     @property
     def host(self) -> str:
@@ -92,8 +93,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
-    """Start the command, and end it."""
+def serve_process(
+    folder: Path, *more: str, db: str = "sqlite:///threads.db", **settings: Any
+) -> Iterator[Served]:
+    """Start the command, with further words, and end it."""
+    folder.mkdir(exist_ok=True)
     served = Served(folder)
     quick = {"requests_per_minute": 1e9, "logins_per_minute": 1e9, "open_runs_per_user": 10_000}
     uploads = {"folder": str(folder / "brought"), "max_file_bytes": 1_048_576}
@@ -103,7 +107,7 @@ def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
         "serve": {**quick, "uploads": uploads, **settings},
     }
     (folder / "agent.yml").write_text(json.dumps(agent))
-    words = ["--config", "agent.yml", "--port", "0", "--db", "sqlite:///threads.db", "--no-open"]
+    words = ["--config", "agent.yml", "--port", "0", "--db", db, "--no-open", *more]
     with (
         (folder / "err").open("w") as err,
         subprocess.Popen(
@@ -119,7 +123,8 @@ def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("serving http://127.0.0.1:"), (folder / "err").read_text()
+            assert line.startswith("serving http://"), (folder / "err").read_text()
+            served.line = line
             served.address = ("127.0.0.1", int(line.split()[1].rstrip("/").rpartition(":")[2]))
             yield served
         finally:

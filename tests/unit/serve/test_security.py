@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.identity import COOKIE
 from framework.serve.shield import OPEN
+from tests.faults.databases import postgres
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
 from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
@@ -100,10 +102,17 @@ def table(served: Served) -> list[Entry]:
     return found
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve_process(tmp_path_factory.mktemp("security")) as found:
-        yield found
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)]
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    with contextlib.ExitStack() as stack:
+        db = "sqlite:///threads.db"
+        if request.param == "postgres":
+            db = stack.enter_context(postgres()).database()
+        yield stack.enter_context(serve_process(tmp_path_factory.mktemp("security"), db=db))
 
 
 @pytest.fixture(scope="module")
@@ -335,6 +344,9 @@ def test_websockets_are_refused(served: Served, table: list[Entry], anns: Things
         if one.method != "GET":
             continue
         answer = served.ask("GET", target(one.path, anns), headers=upgrade)
+        wanted = (403, "CG-METHOD") if is_open(one.path) else (401, "CG-LOGIN")
+        assert refused(one.path, answer, *wanted) == []
+        answer = served.ask("GET", target(one.path, anns), served.ann, headers=upgrade)
         assert refused(one.path, answer, 403, "CG-METHOD") == []
 
 
