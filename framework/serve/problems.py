@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,9 @@ _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (ValidationError, 422),
     (ConfigurationError, 500),
 )
+
+_ADDRESS = re.compile(r" '\w+://[^']*'")
+"""Where a database is concerns nobody who asks."""
 
 
 class MalformedError(ValidationError):
@@ -97,14 +101,24 @@ def problem(
         **more: Further members.
     """
     body = {"type": f"errors/{code}", "title": code, "status": status, "code": code}
-    told = {"detail": mask_secrets(detail), **({"fix": fix} if fix else {}), **more}
+    told = {
+        "detail": _ADDRESS.sub("", mask_secrets(detail)),
+        **({"fix": fix} if fix else {}),
+        **more,
+    }
     return JSONResponse(
         {**body, **told}, status, dict(headers or {}), media_type="application/problem+json"
     )
 
 
 def problem_of(exc: Exception) -> JSONResponse:
-    """Return the answer for whatever was raised; of what is not ours nothing is told."""
+    """Return the answer for whatever was raised; of what is not ours nothing is told.
+
+    >>> import json
+    >>> answer = problem_of(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
+    >>> answer.status_code, json.loads(answer.body)["detail"]
+    (503, 'The database is away.')
+    """
     if isinstance(exc, NotThereError):
         return problem(404, exc.code, exc.message, exc.fix)
     if isinstance(exc, ConflictError):

@@ -349,7 +349,7 @@ class Runs:
         with suppress(ValueError):
             mark, _, name = question_id.partition("-")
             kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
-            if len(mark) != MARK:
+            if len(mark) != MARK or "\0" in kept:
                 raise missing
             found = (await self._open(kept)).get(question_id)
             if not kept.startswith(self._threads.owner(caller)):

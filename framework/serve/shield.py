@@ -112,9 +112,7 @@ class Shield:
         headers = Headers(scope=scope)
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
-        refusal = refusal or await self._unwelcome(scope, caller)
-        if refusal is None and headers.get("upgrade", "").lower() == "websocket":
-            refusal = problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
+        refusal = refusal or await self._unwelcome(scope, caller) or _senseless(scope, headers)
         if refusal is None and scope["path"] not in self._uploads:
             body = await self._body(headers, receive)
             if isinstance(body, bytes):
@@ -282,6 +280,16 @@ class _User:
 
     def __init__(self, caller: Caller) -> None:
         self.display_name = self.identity = self.username = caller.user_id or ""
+
+
+def _senseless(scope: Scope, headers: Headers) -> ASGIApp | None:
+    """Refuse what nothing here could answer."""
+    if headers.get("upgrade", "").lower() == "websocket":
+        return problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
+    if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
+        # PostgreSQL keeps no such character.
+        return problem(404, "CG-NOT-FOUND", "Nothing is called so.")
+    return None
 
 
 async def _refuse_scope(scope: Scope, receive: Receive, send: Send) -> None:
