@@ -286,9 +286,11 @@ def _senseless(scope: Scope, headers: Headers) -> ASGIApp | None:
     """Refuse what nothing here could answer."""
     if headers.get("upgrade", "").lower() == "websocket":
         return problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
-    if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
-        # PostgreSQL keeps no such character.
+    # PostgreSQL keeps no such character.
+    if "\0" in scope["path"]:
         return problem(404, "CG-NOT-FOUND", "Nothing is called so.")
+    if b"%00" in scope.get("query_string", b""):
+        return problem(422, "CG-VALIDATION", "The query holds a NUL.", "Leave it out.")
     return None
 
 
