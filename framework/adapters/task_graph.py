@@ -93,9 +93,7 @@ def _one_node(work: Work, name: str) -> TaskGraph:
         return {"success": True, "error": None, **await work(state["task"], runtime)}
 
     builder = StateGraph(_TaskState, input_schema=TaskInput, output_schema=TaskOutput)
-    builder.add_node(name, node)
-    builder.add_edge(START, name)
-    builder.add_edge(name, END)
+    builder.add_node(name, node).add_edge(START, name).add_edge(name, END)
     return compiled(builder, name=name)
 
 

@@ -100,11 +100,8 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         left = {"given": None, "conversation": talk, "summary": current.summary}
         return {**result.to_plain(), **left}
 
-    builder = StateGraph(state, output_schema=output)
-    builder.add_node("agent", run)
-    builder.add_edge(START, "agent")
-    builder.add_edge("agent", END)
-    return builder
+    builder = StateGraph(state, output_schema=output).add_node("agent", run)
+    return builder.add_edge(START, "agent").add_edge("agent", END)
 
 
 def execution_id(runtime: Runtime[Any]) -> str:

@@ -180,11 +180,8 @@ class BaseAgent:
                 found = await own(state["task"], runtime.context)
                 return AgentResult.of(found).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput)
-        builder.add_node("work", work)
-        builder.add_edge(START, "work")
-        builder.add_edge("work", END)
-        return builder
+        builder = StateGraph(RunState, output_schema=RunOutput).add_node("work", work)
+        return builder.add_edge(START, "work").add_edge("work", END)
 
     async def _streamed(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass streams itself, and make a result of it."""

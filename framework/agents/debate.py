@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from framework.agents.result import AgentResult
-from framework.agents.supervisor import Answer
-from framework.agents.teams import BaseOrchestrator, Work, named, needed, written
-from framework.base.errors import ConfigurationError, ModelError
+from framework.agents.teams import BaseOrchestrator, Work, named, needed
+from framework.base.errors import ConfigurationError
 from framework.selection import BaseRouter
 
 _REVISE = """\
@@ -89,11 +88,7 @@ class DebateOrchestrator(BaseOrchestrator):
                 for name, own in positions.items()
             ]
         told = _CONCLUDE.format(rounds=self.debate_rounds + 1)
-        try:
-            asked_last = f"Task: {task}\n\nPositions:\n{_listed(positions)}"
-            return (await work.ask(told, asked_last, Answer)).answer
-        except ModelError as exc:
-            return written(exc).strip()
+        return await work.answer(told, f"Task: {task}\n\nPositions:\n{_listed(positions)}")
 
 
 def _listed(positions: dict[str, str], but: str | None = None) -> str:

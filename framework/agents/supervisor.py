@@ -46,12 +46,6 @@ class Subtasks(BaseModel):
     subtasks: list[_Subtask]
 
 
-class Answer(BaseModel):
-    """The answer to a task."""
-
-    answer: str
-
-
 class SupervisorOrchestrator(BaseOrchestrator):
     """A model splits the task, the members work side by side, the model joins what they gave.
 
@@ -122,10 +116,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
             return ""
         results = json.dumps(work.told(), ensure_ascii=False, default=str)
         asked = f"Task: {task}\n\nResults of the members:\n{results}"
-        try:
-            return (await work.ask(_JOIN, asked, Answer)).answer
-        except ModelError as exc:
-            return written(exc).strip()
+        return await work.answer(_JOIN, asked)
 
     async def _plan(self, task: str, work: Work) -> list[tuple[str, str]]:
         members = "\n".join(

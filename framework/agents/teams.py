@@ -162,11 +162,8 @@ class BaseOrchestrator(BaseAgent):
                 output = ""
             return work.result(output).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput)
-        builder.add_node("team", run)
-        builder.add_edge(START, "team")
-        builder.add_edge("team", END)
-        return builder
+        builder = StateGraph(RunState, output_schema=RunOutput).add_node("team", run)
+        return builder.add_edge(START, "team").add_edge("team", END)
 
 
 @dataclass(slots=True)
@@ -174,6 +171,12 @@ class _Done:
     member: str
     subtask: str
     result: AgentResult
+
+
+class Answer(BaseModel):
+    """The answer to the task."""
+
+    answer: str
 
 
 class Work:
@@ -207,6 +210,17 @@ class Work:
         if "found" in kept:
             return form.model_validate(kept["found"])
         raise Malformed(kept["told"], fix=kept["fix"], text=kept["text"])
+
+    async def answer(self, told: str, asked: str) -> str:
+        """Have the leading model write the answer, in whatever form.
+
+        Raises:
+            ModelError: The call failed.
+        """
+        try:
+            return (await self.ask(told, asked, Answer)).answer
+        except ModelError as exc:
+            return written(exc).strip()
 
     @property
     def _seconds(self) -> float | None:

@@ -106,8 +106,7 @@ class DAGWorkflow(BaseWorkflow):
             WorkflowOutput, input_schema=WorkflowInput, output_schema=WorkflowOutput
         )
         builder.add_node("nodes", run, input_schema=WorkflowInput)
-        builder.add_edge(START, "nodes")
-        builder.add_edge("nodes", END)
+        builder.add_edge(START, "nodes").add_edge("nodes", END)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
         return graph_of(_DagGraph, made, shape=self._shape())
 

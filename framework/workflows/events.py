@@ -150,8 +150,7 @@ class EventDrivenWorkflow(BaseWorkflow):
 
         builder = StateGraph(WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput)
         builder.add_node("events", run, input_schema=_EventInput)
-        builder.add_edge(START, "events")
-        builder.add_edge("events", END)
+        builder.add_edge(START, "events").add_edge("events", END)
         return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _handler(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,9 +31,6 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
     from framework.stores import list_rules
 
     rules = with_database(config, db, lambda _, store: list_rules(store))
-    if as_json:
-        typer.echo(json.dumps([rule.model_dump(mode="json") for rule in rules], indent=2))
-        return
     rows = [
         (
             rule.id,
@@ -47,7 +43,8 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
         for rule in rules
     ]
     headings = ("rule", "capability", "holds in", "for", "until", "reason")
-    show_rows(headings, rows, none="There are no standing rules.")
+    data = [rule.model_dump(mode="json") for rule in rules] if as_json else None
+    show_rows(headings, rows, none="There are no standing rules.", data=data)
 
 
 @app.command("waiting")
@@ -63,9 +60,6 @@ def waiting(
     from framework.stores import waiting_questions
 
     found = with_database(config, db, lambda saver, _: waiting_questions(saver, limit=limit))
-    if as_json:
-        typer.echo(json.dumps(found, indent=2, default=str))
-        return
     rows = [
         (
             thread,
@@ -80,7 +74,8 @@ def waiting(
         for step in (question.get("steps") or [] if isinstance(question, dict) else [])
     ]
     headings = ("thread", "step", "capability", "agreed", "still needed", "reason")
-    show_rows(headings, rows, none="Nothing waits for a person.")
+    data = found if as_json else None
+    show_rows(headings, rows, none="Nothing waits for a person.", data=data)
 
 
 def _needed(approvals: Mapping[str, Any]) -> str:
