@@ -49,7 +49,7 @@ def patience(lease_seconds: float) -> dict[str, Any]:
     """Return how an activity is waited for: as long as its worker lives, and tried for ever.
 
     A worker that is not heard of for the length of a lease has lost it. The longest pause between
-    two tries is such that another one has begun before the second lease would be over.
+    two tries is such that the thread is taken over before twice that is over.
 
     Args:
         lease_seconds: The length of a lease.
@@ -61,8 +61,8 @@ def patience(lease_seconds: float) -> dict[str, Any]:
         "start_to_close_timeout": timedelta(days=3650),
         "heartbeat_timeout": timedelta(seconds=lease_seconds),
         "retry_policy": RetryPolicy(
-            initial_interval=timedelta(seconds=min(0.2, lease_seconds / 4)),
-            maximum_interval=timedelta(seconds=lease_seconds / 4),
+            initial_interval=timedelta(seconds=min(0.2, lease_seconds / 8)),
+            maximum_interval=timedelta(seconds=lease_seconds / 8),
         ),
     }
 
