@@ -160,6 +160,11 @@ class Answer(_Part):
     text: str
 
 
+def _of_group(row: ResultRow) -> set[str]:
+    """Return what a table shows in other columns: the time of a group is its name."""
+    return {"group", "shown", *(["time"] if row.group else [])}
+
+
 class QueryResult(CapabilityContext):
     """Answers to a question about data, and what they were computed from.
 
@@ -189,7 +194,7 @@ class QueryResult(CapabilityContext):
             f"answer {number}": [
                 dict(zip(answer.query.group_by, row.group, strict=False))
                 | row.shown
-                | row.model_dump(mode="json", exclude={"group", "shown"}, exclude_none=True)
+                | row.model_dump(mode="json", exclude=_of_group(row), exclude_none=True)
                 for row in answer.rows
             ]
             for number, answer in enumerate(self.answers, 1)

@@ -35,10 +35,10 @@ def missing(what: str) -> None:
 class Served:
     """A server of its own, which can be ended and begun again at the same place."""
 
-    def __init__(self, folder: Path, *, auth: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, auth: Path | None = None, agent: str = AGENT) -> None:
         self.folder, self.auth = folder, auth
         self.port = 0
-        (folder / "agent.yml").write_text(AGENT)
+        (folder / "agent.yml").write_text(agent)
         self.begin()
 
     def begin(self) -> None:

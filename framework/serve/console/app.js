@@ -28,7 +28,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
-  tab: "talk", side: "plan", leave: null, draft: 0,
+  tab: "talk", side: "plan", leave: null, draft: 0, uploads: undefined, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
@@ -47,7 +47,7 @@ const app = {
   async open(id, { push = true } = {}) {
     this.hangUp();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, stopping: false, problem: "", connection: "idle", looks: 5 });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], stopping: false, problem: "", connection: "idle", looks: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
     views.talk.toEnd();
     changed();
@@ -148,17 +148,18 @@ const app = {
   },
 
   // --- runs ---
-  async send(text) {
-    const own = { id: `mine-${Date.now()}`, role: "user", content: text };
+  async send(text, files = []) {
+    const own = { id: `mine-${Date.now()}`, role: "user", content: text, files };
     const before = this.turn;
     this.problem = "";
     this.turn = { ...before, messages: [...before.messages, own], status: "queued" };
     this.figures = null;
+    this.files = this.files.map((one) => ({ ...one, step: null }));
     views.talk.toEnd();
     changed();
     try {
       const id = this.threadId ?? await this.make();
-      const run = await post(`${threadPath(id)}/runs`, { message: text });
+      const run = await post(`${threadPath(id)}/runs`, { message: text, files: files.map((file) => file.id) });
       this.listen(run.run_id, { keep: true });
       others.postMessage({ thread: id });
       this.refreshThreads().catch(() => {});
@@ -235,10 +236,19 @@ const app = {
     const id = this.threadId;
     if (!Object.keys(thread.results ?? {}).length || openRun(thread)) return;
     try {
-      const state = await get(`${threadPath(id)}/state`);
-      if (id === this.threadId) this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      const [state, made] = await Promise.all([get(`${threadPath(id)}/state`), get(`${threadPath(id)}/files`)]);
+      if (id !== this.threadId) return;
+      this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      this.files = made.items;
+      // What was brought along stands under the key "data", as file and folder.
+      this.brought = Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((name) => String(name).split("/").at(-1));
       changed();
     } catch { this.figures = null; }
+  },
+
+  // Whether files may be brought along.
+  async lookAtFiles() {
+    try { this.uploads = (await get("/api/files")).uploads; changed(); } catch (error) { this.fail(error); }
   },
 
   // --- questions ---
@@ -371,6 +381,7 @@ function render() {
 }
 
 async function look() {
+  if (app.uploads === undefined) app.lookAtFiles();
   if (document.hidden) { await app.refreshQuestions(); return; }
   await Promise.all([app.refreshThreads().catch(app.fail), app.refreshQuestions()]);
 }
@@ -416,6 +427,7 @@ function begin() {
   });
   let ticks = 0;
   setInterval(() => { ticks += 1; if (!document.hidden || ticks % (LOOK_HIDDEN / LOOK) === 0) look(); }, LOOK);
+  app.lookAtFiles();
   app.refreshThreads().catch(app.fail);
   if (asked() === null) { app.refreshQuestions(); changed(); } else app.open(asked(), { push: false });
 }
