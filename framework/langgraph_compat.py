@@ -140,6 +140,15 @@ def open_interrupts(writes: Any) -> list[Interrupt]:
     return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
 
 
+def answers_tried(writes: Any) -> list[tuple[str, int]]:
+    """Count the answers among a checkpoint's pending writes, by task: one that did not fit stays."""
+    return [
+        (task, len(value) if isinstance(value, list) else 1)
+        for task, channel, value in writes or ()
+        if channel == RESUME
+    ]
+
+
 def given_to_run(found: CheckpointTuple) -> Mapping[str, Any] | None:
     """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
     if found.metadata.get("source") == "loop":

@@ -210,7 +210,6 @@ class Runner:
             await self._log.end(run.run_id, status)
             return None
         may = await self._log.begin(run.run_id)
-        given, over = await self._input(run, again=bool(told) or run.status != "queued")
         values = {} if run.is_new_turn else await thread_values(self._graph, run.thread_id)
         begun = (
             translator.taken_up(told) if told else translator.started(values, step_states(values))
@@ -218,6 +217,7 @@ class Runner:
         self._log.tell(run.run_id, begun)
         if not may:
             return await stopped(self._graph, run.thread_id)
+        given, over = await self._input(run, again=bool(told) or run.status != "queued")
         if over:
             return await turn.read()
         end = await turn.run(

@@ -236,6 +236,13 @@ class PostgresRows(SaverRows):
         super().__init__(saver)
         self._address = _address(saver.conn)
 
+    def is_at(self, url: str) -> bool:
+        """Tell whether a URL names this database."""
+        from psycopg.conninfo import conninfo_to_dict
+
+        mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
+        return {**mine, "password": ""} == {**other, "password": ""}
+
     async def _create(self, definition: str) -> None:
         name = definition.partition("EXISTS ")[2].partition(" ")[0]
         # Two processes that create it at once would collide in spite of IF NOT EXISTS.
