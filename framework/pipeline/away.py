@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
 
 from configs.streaming import emit, is_heard
@@ -178,10 +180,13 @@ def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
 
 def _teller(notify: Callable[[str, float | None], None] | None) -> Callable[[Any], None]:
     def tell(event: Any) -> None:
-        if notify is not None and event.get("event_type") == "step_progress":
+        if not (isinstance(event, Mapping) and "seq" in event):
+            with suppress(RuntimeError):  # what the author sent past us goes on as it is
+                get_stream_writer()(event)
+        elif notify is not None and event.get("event_type") == "step_progress":
             notify(event.get("message", ""), event.get("progress"))
         else:
-            emit(event)
+            emit(dict(event))
 
     return tell
 

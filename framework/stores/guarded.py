@@ -18,6 +18,7 @@ from framework.stores.leases import leases_of
 from framework.stores.reading import checked, readable
 from framework.stores.records import PREFIX
 from framework.stores.rows import SaverRows, rows_of
+from framework.stores.step_results import step_results_of
 
 T = TypeVar("T")
 PAGE = 100
@@ -51,7 +52,12 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
 
     aput = _guarded("aput")
     aput_writes = _guarded("aput_writes")
-    adelete_thread = _guarded("adelete_thread")
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Drop a thread, with what its steps left on other workers."""
+        drop = super().adelete_thread
+        await self.guarded("written", lambda: drop(thread_id))
+        await step_results_of(self).drop_thread(thread_id)
 
     @abstractmethod
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -82,7 +82,7 @@ class Place:
         self,
         capabilities: Sequence[Any],
         *queues: str,
-        ttl: float = 1.0,
+        ttl: float = 0.6,
         encryption_key: str | None = None,
         **options: Any,
     ) -> Worker:

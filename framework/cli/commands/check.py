@@ -153,6 +153,7 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         yield _told("error", text)
     for text in warnings_of(registry, offline=offline, saved=url not in ("", MEMORY)):
         yield _told("warning", text)
+    yield from _check_queues(registry, settings)
     for name in registry.capabilities:
         yield from _check_guides(registry, name)
     for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
@@ -170,6 +171,18 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
 def _told(level: Literal["warning", "error"], text: str) -> Finding:
     text, _, fix = text.partition(" Fix: ")
     return Finding("registry", level, text, fix)
+
+
+def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    from framework.graph.validate import queued_warnings
+
+    try:
+        found = queued_warnings(registry, settings)
+    except ConfigurationError as exc:
+        yield Finding.of_error("configuration", exc)
+        return
+    for text in found:
+        yield _told("warning", text)
 
 
 def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
