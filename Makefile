@@ -7,8 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
-	@$(BIN)/capgraph ask --config configs/demo.yml \
-	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?"
+	@thread=demo-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/capgraph ask --config configs/demo.yml --thread $$thread \
+	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?" \
+	&& echo "In the console: $(BIN)/capgraph serve --config configs/demo.yml --thread $$thread"
 
 test: check browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile

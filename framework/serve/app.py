@@ -173,6 +173,8 @@ def protocol_routes(
         try:
             require_extra(module, extra)
         except MissingExtraError as exc:
+            if extra == "mcp" and settings.mcp.tools:
+                raise
             get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
             continue
         made = importlib.import_module(f"framework.serve.routes.{extra}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ pytestmark = pytest.mark.may_block
 """Playwright's loop runs in this thread; the server is another process."""
 
 ASK = "read the level of the tank, get the forecast and open the valve"
+ROOT = Path(__file__).parents[2]
 PARTS = ["Plan", "Timeline", "Inbox", "Ledger", "Usage", "History", "Agent"]
 
 
@@ -306,6 +310,33 @@ def test_nothing_is_cut_at_any_width(browser: Any, served: Any, width: int) -> N
         )
         assert wide == [], part
     context.close()
+
+
+def test_the_command_that_the_demonstration_prints_shows_its_thread(
+    browser: Any, tmp_path: Path
+) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    asked, printed = (
+        found.replace("$$thread", "demo-1")
+        for found in re.findall(r"\$\(BIN\)/capgraph ((?:ask|serve) .* \$\$thread)", makefile)
+    )
+    (question,) = re.findall(r'"(What .*)"', makefile)
+    database = ["--db", f"sqlite:///{tmp_path / 'threads.db'}"]
+    command = [sys.executable, "-m", "framework.cli", *shlex.split(asked), question, *database]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    words = [word.replace("configs/", f"{ROOT}/configs/") for word in shlex.split(printed)[1:]]
+    server = Served(tmp_path, words=words)
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(server.link)
+        assert page.url == f"{server.url}/?thread=demo-1"
+        page.get_by_test_id("message").filter(has_text=question).wait_for()
+        page.get_by_test_id("answer").filter(has_text="2015").wait_for()
+    finally:
+        context.close()
+        server.end()
 
 
 def test_an_open_page_goes_on_after_a_restart(browser: Any, tmp_path: Path) -> None:

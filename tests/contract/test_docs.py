@@ -261,7 +261,7 @@ def test_the_import_order_of_the_architecture_is_the_one_that_is_enforced() -> N
 
 def test_the_readme_and_the_picture_ask_what_the_demonstration_asks() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    question = re.search(r'^\s+"(What .*\?)"$', makefile, re.M)
+    question = re.search(r'^\s+"(What .*\?)" \\$', makefile, re.M)
     assert question is not None
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert question[1] in " ".join(readme.split())

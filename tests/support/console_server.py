@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,15 @@ def missing(what: str) -> None:
 class Served:
     """A server of its own, which can be ended and begun again at the same place."""
 
-    def __init__(self, folder: Path, *, auth: Path | None = None, agent: str = AGENT) -> None:
-        self.folder, self.auth = folder, auth
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        auth: Path | None = None,
+        agent: str = AGENT,
+        words: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.auth, self.words = folder, auth, words
         self.port = 0
         (folder / "agent.yml").write_text(agent)
         self.begin()
@@ -46,6 +54,7 @@ class Served:
             *(sys.executable, "-m", "framework.cli", "serve", "--no-open"),
             *("--config", "agent.yml", "--db", "sqlite:///threads.db", "--port", str(self.port)),
             *(("--auth", str(self.auth)) if self.auth else ()),
+            *self.words,
         ]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *(one for one in sys.path if one)])

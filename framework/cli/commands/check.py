@@ -262,15 +262,28 @@ def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Find the optional packages that a run loads late; loading tells of all others."""
     from framework.base.errors import MissingExtraError, require_extra
+    from framework.cli.commands.serve import NEEDED
 
-    wanted = {"offline": "numpy"} if offline else {}
+    wanted: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
     if any(module.split(".")[0] == "capabilities" for module in settings.modules):
-        wanted["data"] = "duckdb"
-    for extra, module in wanted.items():
+        wanted["data"] = ("duckdb",)
+    serve = settings.serve
+    if "serve" in settings.model_fields_set:
+        wanted |= {"serve": NEEDED, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
+        wanted |= {"oidc": ("authlib",)} if serve.oidc is not None else {}
+    # Without these the server leaves out what they serve, and says so.
+    left_out = {"a2a"} if serve.mcp.tools else {"a2a", "mcp"}
+    for extra, modules in wanted.items():
         try:
-            require_extra(module, extra)
+            for module in modules:
+                require_extra(module, extra)
         except MissingExtraError as exc:
-            yield Finding.of_error("extras", exc)
+            if extra in left_out:
+                yield Finding(
+                    "extras", "warning", f"/{extra} is not served. {exc.message}", exc.fix or ""
+                )
+            else:
+                yield Finding.of_error("extras", exc)
         else:
             yield Finding("extras", "ok", f"{extra}: installed")
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from configs.settings import Settings
 
 app = typer.Typer()
+NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
+"""Modules of the extra ``serve``."""
 
 
 @app.command("serve")
@@ -37,6 +39,10 @@ def serve(
         Path | None,
         typer.Option("--auth", help="File of tokens ('capgraph token'); without it, a link."),
     ] = None,
+    thread: Annotated[
+        str | None,
+        typer.Option("--thread", "-t", help="Thread that the one-time link opens."),
+    ] = None,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
@@ -48,7 +54,7 @@ def serve(
     from framework.base.errors import require_extra
     from framework.cli.agent import read_settings
 
-    for module in ("starlette", "uvicorn", "prometheus_client", "ag_ui"):
+    for module in NEEDED:
         require_extra(module, "serve")
     from framework.serve.shield import is_loopback
 
@@ -66,7 +72,8 @@ def serve(
             f"The file of tokens {str(auth)!r} does not exist.",
             fix=f"capgraph token NAME --auth {auth}",
         )
-    ran = asyncio.run(_serve(settings, model, db, host, port, auth, opens=not no_open))
+    opens = not no_open
+    ran = asyncio.run(_serve(settings, model, db, host, port, auth, thread, opens=opens))
     raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
 
 
@@ -77,21 +84,29 @@ async def _serve(
     host: str,
     port: int | None,
     auth: Path | None,
+    thread: str | None,
     *,
     opens: bool,
 ) -> bool:
     from framework.cli.agent import open_agent
     from framework.cli.terminal import is_interactive
     from framework.serve.app import create_app
+    from framework.serve.links import opened
     from framework.serve.server import Server, address_of, listen_on
 
     with listen_on(host, port) as listening:
         async with open_agent(settings, model=model, db=db) as agent:
             application = create_app(agent.graph, settings=agent.settings, auth=auth, host=host)
             address, link = address_of(listening), application.state.link
+            if thread is not None and link is None:
+                raise ConfigurationError(
+                    "There is no one-time link that could open a thread.",
+                    fix=f"Log in, and open {address}{opened(thread)}",
+                )
 
             def ready() -> None:
                 shown = f" {address}login?link={link}" if link else ""
+                shown += f"&{opened(thread)[1:]}" if thread is not None else ""
                 # Whoever started the process reads this line to know that it answers.
                 print(f"serving {address}{shown}", flush=True)  # noqa: T201
                 if link and opens and is_interactive():

@@ -26,6 +26,22 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     assert found.fix == "pip install 'capgraph[offline]'"
 
 
+def test_extras_of_a_server_are_looked_for_where_one_is_configured(monkeypatch):
+    known = [f.text for f in checks.check_extras(Settings(serve={}), offline=False)]
+    assert known == ["serve: installed", "mcp: installed", "a2a: installed"]
+    for missing in ("starlette", "mcp.server", "a2a.server.routes"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    findings = [*checks.check_extras(Settings(serve={}), offline=False)]
+    assert [(f.level, f.fix) for f in findings] == [
+        ("error", "pip install 'capgraph[serve]'"),
+        ("warning", "pip install 'capgraph[mcp]'"),
+        ("warning", "pip install 'capgraph[a2a]'"),
+    ]
+    # What is asked for is not left out.
+    tools = Settings(serve={"mcp": {"tools": ["read_level"]}})
+    assert [f.level for f in checks.check_extras(tools, offline=False)][1] == "error"
+
+
 class SilentModel(ScriptedModel):
     async def _agenerate(self, *args, **kwargs):
         await asyncio.sleep(60)
