@@ -5,6 +5,7 @@ import sys
 
 from configs.settings import Settings
 from framework.cli.commands import check as checks
+from framework.graph.findings import check_settings
 from framework.registry import Registry
 from framework.testing import ScriptedModel
 
@@ -95,10 +96,10 @@ def test_behaviours_that_the_settings_name_are_made():
         capabilities={"reed": {"behaviors": [{"use": "cache"}]}},
         models={"answer": {"model": "openai:x", "behaviors": [{"use": "cache"}]}},
     )
-    found = [f for f in checks.check_settings(settings, Registry()) if f.level == "error"]
+    found = [f for f in check_settings(settings, Registry()) if f.level == "error"]
     assert len(found) == 3
     told = " ".join(f.text for f in found)
     for part in ("'retri'", "capabilities.reed.behaviors", "models.answer.behaviors"):
         assert part in told
-    [made] = checks.check_settings(Settings(behaviors=[{"use": "retry"}]), Registry())
+    [made] = check_settings(Settings(behaviors=[{"use": "retry"}]), Registry())
     assert (made.area, made.level) == ("behaviors", "ok")
