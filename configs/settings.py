@@ -267,6 +267,7 @@ class ServeSettings(Section):
         overseers: Roles that see everybody's effects, usage and audit; other users see their own.
         uploads: Files that people bring along; none may when not given.
         downloads: Folders from which files that a step made can be had.
+        evaluations: Folder of what ``capgraph eval --json`` left; shown to who oversees.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
@@ -285,6 +286,7 @@ class ServeSettings(Section):
     overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
     uploads: UploadSettings | None = None
     downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
+    evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None

@@ -33,6 +33,7 @@ from framework.serve.problems import problem, problem_of
 from framework.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
+from framework.serve.standing import Standing
 from framework.serve.threads import Threads
 from framework.serve.tokens import TokenFile
 from framework.stores.run_log import RunLog
@@ -136,7 +137,7 @@ def create_app(
         routes=[
             *files.routes(uploads, made),
             *api.routes(runs, threads, uploads),
-            *ledger.routes(kept),
+            *ledger.routes(kept, Standing(graph, threads, serve)),
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),

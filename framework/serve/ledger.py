@@ -1,4 +1,4 @@
-"""What is kept of who did what: effects, usage, the audit; and what the agent can do."""
+"""What is kept of who did what: effects, usage, the audit."""
 
 from __future__ import annotations
 
@@ -156,23 +156,3 @@ class Ledger:
             return {"valid": True, "records": 0, "problem": None}
         found = asdict(await self._audit.averify())
         return {name: found[name] for name in ("valid", "records", "problem")}
-
-    def capabilities(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe what a caller may use."""
-        permissions = self._services.permissions
-        known = self._services.registry
-        if permissions is not None:
-            known = permissions.registry_of(caller)
-        return [
-            {
-                "name": spec.name,
-                "description": spec.description,
-                "provides": list(spec.provides),
-                "requires": [need.label for need in spec.requires],
-                "effect": spec.effect,
-                "requires_approval": bool(spec.requires_approval),
-                "permission": spec.permission.name.lower() if spec.permission else None,
-                "parameters": spec.parameters.model_json_schema() if spec.parameters else None,
-            }
-            for spec in known.capabilities.values()
-        ]
