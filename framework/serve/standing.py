@@ -128,13 +128,13 @@ class Standing:
         return self._found
 
     def _look(self) -> list[dict[str, Any]]:
-        from framework.graph.findings import check_extras, findings_of
+        from framework.graph.findings import findings_of
 
         services = self._services
         offline = services.chat_model("planning") is None
         saved = rows_of(self._graph.checkpointer) is not None
         found = findings_of(services.registry, services.settings, offline=offline, saved=saved)
-        return [asdict(one) for one in (*found, *check_extras(services.settings, offline=offline))]
+        return [asdict(one) for one in found]
 
     async def evaluations(self, caller: Caller) -> list[dict[str, Any]]:
         """Return what ``capgraph eval --json`` left, the latest first; nothing for who does not oversee."""
