@@ -29,6 +29,7 @@ from framework.scale.engine import Engine
 from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
 from framework.stores.location import parse_url
+from framework.stores.open import open_saver
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.threads import open_questions, thread_summary
@@ -251,14 +252,13 @@ async def open_engine(
         MissingExtraError: The engine's extra is not installed.
         PersistenceError: The database or the engine cannot be reached.
     """
-    from framework.stores.open import open_saver
-
     services = getattr(graph, "services", None)
     if services is None:
         raise ConfigurationError(
             "Workers can only run a graph of build_graph.", fix="Give build_graph's graph."
         )
     settings = services.settings
+    check_engine(url, engine or settings.scale.engine)
     rows = rows_of(graph.checkpointer) if graph.checkpointer else None
     secret = settings.persistence.encryption_key
     here = isinstance(rows, PostgresRows) and rows.is_at(url)
@@ -273,6 +273,27 @@ async def open_engine(
         finally:
             log.close()
             await carrier.close()
+
+
+def check_engine(url: str, name: str) -> None:
+    """Make sure that there is such an engine, and that it goes with the database.
+
+    Args:
+        url: The database of the threads.
+        name: Name of the engine.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if name not in _ENGINES:
+        raise ConfigurationError(
+            f"There is no engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
+        )
+    if "://" not in url or parse_url(url).kind != "postgres":
+        raise ConfigurationError(
+            "Workers need a database that they share over the network, which SQLite is not.",
+            fix="Give the address of a PostgreSQL database: --db postgresql://…",
+        )
 
 
 async def connect(
@@ -292,20 +313,11 @@ async def connect(
         PersistenceError: It cannot be reached.
     """
     name = engine or scale.engine
-    if name not in _ENGINES:
-        raise ConfigurationError(
-            f"There is no engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
-        )
-    location = parse_url(url)
-    if location.kind != "postgres":
-        raise ConfigurationError(
-            f"Workers need a database that they share over the network, not {location.kind}.",
-            fix="Give the address of a PostgreSQL database: --db postgresql://…",
-        )
+    check_engine(url, name)
     library, extra, cls = _ENGINES[name]
     require_extra(library, extra)
     opened = getattr(importlib.import_module(f"framework.scale.{name}"), cls)
-    address = location.target if name == "postgres" else temporal or scale.temporal
+    address = url if name == "postgres" else temporal or scale.temporal
     found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
     return found
 

@@ -109,8 +109,10 @@ class PostgresEngine:
     async def waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
         found = await self._run(
-            "SELECT queue_name, count(*) FROM procrastinate_jobs WHERE status = 'todo'"
-            " AND task_name <> %s GROUP BY queue_name ORDER BY queue_name",
+            "SELECT queue_name, count(*) FROM procrastinate_jobs job WHERE status = 'todo'"
+            " AND task_name <> %s AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs other"
+            " WHERE other.lock = job.lock AND other.status = 'doing')"
+            " GROUP BY queue_name ORDER BY queue_name",
             _SCHEDULED,
         )
         return {str(queue): int(number) for queue, number in found}

@@ -8,7 +8,8 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,6 +21,7 @@ from framework.scale.advance import Runner
 from framework.scale.client import Client
 from framework.scale.engine import TURNS, Schedule
 from framework.scale.order import StepOrder, TurnOrder
+from framework.scale.remote import Steps
 from framework.stores.rows import rows_of
 from framework.stores.waits import due
 
@@ -92,13 +94,22 @@ class Worker:
         self._scale = client.graph.services.settings.scale
         self._rows = rows_of(client.graph.checkpointer)
         self._draining = asyncio.Event()
-        self._running = 0
+        self._steps = Steps(
+            client.graph, client.engine, queues=self._queues, draining=self._draining
+        )
+        self._running: set[asyncio.Task[None] | None] = set()
         self._next_recovery = self._next_pruning = 0.0
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Take no other order; what runs comes to a point from which another worker goes on."""
         self._draining.set()
         self._runner.drain(seconds)
+        asyncio.get_running_loop().call_later(seconds, self._end_steps)
+
+    def _end_steps(self) -> None:
+        for task in self._running:
+            if task is not None:
+                task.cancel()
 
     async def run(self) -> None:
         """Work until it is drained."""
@@ -128,17 +139,29 @@ class Worker:
             ThreadBusyError: Somebody else runs it.
             PersistenceError: The database is away, or this worker ends: another one has to go on.
         """
-        self._running += 1
-        try:
+        with self._working():
             report = await self._runner.advance(order)
-        finally:
-            self._running -= 1
         if report.left:
             raise PersistenceError("The worker ends.", fix="Another one goes on with the thread.")
 
     async def step(self, order: StepOrder) -> None:
-        """Run a step."""
-        raise NotImplementedError
+        """Run a step, unless its result is there.
+
+        Raises:
+            ThreadBusyError: Another worker runs it.
+            PersistenceError: What came of it cannot be kept.
+        """
+        with self._working():
+            await self._steps.run(order)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        self._running.add(task)
+        try:
+            yield
+        finally:
+            self._running.discard(task)
 
     async def scheduled(self, schedule: Schedule, moment: float) -> None:
         """Begin the turn of a schedule; the same moment begins it once."""
@@ -167,7 +190,7 @@ class Worker:
         await self._rows.table(_TABLE)
         if seconds:
             queues = json.dumps(self._queues)
-            await self._rows.run(_PUT, (self.id, queues, self._running, seconds))
+            await self._rows.run(_PUT, (self.id, queues, len(self._running), seconds))
         else:
             await self._rows.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 
@@ -179,7 +202,9 @@ class Worker:
         if now >= self._next_recovery:
             self._next_recovery = now + self._scale.lease_seconds
             # An order that waits already is the same one.
-            for run in reversed(await client.log.unfinished()):
+            before = time.time() - self._scale.lease_seconds
+            lost = [run for run in await client.log.unfinished() if run.opened < before]
+            for run in reversed(lost):
                 await client.engine.submit(TurnOrder(run.thread_id, run.run_id))
         if now >= self._next_pruning:
             self._next_pruning = now + _HOUR
