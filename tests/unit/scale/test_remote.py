@@ -15,7 +15,7 @@ from configs.settings import Settings
 from framework import BaseCapability, capability_node
 from framework.base.capability import ErrorClassification
 from framework.base.context import CapabilityContext
-from framework.base.errors import ErrorSeverity
+from framework.base.errors import ConfigurationError, ErrorSeverity
 from framework.base.injected import Progress
 from framework.governance import Budget
 from framework.pipeline.effect_ledger import EffectLedger
@@ -539,3 +539,24 @@ async def test_an_effect_inside_a_step_of_another_worker_is_refused(one: Place) 
     gpu.serve()
     out = await router.graph.ainvoke(plan(("o", "outer")), thread())
     assert "a restart could not tell it" in out["ui_captured_figures"][0]
+
+
+def test_check_names_what_a_queue_takes_away() -> None:
+    from framework import Registry
+    from framework.graph.validate import queued_warnings
+
+    @capability_node(name="asks", queue="gpu")
+    async def asks(frame: Frame) -> Mask:
+        """Ask."""
+        return Mask(of=0, who=interrupt("May I?"))
+
+    registry = Registry()
+    for one in (asks, capability_node(_Reads), segment("gpu")):
+        registry.register(one)
+    told = queued_warnings(registry, Settings())
+    assert [line.partition(":")[0] for line in told] == [
+        "The capability 'asks' has a queue and uses 'interrupt'",
+        "The capability 'reads' has a queue and uses 'messages'",
+    ]
+    with pytest.raises(ConfigurationError, match="names no queue"):
+        queued_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
