@@ -10,6 +10,7 @@ from langgraph.pregel import Pregel
 from framework.adapters.declare import declare
 from framework.adapters.task_graph import task_graph
 from framework.base.capability import BaseCapability, ContextType
+from framework.base.checked import checked
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, ConfigurationError
 from framework.base.step_context import StepContext
@@ -18,8 +19,9 @@ from framework.langgraph_compat import keys_of
 from framework.pipeline.effect_ledger import plain_inputs
 
 
+@checked
 def graph_capability(
-    graph: Pregel[Any, Any, Any, Any],
+    graph: Pregel[Any, Any, Any, Any] | Any,
     input: type[CapabilityContext],  # noqa: A002
     output: type[CapabilityContext],
     name: str | None = None,
@@ -83,6 +85,7 @@ def graph_capability(
     return declare(name, said, None, call, provides=output, requires=[input], **options)
 
 
+@checked
 def agent_capability(
     agent: Any,
     name: str | None = None,

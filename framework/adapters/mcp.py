@@ -42,6 +42,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from framework.adapters.declare import declare
 from framework.adapters.foreign import own_name, plain_schema, plain_text
 from framework.base.capability import BaseCapability
+from framework.base.checked import checked
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.base.ports import Attempt, CallNext, PermissionMode
@@ -107,6 +108,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         await self.aclose()
 
 
+@checked
 async def mcp_capabilities(
     server: StdioServerParameters | str | Any,
     *,

@@ -23,6 +23,7 @@ from framework.adapters.mcp import KEY
 from framework.adapters.request import request_schema
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.approvals import question_text
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError
 from framework.base.ports import Caller
 from framework.base.spec import CapabilitySpec
@@ -36,6 +37,7 @@ _MAX_OPEN = 1_000
 """How many questions wait for their answers in memory; the oldest goes first."""
 
 
+@checked
 def as_mcp_server(
     capabilities: Registry | Services | Iterable[Any],
     *,

@@ -17,6 +17,7 @@ from framework.adapters.request import output_of, refusal_of, request_of, servic
 from framework.adapters.tools import tool_capability
 from framework.base.awaiting import awaited
 from framework.base.capability import BaseCapability
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Agent
 from framework.base.spec import CapabilitySpec
@@ -37,6 +38,7 @@ class _TaskState(TaskInput, TaskOutput):
     """All keys of a graph that works on a task."""
 
 
+@checked
 def task_graph(
     thing: Any, *, services: Services | None = None, name: str | None = None
 ) -> TaskGraph:

@@ -21,12 +21,15 @@ from configs.scoped import scoped
 from framework.agents.around import around
 from framework.agents.kept import behind_step, restored, snapshot
 from framework.agents.result import FINAL, AgentResult, AgentStep
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
+from framework.base.ports import Keeper
 from framework.base.task import TaskInput, TaskOutput
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, compiled
 from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
+from framework.stores.checkpoints import CheckpointManager
 
 AgentGraph = SyncGraph[Any]
 STEP = "agent_step"
@@ -105,6 +108,7 @@ class BaseAgent:
     agent_id: str = ""
     _compiled: AgentGraph | None = None
 
+    @checked
     def __init__(
         self,
         model: Any = None,
@@ -113,8 +117,8 @@ class BaseAgent:
         tool_registry: Sequence[Any] | None = None,
         behaviors: Sequence[Any] | None = None,
         services: Services | None = None,
-        checkpoint_manager: Any = None,
-        state_store: Any = None,
+        checkpoint_manager: CheckpointManager | BaseCheckpointSaver[Any] | None = None,
+        state_store: Keeper | None = None,
         agent_id: str | None = None,
     ) -> None:
         if tools is not None and tool_registry is not None:
@@ -145,6 +149,7 @@ class BaseAgent:
 
     # --- the graph ------------------------------------------------------------------------
 
+    @checked
     def compile(
         self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
     ) -> AgentGraph:
@@ -199,6 +204,7 @@ class BaseAgent:
 
     # --- the doors ------------------------------------------------------------------------
 
+    @checked
     async def execute(self, task: str, context: Any = None) -> AgentResult:
         """Work on a task.
 
@@ -213,6 +219,7 @@ class BaseAgent:
         given = {"task": task, "streamed": False}
         return await self._result(self._go(given, uuid4().hex, context))
 
+    @checked
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
         """Work on a task, and yield each step when it is done; takes what :meth:`execute` takes.
 
@@ -230,6 +237,7 @@ class BaseAgent:
                 for step in (*item.steps[told:], *_closing(item)):
                     yield step
 
+    @checked
     async def resume_from(
         self,
         execution_id: str,

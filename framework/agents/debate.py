@@ -7,6 +7,7 @@ from typing import Any
 
 from framework.agents.result import AgentResult
 from framework.agents.teams import BaseOrchestrator, Work, named, needed
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 from framework.selection import BaseRouter
 
@@ -52,6 +53,7 @@ class DebateOrchestrator(BaseOrchestrator):
     ('Both.', 4)
     """
 
+    @checked
     def __init__(
         self,
         agents: Iterable[Any] = (),

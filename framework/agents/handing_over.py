@@ -8,7 +8,10 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
+from framework.base.checked import checked
 
+
+@checked
 def handoff(
     to: str, update: Mapping[str, Any] | None = None, *, parent: bool = False
 ) -> Command[Any]:

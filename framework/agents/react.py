@@ -29,6 +29,7 @@ from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.memory import Memory
 from framework.agents.result import FINAL, AgentStep, said_in
 from framework.agents.tool_calls import tool_node
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 
 _UNREADABLE = 2
@@ -77,6 +78,7 @@ class ReActAgent(BaseAgent):
     ('It is 4.', [('add', '4'), ('Final Answer', 'It is 4.')])
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.base.checked import checked
 from framework.base.errors import ModelError
 from framework.base.values import short_text
 from framework.selection import BaseRouter
@@ -75,6 +76,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
     '3 m, and 40 mm to come.'
     """
 
+    @checked
     def __init__(
         self,
         model: Any,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from framework.agents.result import AgentResult
 from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, ModelError
 from framework.base.values import short_text
 from framework.selection import BaseRouter
@@ -61,6 +62,7 @@ class SwarmOrchestrator(BaseOrchestrator):
     ('It is at 3 m.', 1)
     """
 
+    @checked
     def __init__(
         self,
         model: Any,

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
 from framework.agents.result import AgentResult, AgentStep
+from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -74,6 +75,7 @@ class BaseOrchestrator(BaseAgent):
         **options: As for :class:`~framework.agents.base.BaseAgent`.
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,

@@ -616,6 +616,14 @@ class AgentOutcome(Protocol):
 
 
 @runtime_checkable
+class Keeper(Protocol):
+    """Anything that keeps a value under a key, such as a state store."""
+
+    async def set(self, key: str, value: Any, /) -> Any:
+        """Keep a value in place of whatever there was."""
+
+
+@runtime_checkable
 class Agent(Protocol):
     """Anything that works on a task. What can ``compile()`` itself is run as a graph instead."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from typing_extensions import TypedDict, Unpack
 
+from framework.base.checked import checked
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.values import as_json
@@ -67,6 +68,7 @@ class BaseStateStore(ABC):
     """
 
     @abstractmethod
+    @checked
     def __init__(
         self,
         cells: Cells,
@@ -277,6 +279,7 @@ class SqliteStateStore(BaseStateStore):
         clock: Tells the time, in tests.
     """
 
+    @checked
     def __init__(self, path: str | Path, **options: Unpack[_Options]) -> None:
         target = str(path)
         file = parse_url(target).target if "://" in target else target
@@ -296,6 +299,7 @@ class PostgresStateStore(BaseStateStore):
         MissingExtraError: The extra ``postgres`` is not installed.
     """
 
+    @checked
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         if parse_url(url).kind != "postgres":
             raise ConfigurationError(
@@ -317,6 +321,7 @@ class RedisStateStore(BaseStateStore):
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
+    @checked
     def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         options.setdefault("key_prefix", f"capgraph:{_PREFIX}")
         super().__init__(RedisCells(url, ""), **options)
@@ -334,6 +339,7 @@ class StateStoreFactory:
     """Makes state stores by the name of what they lie in."""
 
     @staticmethod
+    @checked
     def create(backend: str = "memory", **kw: Any) -> BaseStateStore:
         """Make a store.
 

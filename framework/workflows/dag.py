@@ -12,6 +12,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph import END, START, StateGraph
 
 from framework.adapters.task_graph import TaskGraph
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.engine.envelopes import as_task, one_signal
 from framework.engine.services import Services
@@ -54,6 +55,7 @@ class DAGWorkflow(BaseWorkflow):
     'A text from notes on tides.'
     """
 
+    @checked
     def __init__(
         self,
         nodes: Iterable[WorkflowNode] | None = None,
@@ -68,6 +70,7 @@ class DAGWorkflow(BaseWorkflow):
         for node in nodes or ():
             self.add_node(node)
 
+    @checked
     def add_node(self, node: WorkflowNode) -> None:
         """Add a node.
 
@@ -80,10 +83,12 @@ class DAGWorkflow(BaseWorkflow):
             )
         self._nodes[node.node_id] = node
 
+    @checked
     def add_edge(self, edge: WorkflowEdge) -> None:
         """Add an edge; its ends are looked at when the workflow is compiled."""
         self._edges.append(edge)
 
+    @checked
     def compile(
         self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
     ) -> WorkflowGraph:

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
 from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
@@ -33,6 +34,7 @@ from framework.workflows.nodes import (
 )
 
 
+@checked
 @dataclass
 class WorkflowEvent:
     """Something that happened.
@@ -83,6 +85,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     3
     """
 
+    @checked
     def __init__(
         self,
         max_events: int = 100,
@@ -98,6 +101,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         self._terminal = terminal_event
         self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
 
+    @checked
     def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
         """Have events of a name handled.
 
@@ -133,6 +137,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         given = {"task": told, "inputs": {"events": events}}
         return await self._run(given, context, config)
 
+    @checked
     def compile(
         self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
     ) -> WorkflowGraph:

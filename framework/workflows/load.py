@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from configs.errors import ConfigurationError
 from configs.yaml_files import explained, read_yaml
+from framework.base.checked import checked
 from framework.engine.named import imported
 from framework.engine.services import Services
 from framework.planning.conditions import ABSENT, condition_faults, told
@@ -20,6 +21,7 @@ from framework.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, Wo
 from framework.workflows.state_machine import StateMachineWorkflow
 
 
+@checked
 def load_workflow(
     file: str | os.PathLike[str],
     agents: Mapping[str, Any] | None = None,

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.base.awaiting import awaited
+from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -52,6 +53,7 @@ class NodeResult:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@checked
 @dataclass
 class WorkflowNode:
     """One node of a workflow.
@@ -74,6 +76,7 @@ class WorkflowNode:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@checked
 @dataclass
 class WorkflowEdge:
     """A way from one node to another.
@@ -130,6 +133,7 @@ class BaseWorkflow(ABC):
         name: Name of the graph.
     """
 
+    @checked
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
         self.services = services
         self.name = name or type(self).__name__

@@ -9,7 +9,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
+from framework.base.ports import Keeper
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled
 from framework.pipeline.run_config import configurable
@@ -70,13 +72,14 @@ class StateMachineWorkflow(BaseWorkflow):
     ['draft', 'mend', 'END']
     """
 
+    @checked
     def __init__(
         self,
         states: Mapping[str, Any],
         transitions: Mapping[str, Sequence[tuple[Guard | None, str]]],
         initial_state: str,
         terminal_states: Collection[str] = (),
-        state_store: Any = None,
+        state_store: Keeper | None = None,
         max_transitions: int = 50,
         *,
         services: Services | None = None,
@@ -108,6 +111,7 @@ class StateMachineWorkflow(BaseWorkflow):
                     fix=f"The states are {', '.join(sorted(known))}.",
                 )
 
+    @checked
     def compile(
         self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
     ) -> WorkflowGraph:
