@@ -6,7 +6,6 @@ from configs.lazy import contents
 
 if TYPE_CHECKING:
     from framework.scale.advance import Report as Report
-    from framework.scale.advance import advance as advance
     from framework.scale.client import Client as Client
     from framework.scale.client import ThreadStatus as ThreadStatus
     from framework.scale.client import open_engine as open_engine

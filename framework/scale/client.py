@@ -100,6 +100,8 @@ class Client:
             )
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
+        if plan is not None and not isinstance(plan.get("steps"), list | tuple):
+            raise ValidationError("The plan has no 'steps'.", fix="Give it a list of steps.")
         given = {"message": message, "plan": plan, "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.

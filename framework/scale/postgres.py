@@ -77,7 +77,8 @@ class PostgresEngine:
                 await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES,))
                 found = await conn.execute("SELECT to_regclass('procrastinate_jobs')")
                 if (await found.fetchone() or (None,))[0] is None:
-                    await conn.execute(SchemaManager.get_schema())
+                    schema = await asyncio.to_thread(SchemaManager.get_schema)
+                    await conn.execute(schema)
                 await conn.execute(_SCHEDULES)
         return engine
 

@@ -1,0 +1,36 @@
+"""Both engines, each over a database of its own; the capabilities are those of a tank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.databases import postgres
+from tests.scale.crew import Crew
+from tests.support.temporal_server import temporal
+
+ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Any]:
+    with postgres() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def temporal_server() -> Iterator[Any]:
+    with temporal() as started:
+        yield started
+
+
+@pytest.fixture(params=ENGINES)
+def crew(request: pytest.FixtureRequest, server: Any, tmp_path: Path) -> Iterator[Crew]:
+    address = None
+    if request.param == "temporal":
+        address = request.getfixturevalue("temporal_server").address
+    with Crew(tmp_path, server, request.param, address) as made:
+        yield made
