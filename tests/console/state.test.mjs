@@ -4,9 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = new URL("../../framework/serve/console/", import.meta.url);
-const { empty, fromThread, reduce } = await import(new URL("state.js", at));
+const { empty, fromThread } = await import(new URL("state.js", at));
+const { reduce } = await import(new URL("reduce.js", at));
 const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
-const { frames } = await import(new URL("api.js", at));
+const { frames } = await import(new URL("follow.js", at));
 const { differences } = await import(new URL("history.js", at));
 
 const play = (events, from = empty()) => events.reduce(reduce, from);

@@ -409,6 +409,44 @@ def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> No
     assert found == []
 
 
+def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
+    ask(page, "get the forecast: will it rain?")
+    page.get_by_test_id("answer").wait_for()
+    page.get_by_role("tab", name="Ledger").click()
+    budgets = page.get_by_test_id("budgets").get_by_role("row")
+    row = budgets.filter(has_text="steps").filter(has_text="user")
+    row.get_by_text("100,000").wait_for()
+    assert re.search(r"99,\d\d\d", row.inner_text())
+    assert budgets.filter(has_text="seconds").filter(has_text="thread").is_visible()
+    page.get_by_test_id("limits").get_by_role("row").filter(has_text="steps").wait_for()
+
+
+def evaluation(label: str, problems: list[str]) -> str:
+    case = {"name": "rain", "passed": not problems, "problems": problems}
+    report = {"label": label, "figures": {"passed": float(not problems)}, "cases": [case]}
+    return json.dumps({"dataset": "tank", "ok": not problems, "reports": [report]})
+
+
+def test_the_agent_page_holds_graph_findings_and_evaluations(page: Any, served: Any) -> None:
+    folder = served.folder / "evaluations"
+    folder.mkdir()
+    (folder / "monday.json").write_text(evaluation("old", ["- step rain_forecast"]))
+    (folder / "tuesday.json").write_text(evaluation("new", []))
+    page.get_by_role("tab", name="Agent").click()
+    page.get_by_test_id("graph").get_by_text("orchestrator").wait_for()
+    page.get_by_test_id("findings").get_by_text("has no examples").first.wait_for()
+    runs = page.get_by_test_id("evaluations")
+    runs.get_by_text("1 of 1 passed").wait_for()
+    runs.get_by_role("checkbox", name="Mark monday").check()
+    runs.get_by_role("checkbox", name="Mark tuesday").check()
+    told = page.get_by_test_id("evaluation-difference")
+    told.get_by_text("monday · old → tuesday · new").wait_for()
+    assert told.get_by_role("row").filter(has_text="passed").inner_text().split() == [
+        "passed", "0", "1", "1",
+    ]  # fmt: skip
+    assert "- step rain_forecast" in told.get_by_role("row").filter(has_text="rain").inner_text()
+
+
 def test_the_timeline_is_saved_and_moments_are_compared(page: Any, served: Any) -> None:
     thread = served.run_plan(slow(2, 0.1))
     page.goto(f"{served.url}/?thread={thread}#timeline")

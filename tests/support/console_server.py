@@ -22,6 +22,8 @@ name: tank
 description: Looks after a tank.
 modules: [tests.support.console_agent]
 audit: {keep: true}
+budgets: [{steps: 100000, per: user}, {seconds: 600, per: thread}]
+serve: {evaluations: evaluations}
 """
 
 

@@ -1,9 +1,9 @@
 // Puts the parts together: the address, what is open, what runs, and what the parts may ask for.
 
-import { Problem, call, follow, get, post, query, threadPath } from "./api.js";
+import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
-import { RUNS, empty, fromThread, openRun, reduce } from "./state.js";
+import { RUNS, empty, fromThread, openRun } from "./state.js";
 import { figuresOf, talkView } from "./talk.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
@@ -193,15 +193,20 @@ const app = {
     this.turn = { ...this.turn, run: this.turn.run ?? runId };
     this.following = runId;
     if (document.hidden) return changed();
-    this.leave = follow(runId, {
-      events: (list) => {
-        for (const event of list) this.turn = reduce(this.turn, event);
-        changed();
-      },
-      state: (word) => { this.connection = word; changed(); },
-      gone: () => { this.ended(); },
-      end: () => { this.ended(); },
-    });
+    const left = new AbortController();
+    this.leave = () => left.abort();
+    Promise.all([import("./follow.js"), import("./reduce.js")]).then(([{ follow }, { reduce }]) => {
+      if (left.signal.aborted) return;
+      this.leave = follow(runId, {
+        events: (list) => {
+          for (const event of list) this.turn = reduce(this.turn, event);
+          changed();
+        },
+        state: (word) => { this.connection = word; changed(); },
+        gone: () => { this.ended(); },
+        end: () => { this.ended(); },
+      });
+    }).catch(this.fail);
     return changed();
   },
   hangUp() {
