@@ -10,8 +10,10 @@ import asyncio
 import base64
 import hashlib
 import json
+import uuid
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,10 +148,13 @@ class Runner:
             PersistenceError: The database is away, or the lease was lost.
         """
         caller = Caller(**run.request["caller"])
-        config = {
+        config: dict[str, Any] = {
             "metadata": {"run_id": run.run_id},
             "configurable": {"thread_id": run.thread_id, **configurable_of(caller)},
         }
+        with suppress(ValueError):
+            # Traces, events and the audit call the run as whoever asked for it does.
+            config["run_id"] = uuid.UUID(run.run_id)
         turn = self._turns[run.run_id] = Turn(self._graph, config)
         return self._work(run, lease, turn)
 

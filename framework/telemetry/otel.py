@@ -10,6 +10,7 @@ and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,9 +62,11 @@ class OpenTelemetrySink(Fed):
         meter_provider: Where metrics go; the global one when not given.
         content: Whether spans hold objectives and messages, which are content of the user's.
         prices: What models cost; the process's own table, and ``genai-prices``, when not given.
+        endpoint: Address of a collector that spans are sent to over OTLP/HTTP, such as
+            ``http://localhost:4318``; in place of a provider of spans.
 
     Raises:
-        MissingExtraError: OpenTelemetry is not installed.
+        MissingExtraError: OpenTelemetry, or with an endpoint its exporter, is not installed.
 
     >>> from framework import build_graph
     >>> graph = build_graph([], sinks=[OpenTelemetrySink()])
@@ -76,8 +79,11 @@ class OpenTelemetrySink(Fed):
         *,
         content: bool = False,
         prices: PriceTable | None = None,
+        endpoint: str | None = None,
     ) -> None:
         super().__init__()
+        if endpoint is not None:
+            tracer_provider = _sending_to(endpoint)
         self._prices = prices or PriceTable.of_process()
         self._outside: OrderedDict[str, SpanContext] = OrderedDict()
         self._trace = require_extra("opentelemetry.trace", "otel")
@@ -382,6 +388,19 @@ class OpenTelemetrySink(Fed):
             name, run = self._runs.popitem(last=False)
             self._end(run, name, now, None)
         self._drain()
+
+
+def _sending_to(endpoint: str) -> TracerProvider:
+    sdk = require_extra("opentelemetry.sdk.trace", "otel")
+    export = require_extra("opentelemetry.sdk.trace.export", "otel")
+    resources = require_extra("opentelemetry.sdk.resources", "otel")
+    otlp = require_extra("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}
+    # What is left when the process ends is sent then: the provider sees to it.
+    provider: TracerProvider = sdk.TracerProvider(resource=resources.Resource.create(named))
+    exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(export.BatchSpanProcessor(exporter))  # type: ignore[attr-defined]
+    return provider
 
 
 def _model(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,9 +94,13 @@ class Served:
 
 @contextlib.contextmanager
 def serve_process(
-    folder: Path, *more: str, db: str = "sqlite:///threads.db", **settings: Any
+    folder: Path,
+    *more: str,
+    db: str = "sqlite:///threads.db",
+    configured: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """Start the command, with further words, and end it."""
+    """Start the command, with further words and settings of the agent, and end it."""
     folder.mkdir(exist_ok=True)
     served = Served(folder)
     quick = {"requests_per_minute": 1e9, "logins_per_minute": 1e9, "open_runs_per_user": 10_000}
@@ -105,6 +109,7 @@ def serve_process(
         "modules": ["tests.support.served"],
         "given": ["SOURCE"],
         "serve": {**quick, "uploads": uploads, **settings},
+        **(configured or {}),
     }
     (folder / "agent.yml").write_text(json.dumps(agent))
     words = ["--config", "agent.yml", "--port", "0", "--db", db, "--no-open", *more]
