@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from framework.scale.client import open_engine as open_engine
     from framework.scale.engine import Engine as Engine
     from framework.scale.engine import Handler as Handler
-    from framework.scale.engine import Schedule as Schedule
     from framework.scale.order import StepOrder as StepOrder
     from framework.scale.order import TurnOrder as TurnOrder
+    from framework.scale.schedules import Schedule as Schedule
     from framework.scale.worker import Worker as Worker
     from framework.scale.worker import list_workers as list_workers
 

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from framework.scale.order import StepOrder, TurnOrder
 
 TURNS = "turns"
 """The queue of turns, and of steps that name none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A turn that is begun again and again.
-
-    Attributes:
-        id: Names it.
-        cron: When, as five fields of cron, in UTC.
-        message: What is asked.
-        thread: Thread that it is asked in; empty for a new one each time.
-    """
-
-    id: str
-    cron: str
-    message: str
-    thread: str = ""
 
 
 class Handler(Protocol):
@@ -39,7 +21,7 @@ class Handler(Protocol):
     async def step(self, order: StepOrder) -> None:
         """Run a step, unless its result is there already."""
 
-    async def scheduled(self, schedule: Schedule, moment: float) -> None:
+    async def scheduled(self, schedule: str, moment: float) -> None:
         """Begin the turn of a schedule; the same moment begins it once."""
 
 
@@ -50,8 +32,14 @@ class Engine(Protocol):
     An engine keeps no result and is never the truth about a thread: that is its database.
     """
 
-    async def submit(self, order: TurnOrder) -> None:
-        """Hand a thread to a worker of the queue ``turns``; one at a time works on a thread."""
+    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
+        """Hand a thread to a worker of the queue ``turns``; one at a time works on a thread.
+
+        Args:
+            order: The thread, and the run to begin with.
+            again: Whether the run was handed over before; then a thread that still has an order is
+                left alone.
+        """
 
     async def run_step(self, order: StepOrder) -> None:
         """Hand a step to a worker of its queue; returns when the order is kept."""
@@ -80,14 +68,18 @@ class Engine(Protocol):
     async def waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
 
-    async def add_schedule(self, schedule: Schedule) -> None:
-        """Keep a schedule."""
+    async def schedule(self, name: str, cron: str) -> None:
+        """Have a worker of the queue ``turns`` told of each moment of a new schedule.
 
-    async def schedules(self) -> Sequence[Schedule]:
-        """Return the schedules."""
+        Its row is in ``capgraph_schedules`` already.
 
-    async def remove_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; tells whether there was one."""
+        Args:
+            name: Names it.
+            cron: Five fields of cron, in UTC.
+        """
+
+    async def unschedule(self, name: str) -> None:
+        """Forget the moments of a schedule."""
 
     async def close(self) -> None:
         """Let connections go."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -19,19 +19,14 @@ from procrastinate.worker import Worker
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from configs.logger import get_logger
-from framework.base.errors import PersistenceError, ThreadBusyError, ValidationError
-from framework.scale.engine import TURNS, Handler, Schedule
+from framework.base.errors import PersistenceError, ThreadBusyError
+from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
+from framework.scale.schedules import TABLE
 
 _TURN, _STEP, _SCHEDULED = "capgraph.turn", "capgraph.step", "capgraph.scheduled"
 _TABLES = 0x6361_7067_7363_616C
 """Advisory lock of whoever makes the tables."""
-_SCHEDULES = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
-    id TEXT PRIMARY KEY,
-    cron TEXT NOT NULL,
-    message TEXT NOT NULL,
-    thread TEXT NOT NULL
-)"""
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 _NEVER = 1e9
@@ -79,12 +74,12 @@ class PostgresEngine:
                 if (await found.fetchone() or (None,))[0] is None:
                     schema = await asyncio.to_thread(SchemaManager.get_schema)
                     await conn.execute(schema)
-                await conn.execute(_SCHEDULES)
+                await conn.execute(TABLE)
         return engine
 
     # --- orders ---------------------------------------------------------------------------
 
-    async def submit(self, order: TurnOrder) -> None:
+    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
         """Hand a thread to a worker; one that waits already is enough."""
         await self._defer(_TURN, TURNS, order.thread, asdict(order))
 
@@ -175,8 +170,9 @@ class PostgresEngine:
             try:
                 with _reached():
                     left = await self._mend(working, desk, left)
-                    for schedule in await self.schedules() if keeps_time else ():
-                        await self._defer_next(schedule)
+                    if keeps_time:
+                        for row in await self._run("SELECT id, cron FROM capgraph_schedules"):
+                            await self.schedule(*row)
             except PersistenceError as exc:
                 self._log.warning("Nothing was looked after: %s", exc)
             await asyncio.sleep(self._lease_seconds / 6 if ready.is_set() else 0.02)
@@ -214,44 +210,16 @@ class PostgresEngine:
 
     # --- schedules ------------------------------------------------------------------------
 
-    async def add_schedule(self, schedule: Schedule) -> None:
-        """Keep a schedule.
+    async def schedule(self, name: str, cron: str) -> None:
+        """Order the next moment of a schedule; the worker that does it orders the one after it."""
+        at = croniter(cron, time.time()).get_next(float)
+        await self._defer(_SCHEDULED, TURNS, name, {"schedule": name, "moment": at}, at)
 
-        Raises:
-            ValidationError: It says no times.
-        """
-        if not croniter.is_valid(schedule.cron) or len(schedule.cron.split()) != 5:
-            raise ValidationError(
-                f"{schedule.cron!r:.80} says no times.",
-                fix="Write the five fields of cron: '0 7 * * *' is every day at seven, UTC.",
-            )
-        await self._run(
-            "INSERT INTO capgraph_schedules VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE"
-            " SET cron = excluded.cron, message = excluded.message, thread = excluded.thread",
-            *(schedule.id, schedule.cron, schedule.message, schedule.thread),
-        )
-        await self._defer_next(schedule)
-
-    async def _defer_next(self, schedule: Schedule) -> None:
-        at = croniter(schedule.cron, time.time()).get_next(float)
-        args = {"schedule": schedule.id, "moment": at}
-        await self._defer(_SCHEDULED, TURNS, schedule.id, args, at)
-
-    async def schedules(self) -> Sequence[Schedule]:
-        """Return the schedules."""
-        found = await self._run("SELECT id, cron, message, thread FROM capgraph_schedules")
-        return sorted((Schedule(*row) for row in found), key=lambda one: one.id)
-
-    async def remove_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; tells whether there was one."""
+    async def unschedule(self, name: str) -> None:
+        """Forget the moments of a schedule."""
         await self._run(
             "DELETE FROM procrastinate_jobs WHERE status = 'todo' AND queueing_lock = %s",
-            f"{_SCHEDULED}/{schedule_id}",
-        )
-        return bool(
-            await self._run(
-                "DELETE FROM capgraph_schedules WHERE id = %s RETURNING id", schedule_id
-            )
+            f"{_SCHEDULED}/{name}",
         )
 
     async def close(self) -> None:
@@ -281,12 +249,7 @@ class _Desk:
     async def scheduled(
         self, context: procrastinate.JobContext, schedule: str, moment: float
     ) -> None:
-        async def do() -> None:
-            for one in await self._engine.schedules():
-                if one.id == schedule:
-                    await self._handler.scheduled(one, moment)
-
-        await self._do(context.job, do)
+        await self._do(context.job, lambda: self._handler.scheduled(schedule, moment))
 
     async def _do(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         self.jobs.add(job.id)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -23,14 +23,18 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import (
     Client,
+    Schedule,
     ScheduleActionStartWorkflow,
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
 )
-from temporalio.client import Schedule as TemporalSchedule
 from temporalio.common import ActivityIDConflictPolicy
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.exceptions import (
+    ApplicationError,
+    ApplicationErrorCategory,
+    WorkflowAlreadyStartedError,
+)
 from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 from temporalio.worker import (
     CustomSlotSupplier,
@@ -47,7 +51,7 @@ from temporalio.worker import (
 
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError, ValidationError
-from framework.scale.engine import TURNS, Handler, Schedule
+from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.turn_workflow import (
     Begin,
@@ -62,7 +66,6 @@ _PREFIX = "capgraph/"
 _CONNECT = timedelta(seconds=5)
 # A server that is away is waited for, by whoever hands it something.
 _RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
-_CATCH_UP = timedelta(minutes=10)
 _AT_ONCE = timedelta(milliseconds=1)
 _SOON = timedelta(milliseconds=100)
 _LONG = timedelta(days=1)
@@ -96,38 +99,28 @@ class TemporalEngine:
         Raises:
             PersistenceError: It cannot be reached.
         """
-        until = time.monotonic() + _CONNECT.total_seconds()
-        while True:
-            try:
-                with _reached(address):
-                    client = await Client.connect(
-                        address, namespace=_NAMESPACE, retry_config=_RETRY, connect_timeout=_CONNECT
-                    )
-            except PersistenceError:
-                # A server that has just been started is away for a moment.
-                if time.monotonic() > until:
-                    raise
-                await asyncio.sleep(0.2)
-            else:
-                return cls(client, address, lease_seconds)
+        return cls(await _connect(address), address, lease_seconds)
 
-    async def submit(self, order: TurnOrder) -> None:
+    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
         """Hand a thread to a worker; its workflow is begun, or told.
 
         Args:
             order: The thread and its run.
+            again: Whether it was handed over before; then a workflow that is there is not told, for
+                what it is told it keeps as long as it lives.
 
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        with _reached(self._address):
+        kept = Order(order.thread, order.run, self._lease_seconds)
+        with _reached(self._address), suppress(WorkflowAlreadyStartedError):
             await self._client.start_workflow(
                 ThreadWorkflow.run,
-                [],
+                [kept] if again else [],
                 id=_PREFIX + order.thread,
                 task_queue=TURNS,
-                start_signal="order",
-                start_signal_args=[Order(order.thread, order.run, self._lease_seconds)],
+                start_signal=None if again else "order",
+                start_signal_args=[] if again else [kept],
             )
 
     async def run_step(self, order: StepOrder) -> None:
@@ -212,39 +205,22 @@ class TemporalEngine:
     ) -> None:
         """Run a worker for each queue, in the event loop of the engine's own thread."""
         desk.begin(asyncio.get_running_loop())
+        # One connection has one worker for a queue.
+        client = await _connect(self._address)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
-            workers = [self._worker(desk, queue, worker, threads) for queue in sorted(set(queues))]
-            async with asyncio.TaskGroup() as group:
-                for one in workers:
-                    group.create_task(one.run())
-                ready()
-                await stop.wait()
-                for one in workers:
-                    group.create_task(one.shutdown())
+            workers = [
+                _worker(client, desk, queue, worker, threads) for queue in sorted(set(queues))
+            ]
+            runs = [asyncio.create_task(one.run()) for one in workers]
+            ready()
+            await asyncio.wait(
+                [*runs, asyncio.create_task(stop.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+            stop.set()
+            await asyncio.gather(*(one.shutdown() for one in workers))
             await desk.ended()
-
-    def _worker(self, desk: _Desk, queue: str, name: str, threads: ThreadPoolExecutor) -> Worker:
-        fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
-        turns = queue == TURNS
-        return Worker(
-            self._client,
-            task_queue=queue,
-            identity=name,
-            workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
-            activities=[desk.advance, desk.scheduled, desk.step] if turns else [desk.step],
-            # What it holds is of ours and imports nothing, so nothing has to be kept from it.
-            workflow_runner=UnsandboxedWorkflowRunner(),
-            workflow_task_executor=threads,
-            tuner=WorkerTuner.create_composite(
-                workflow_supplier=fixed,
-                activity_supplier=_Slots(desk),
-                local_activity_supplier=fixed,
-                nexus_supplier=fixed,
-            ),
-            workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(2),
-            activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
-            graceful_shutdown_timeout=_LONG,
-        )
+            with _reached(self._address):
+                await asyncio.gather(*runs)
 
     async def waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
@@ -274,65 +250,52 @@ class TemporalEngine:
             count += found.stats.approximate_backlog_count
         return count
 
-    async def add_schedule(self, schedule: Schedule) -> None:
-        """Keep a schedule, as one of Temporal's own.
+    async def schedule(self, name: str, cron: str) -> None:
+        """Have Temporal begin a workflow at each moment.
 
         Args:
-            schedule: The schedule.
+            name: Names the schedule.
+            cron: Five fields of cron, in UTC.
 
         Raises:
-            ValidationError: The moments are not written as cron does it.
+            ValidationError: Temporal knows no such times.
             PersistenceError: The server cannot be reached.
         """
-        kept = asdict(schedule)
+        action = ScheduleActionStartWorkflow(
+            ScheduleWorkflow.run,
+            Begin(name, self._lease_seconds),
+            id=f"{_PREFIX}schedule/{name}",
+            task_queue=TURNS,
+        )
+        # Moments at which no worker lived are not all made up for when one does.
+        policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
+        spec = ScheduleSpec(cron_expressions=[cron])
         try:
             with _reached(self._address):
                 await self._client.create_schedule(
-                    _PREFIX + schedule.id,
-                    TemporalSchedule(
-                        action=ScheduleActionStartWorkflow(
-                            ScheduleWorkflow.run,
-                            Begin(kept, self._lease_seconds),
-                            id=f"{_PREFIX}schedule/{schedule.id}",
-                            task_queue=TURNS,
-                        ),
-                        spec=ScheduleSpec(cron_expressions=[schedule.cron]),
-                        policy=SchedulePolicy(
-                            overlap=ScheduleOverlapPolicy.ALLOW_ALL, catchup_window=_CATCH_UP
-                        ),
-                    ),
-                    memo={"schedule": kept},
+                    _PREFIX + name, Schedule(action=action, spec=spec, policy=policy)
                 )
         except RPCError as exc:
             raise ValidationError(
-                f"The schedule {schedule.cron!r} cannot be kept: {exc.message}.",
-                fix="Write five fields of cron, such as '0 7 * * *'.",
+                f"Temporal knows no times {cron!r}: {exc.message}.",
+                fix="Write five fields of cron with numbers, such as '0 7 * * *'.",
             ) from exc
 
-    async def schedules(self) -> Sequence[Schedule]:
-        """Return the schedules."""
-        with _reached(self._address):
-            found = [
-                Schedule(**await one.memo_value("schedule"))
-                async for one in await self._client.list_schedules()
-                if one.id.startswith(_PREFIX)
-            ]
-        return sorted(found, key=lambda one: one.id)
-
-    async def remove_schedule(self, schedule_id: str) -> bool:
-        """Forget a schedule; tells whether there was one.
+    async def unschedule(self, name: str) -> None:
+        """Forget the moments of a schedule.
 
         Args:
-            schedule_id: Its id.
+            name: Names it.
+
+        Raises:
+            PersistenceError: The server cannot be reached.
         """
         with _reached(self._address):
             try:
-                await self._client.get_schedule_handle(_PREFIX + schedule_id).delete()
+                await self._client.get_schedule_handle(_PREFIX + name).delete()
             except RPCError as exc:
                 if exc.status != RPCStatusCode.NOT_FOUND:
                     raise
-                return False
-        return True
 
     async def close(self) -> None:
         """Do nothing: the connection goes with the engine."""
@@ -373,8 +336,7 @@ class _Desk:
         await self._do(order, lambda: self._handler.step(order))
 
     @activity.defn
-    async def scheduled(self, fields: dict[str, str], moment: float) -> None:
-        schedule = Schedule(**fields)
+    async def scheduled(self, schedule: str, moment: float) -> None:
         await self._do((schedule, moment), lambda: self._handler.scheduled(schedule, moment))
 
     async def _do(self, order: Hashable, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -454,6 +416,32 @@ class _Slots(CustomSlotSupplier):
         self._desk.notify()
 
 
+def _worker(
+    client: Client, desk: _Desk, queue: str, name: str, threads: ThreadPoolExecutor
+) -> Worker:
+    fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
+    turns = queue == TURNS
+    return Worker(
+        client,
+        task_queue=queue,
+        identity=name,
+        workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
+        activities=[desk.advance, desk.scheduled, desk.step] if turns else [desk.step],
+        # What it holds is of ours and imports nothing, so nothing has to be kept from it.
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        workflow_task_executor=threads,
+        tuner=WorkerTuner.create_composite(
+            workflow_supplier=fixed,
+            activity_supplier=_Slots(desk),
+            local_activity_supplier=fixed,
+            nexus_supplier=fixed,
+        ),
+        workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(2),
+        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(1),
+        graceful_shutdown_timeout=_LONG,
+    )
+
+
 def _failure(future: asyncio.Future[None]) -> BaseException | None:
     return asyncio.CancelledError() if future.cancelled() else future.exception()
 
@@ -464,6 +452,21 @@ def _given_back(why: str, delay: timedelta | None) -> ApplicationError:
     It is told no text of an error: that may hold what a thread is about.
     """
     return ApplicationError(why, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay)
+
+
+async def _connect(address: str) -> Client:
+    until = time.monotonic() + _CONNECT.total_seconds()
+    while True:
+        try:
+            with _reached(address):
+                return await Client.connect(
+                    address, namespace=_NAMESPACE, retry_config=_RETRY, connect_timeout=_CONNECT
+                )
+        except PersistenceError:
+            # A server that has just been started is away for a moment.
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.2)
 
 
 @contextmanager

@@ -37,11 +37,11 @@ class Begin:
     """A schedule whose moment has come.
 
     Attributes:
-        schedule: The schedule, as the engine writes it.
+        schedule: Names the schedule.
         lease_seconds: How long a worker is waited for that is not heard of.
     """
 
-    schedule: dict[str, str]
+    schedule: str
     lease_seconds: float
 
 

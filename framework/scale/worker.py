@@ -19,9 +19,10 @@ from framework.base.ports import Rows
 from framework.graph.turns import DRAIN_SECONDS
 from framework.scale.advance import Runner
 from framework.scale.client import Client
-from framework.scale.engine import TURNS, Schedule
+from framework.scale.engine import TURNS
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.remote import Steps
+from framework.scale.schedules import Schedules
 from framework.stores.rows import rows_of
 from framework.stores.waits import due
 
@@ -163,12 +164,15 @@ class Worker:
         finally:
             self._running.discard(task)
 
-    async def scheduled(self, schedule: Schedule, moment: float) -> None:
-        """Begin the turn of a schedule; the same moment begins it once."""
+    async def scheduled(self, schedule: str, moment: float) -> None:
+        """Begin the turn of a schedule, unless it is gone; the same moment begins it once."""
+        found = await Schedules(self._client.graph.checkpointer).get(schedule)
+        if found is None:
+            return
         at = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
-        thread = schedule.thread or f"{schedule.id}-{at}"
-        run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule.id}/{at}"))
-        await self._client.submit(thread, schedule.message, run_id=run_id)
+        thread = found.thread or f"{schedule}-{at}"
+        run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{at}"))
+        await self._client.submit(thread, found.message, run_id=run_id)
 
     # --- what nobody else looks after -----------------------------------------------------
 
@@ -205,7 +209,7 @@ class Worker:
             before = time.time() - self._scale.lease_seconds
             lost = [run for run in await client.log.unfinished() if run.opened < before]
             for run in reversed(lost):
-                await client.engine.submit(TurnOrder(run.thread_id, run.run_id))
+                await client.engine.submit(TurnOrder(run.thread_id, run.run_id), again=True)
         if now >= self._next_pruning:
             self._next_pruning = now + _HOUR
             assert self._rows is not None

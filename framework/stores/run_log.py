@@ -9,7 +9,6 @@ moment: a listener sees none that a restart could lose.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
-from framework.stores.reading import readable
+from framework.stores.reading import as_text, from_text
 from framework.stores.rows import OwnRows, rows_of
 
 STOPPING = "stopping"
@@ -496,12 +495,8 @@ class RunLog:
         run_id, thread_id, owner, status, opened, ended, request = row
         return LoggedRun(run_id, thread_id, owner, status, opened, ended, self._unpacked(request))
 
-    # As text of the saver's own serializer: encrypted where checkpoints are.
     def _packed(self, value: Any) -> str:
-        kind, data = self._serde.dumps_typed(value)
-        return f"{kind}:{base64.b64encode(data).decode()}"
+        return as_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        kind, _, data = text.partition(":")
-        with readable("of the runs"):
-            return self._serde.loads_typed((kind, base64.b64decode(data)))
+        return from_text(self._serde, text, "of the runs")

@@ -12,7 +12,6 @@ the thread before it acts.
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from framework.base.errors import ConfigurationError, PersistenceError
 from framework.base.ports import Rows
-from framework.stores.reading import readable
+from framework.stores.reading import as_text, from_text
 from framework.stores.rows import rows_of
 
 _STEPS = """CREATE TABLE IF NOT EXISTS capgraph_steps (
@@ -290,13 +289,10 @@ class StepResults:
         await self._rows.run(f"DELETE FROM capgraph_steps WHERE {condition}", values)
 
     def _packed(self, value: Any) -> str:
-        kind, data = self._serde.dumps_typed(value)
-        return f"{kind}:{base64.b64encode(data).decode()}"
+        return as_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        kind, _, data = text.partition(":")
-        with readable("of the steps"):
-            return self._serde.loads_typed((kind, base64.b64decode(data)))
+        return from_text(self._serde, text, "of the steps")
 
 
 def _plain(event: Mapping[str, Any]) -> Any:

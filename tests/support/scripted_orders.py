@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from framework.scale.engine import Schedule
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.temporal import TemporalEngine
 
@@ -33,7 +32,7 @@ class Scripted:
         self.name = name
         self.go = asyncio.Event()
         self.draining = asyncio.Event()
-        self.moments: list[tuple[Schedule, float]] = []
+        self.moments: list[tuple[str, float]] = []
         self.most = 0
         self._now = 0
         self._failed: set[str] = set()
@@ -45,9 +44,9 @@ class Scripted:
     async def step(self, order: StepOrder) -> None:
         await self._do(order.queue, order.id)
 
-    async def scheduled(self, schedule: Schedule, moment: float) -> None:
+    async def scheduled(self, schedule: str, moment: float) -> None:
         self.moments.append((schedule, moment))
-        self._note(f"{self.name} moment {schedule.id}")
+        self._note(f"{self.name} moment {schedule}")
 
     async def _do(self, place: str, what: str) -> None:
         self._now += 1

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from temporalio.client import Client, ScheduleBackfill
 
-from framework.scale.engine import Schedule
 from framework.scale.order import TurnOrder
 from framework.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
@@ -44,7 +43,7 @@ async def _main() -> None:
             await engine.submit(TurnOrder("recorded", run))
         worker.go.set()
         await _keep(client, "thread", "capgraph/recorded")
-        await engine.add_schedule(Schedule("daily", "30 7 * * *", "How are things?"))
+        await engine.schedule("daily", "30 7 * * *")
         moment, minute = datetime(2026, 3, 4, 7, 30, tzinfo=UTC), timedelta(minutes=1)
         await client.get_schedule_handle("capgraph/daily").backfill(
             ScheduleBackfill(moment - minute, moment + minute)

@@ -28,11 +28,13 @@ def add(
     """Ask a question again and again; prints the schedule's id."""
     from framework.cli.agent import check_thread_id, new_thread_id
     from framework.cli.workers import with_engine
-    from framework.scale import Schedule
+    from framework.scale.schedules import Schedule, Schedules
 
     named = check_thread_id(thread) if thread else ""
     schedule = Schedule(new_thread_id(), cron, question, named)
-    with_engine(config, db, engine, temporal, lambda opened, _: opened.add_schedule(schedule))
+    with_engine(
+        config, db, engine, temporal, lambda opened, saver: Schedules(saver).add(schedule, opened)
+    )
     typer.echo(schedule.id)
 
 
@@ -47,8 +49,9 @@ def list_(
     """List the schedules."""
     from framework.cli.terminal import show_rows
     from framework.cli.workers import with_engine
+    from framework.scale.schedules import Schedules
 
-    found = with_engine(config, db, engine, temporal, lambda opened, _: opened.schedules())
+    found = with_engine(config, db, engine, temporal, lambda _, saver: Schedules(saver).all())
     rows = [(one.id, one.cron, one.thread or "a new one each", one.message) for one in found]
     show_rows(
         ("schedule", "when", "thread", "question"),
@@ -69,9 +72,14 @@ def remove(
     """Forget a schedule."""
     from framework.cli.terminal import say
     from framework.cli.workers import with_engine
+    from framework.scale.schedules import Schedules
 
     was = with_engine(
-        config, db, engine, temporal, lambda opened, _: opened.remove_schedule(schedule)
+        config,
+        db,
+        engine,
+        temporal,
+        lambda opened, saver: Schedules(saver).remove(schedule, opened),
     )
     if not was:
         raise ConfigurationError(

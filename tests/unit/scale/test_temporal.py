@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, ScheduleBackfill, WorkflowHistory
 from temporalio.worker import Replayer
 
 from framework.base.errors import PersistenceError, ValidationError
 from framework.scale import temporal, turn_workflow
-from framework.scale.engine import Engine, Schedule
+from framework.scale.engine import Engine
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.temporal import TemporalEngine
 from tests.support.scripted_orders import LEASE_SECONDS, Scripted
@@ -31,6 +32,7 @@ from tests.support.temporal_server import Server
 
 pytestmark = [pytest.mark.service, pytest.mark.may_block]
 ROOT = Path(__file__).parents[3]
+_SIGNALED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED
 HISTORIES = Path(__file__).parent / "histories"
 
 
@@ -242,11 +244,7 @@ async def test_what_becomes_of_a_workflow_does_not_reach_the_turn(
 async def test_a_schedule_begins_its_moments(
     engine: TemporalEngine, client: Client, notes: Notes, thread: str
 ) -> None:
-    schedule = Schedule(thread, "30 7 * * *", "How are things?", "daily")
-    await engine.add_schedule(schedule)
-    async with asyncio.timeout(60):
-        while schedule not in await engine.schedules():
-            await asyncio.sleep(0.1)
+    await engine.schedule(thread, "30 7 * * *")
     moment = datetime(2026, 3, 4, 7, 30, tzinfo=UTC)
     minute = timedelta(minutes=1)
     async with serving(engine, Scripted("w", notes.append)) as worker:
@@ -254,11 +252,30 @@ async def test_a_schedule_begins_its_moments(
             ScheduleBackfill(moment - minute, moment + minute)
         )
         await notes.until(f"w moment {thread}")
-    assert worker.moments == [(schedule, moment.timestamp())]
-    assert await engine.remove_schedule(thread)
-    assert not await engine.remove_schedule(thread)
+    assert worker.moments == [(thread, moment.timestamp())]
+    for _ in range(2):
+        await engine.unschedule(thread)
+    assert thread not in [one.id async for one in await client.list_schedules()]
     with pytest.raises(ValidationError, match="'never'"):
-        await engine.add_schedule(Schedule("x", "never", "How are things?"))
+        await engine.schedule("x", "never")
+
+
+async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
+    engine: TemporalEngine, client: Client, notes: Notes, thread: str
+) -> None:
+    order = TurnOrder(thread, "hold")
+    handle = client.get_workflow_handle(f"capgraph/{thread}")
+    async with serving(engine, Scripted("w", notes.append)) as worker:
+        await engine.submit(order, again=True)
+        await notes.until(f"w begins {thread} hold")
+        for _ in range(3):
+            await engine.submit(order, again=True)
+        worker.go.set()
+        await handle.result()
+        history = await handle.fetch_history()
+        assert not [one for one in history.events if one.event_type == _SIGNALED]
+        await engine.submit(order, again=True)
+        await notes.until(*[f"w ends {thread} hold"] * 2)
 
 
 async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str) -> None:
