@@ -19,6 +19,7 @@ from configs.settings import Settings
 from framework import BaseCapability, build_graph, capability_node
 from framework.base.context import CapabilityContext
 from framework.pipeline.effect_ledger import EffectLedger
+from framework.scale import Worker, open_engine
 from framework.scale.remote import Steps
 from framework.stores import open_saver
 from framework.stores.leases import Leases
@@ -33,12 +34,17 @@ _INSTANTS: dict[str, tuple[Any, str]] = {
     "written": (EffectLedger, "end"),
     "result": (StepResults, "end"),
     "release": (Leases, "release"),
+    "open": (StepResults, "open"),
+    "order": (Steps, "_hand_on"),
+    "read": (StepResults, "look"),
 }
 INSTANTS = [
     *("begin<", "begin>", "claim>", "effect<", "effect>", "work<", "work>"),
     *("written<", "written>", "result<", "result>", "release<"),
 ]
 """A name with what stands before (``<``) or after (``>``) it, in the order of a step with an effect."""
+TURNS_INSTANTS = ["open<", "open>", "order>", "read>"]
+"""The same of the worker that runs the turn."""
 
 
 class Frame(CapabilityContext):
@@ -106,55 +112,27 @@ def arm(instant: str, how: str) -> None:
             return await method(self, *args, **more)
         await reach(f"{instant[:-1]}<")
         found = await method(self, *args, **more)
-        await reach(f"{instant[:-1]}>")
+        if name != "look" or found.result is not None:
+            await reach(f"{instant[:-1]}>")
         return found
 
     setattr(cls, name, armed)
-
-
-async def open_engine(kind: str, url: str, address: str) -> Any:
-    if kind == "postgres":
-        from framework.scale.postgres import PostgresEngine
-
-        return await PostgresEngine.open(url, lease_seconds=TTL)
-    from framework.scale.temporal import TemporalEngine
-
-    return await TemporalEngine.open(address, lease_seconds=TTL)
 
 
 def settings() -> Settings:
     return Settings(infrastructure=[], scale={"lease_seconds": TTL, "beat_seconds": TTL / 4})
 
 
-class _Handler:
-    def __init__(self, steps: Steps) -> None:
-        self.step = steps.run
-
-    async def turn(self, _: Any) -> None:
-        raise NotImplementedError
-
-    async def scheduled(self, *_: Any) -> None:
-        raise NotImplementedError
-
-
 async def _work(said: dict[str, Any]) -> None:
     async with open_saver(said["url"]) as saver:
         graph = build_graph(capabilities(said["effect"]), checkpointer=saver, settings=settings())
-        engine = await open_engine(said["engine"], said["url"], said["address"])
-        draining, ready = asyncio.Event(), asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, draining.set)
-        steps = Steps(graph, engine, queues=["gpu"], draining=draining)
-        if said.get("instant"):
-            arm(said["instant"], said["how"])
-        await engine.serve(
-            _Handler(steps),
-            ["gpu"],
-            worker=str(os.getpid()),
-            concurrency=4,
-            draining=draining,
-            ready=ready,
-        )
-        await engine.close()
+        options = {"engine": said["engine"], "temporal": said["address"]}
+        async with open_engine(said["url"], graph=graph, **options) as client:
+            worker = Worker(client, [said["queue"]], concurrency=4)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
+            if said["instant"]:
+                arm(said["instant"], said["how"])
+            await worker.run()
 
 
 def _main() -> None:
@@ -165,6 +143,7 @@ def _main() -> None:
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.dup2(2, 1)  # what a library prints is no answer to who asked for the process
             LOG = Path(said["log"])
             os.environ["CAPGRAPH_MACHINE"] = said["machine"]
             try:
