@@ -34,6 +34,7 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
+from framework.base.values import misfits
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
 """Context types that code may be given."""
@@ -181,10 +182,7 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
     try:
         return PythonSettings(**config)
     except PydanticValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors()
-        )
+        problems = "; ".join(misfits(error))
         raise ConfigurationError(
             f"The settings of the capability 'python' cannot be used: {problems}.",
             fix="Correct the section capabilities.python of the configuration.",

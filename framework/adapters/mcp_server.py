@@ -30,6 +30,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.bind import bind
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.run_config import configurable_of
 from framework.registry import Registry
 
 WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
@@ -110,7 +111,7 @@ class _Offer:
         if thread is None:
             given = [caller.user_id, spec.name, key] if key else uuid.uuid4().hex
             thread = f"mcp/{digest_of(given)}"
-        config: Any = {"configurable": {"thread_id": thread, **_configured(caller)}}
+        config: Any = {"configurable": {"thread_id": thread, **configurable_of(caller)}}
         graph = self._graph(spec)
         found = await graph.aget_state(config)
         answers: Any = context.input_responses or {}
@@ -246,14 +247,6 @@ def _has_its_answer(found: StateSnapshot, spec: CapabilitySpec) -> bool:
     """Tell whether a call was made before; a failure is an answer only where work acts once."""
     ended = bool(found.values) and not found.next
     return ended and (found.values.get("success", True) or spec.effect == "once")
-
-
-def _configured(caller: Caller) -> dict[str, Any]:
-    known = {"user_id": caller.user_id, "role": caller.role, "tenant": caller.tenant}
-    if not caller.authenticated:
-        return known
-    user = {"identity": caller.user_id, "role": caller.role, "tenant": caller.tenant}
-    return {"langgraph_auth_user": user, "langgraph_auth_user_id": caller.user_id}
 
 
 def said_of(output: Any, *, wrong: bool = False) -> CallToolResult:

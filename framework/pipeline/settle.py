@@ -118,7 +118,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
     with about(attempt_id=name):
         may_ask = (checked or job.spec.gate is not None) and attempt.given is None
         held = await job.door.ledger.held(attempt.key) if may_ask else {}
-        if held and held["of"] == _work(attempt):
+        if held and held["of"] == work_of(attempt):
             # A person is asked about this very result; another try would give another one.
             job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
             kept = {name: held[name] for name in ("contexts", "quality")}
@@ -194,13 +194,13 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
         return None
     if not record.updates and record.plan is None:
         kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
-        kept |= {"of": _work(attempt), "asks": list(record.asks), "quality": record.quality}
+        kept |= {"of": work_of(attempt), "asks": list(record.asks), "quality": record.quality}
         await job.door.ledger.hold(attempt.key, kept)
     shown = {"parameters": dict(attempt.values), "result": gave}
     return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
 
 
-def _work(attempt: Attempt) -> str:
+def work_of(attempt: Attempt) -> str:
     """Name what a step does: another plan may have another step under its key."""
     return digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
 
