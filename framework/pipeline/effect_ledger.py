@@ -126,7 +126,7 @@ class EffectLedger:
         visit: str = "",
         claimed: Claim | None = None,
     ) -> None:
-        self._journal = journal
+        self.journal = journal
         self._view = view
         self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
@@ -150,12 +150,7 @@ class EffectLedger:
     @property
     def durable(self) -> bool:
         """Whether records outlive the process."""
-        return self._journal.durable
-
-    @property
-    def journal(self) -> Journal:
-        """The records of the thread."""
-        return self._journal
+        return self.journal.durable
 
     async def wait_begun(self, key: str) -> dict[str, Any]:
         """Return since when a step waits, and for what; empty when it does not."""
@@ -169,7 +164,7 @@ class EffectLedger:
 
     def key(self, name: str) -> str:
         """Return the idempotency key of an effect, to hand to the outside system."""
-        return f"{self._journal.thread_id or 'thread'}/{name}"
+        return f"{self.journal.thread_id or 'thread'}/{name}"
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
@@ -186,7 +181,7 @@ class EffectLedger:
         Raises:
             PersistenceError: The checkpoint is not saved.
         """
-        await self._journal.ready_for_effects()
+        await self.journal.ready_for_effects()
 
     async def go_on(self, *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
@@ -195,7 +190,7 @@ class EffectLedger:
             StoppedError: Somebody did.
         """
         if self.durable:
-            await self._journal.go_on(self._view.users, confirm=confirm)
+            await self.journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -256,7 +251,7 @@ class EffectLedger:
             PersistenceError: It cannot be left, or another process has the thread.
         """
         record = await self._read(name)
-        await self._journal.have(ask=True)
+        await self.journal.have(ask=True)
         run = int(record.get("run", 0)) + 1
         # The audit comes first: an effect that nobody could prove does not begin.
         await must("effect", effect=name, status="begun", run=run)
@@ -270,7 +265,7 @@ class EffectLedger:
         Raises:
             PersistenceError: Another process has it: who was frozen begins nothing.
         """
-        await self._journal.have()
+        await self.journal.have()
 
     async def end(self, name: str, status: str, **more: Any) -> None:
         """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``.
@@ -395,7 +390,7 @@ class EffectLedger:
         if self._waits is None:
             async with self._lock:
                 if self._waits is None:
-                    self._waits = await self._journal.read(self._waiting)
+                    self._waits = await self.journal.read(self._waiting)
         entry = self._waits.get(key)
         if entry is None:
             return 0, None
@@ -407,7 +402,7 @@ class EffectLedger:
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._waits = {**(self._waits or {}), key: entry}
-            await self._journal.write(self._waiting, self._waits)
+            await self.journal.write(self._waiting, self._waits)
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -415,7 +410,7 @@ class EffectLedger:
         known = self._rows.get(name)
         if known is not None:
             return known
-        found = await self._journal.read(name)
+        found = await self.journal.read(name)
         if not found and name in self._view.effects:
             found = _from_state(self._view.effects[name])
         if found:
@@ -423,7 +418,7 @@ class EffectLedger:
         return found
 
     async def _write(self, name: str, record: dict[str, Any]) -> None:
-        await self._journal.write(name, record)
+        await self.journal.write(name, record)
         self._rows[name] = record
 
 

@@ -68,19 +68,14 @@ class Journal:
     ) -> None:
         self.checkpoints = tuple(checkpoints)
         self._saver, self._fence = saver, fence
-        self._thread_id = thread_id
+        self.thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None
         self._unsure = list(checkpoints)
 
     @property
-    def thread_id(self) -> str | None:
-        """The thread whose records these are."""
-        return self._thread_id
-
-    @property
     def durable(self) -> bool:
         """Whether records outlive the process."""
-        return self._saver is not None and self._thread_id is not None
+        return self._saver is not None and self.thread_id is not None
 
     @property
     def is_lent(self) -> bool:
@@ -109,13 +104,13 @@ class Journal:
         Raises:
             PersistenceError: Another process has the thread.
         """
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         with _ending_the_run():
             if self._fence is not None:
                 await self._fence(ask)
             else:
-                await leases_of(self._saver).confirm(self._thread_id, ask=ask)
+                await leases_of(self._saver).confirm(self.thread_id, ask=ask)
 
     async def ready_for_effects(self) -> None:
         """Wait until a restart would come back to the plan that is being run.
@@ -126,7 +121,7 @@ class Journal:
         Raises:
             PersistenceError: The checkpoint is not saved.
         """
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         with _ending_the_run():
             # An outer graph that starts anew would start this one anew.
@@ -140,7 +135,7 @@ class Journal:
         """Return the checkpoint on which the superstep builds, as soon as it is saved."""
         config: RunnableConfig = {
             "configurable": {
-                "thread_id": self._thread_id,
+                "thread_id": self.thread_id,
                 "checkpoint_ns": namespace,
                 "checkpoint_id": checkpoint_id,
             }
@@ -150,7 +145,7 @@ class Journal:
         while (found := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
-                    f"The plan of thread {self._thread_id!r} was not saved in"
+                    f"The plan of thread {self.thread_id!r} was not saved in"
                     f" {_CHECKPOINT_SECONDS:g} s, so no effect is begun.",
                     fix="Look at the database; then run the thread again.",
                 )
@@ -160,7 +155,7 @@ class Journal:
 
     async def began(self) -> CheckpointTuple | None:
         """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
-        if self._saver is None or self._thread_id is None or self._checkpoint is None:
+        if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
         found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
         while found is not None and found.parent_config and given_to_run(found) is None:
@@ -177,22 +172,22 @@ class Journal:
         Raises:
             StoppedError: Somebody did.
         """
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         with _ending_the_run():
-            await stops_of(self._saver).go_on(self._thread_id, users, confirm=confirm)
+            await stops_of(self._saver).go_on(self.thread_id, users, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return {}
         with _ending_the_run():
-            return await read_record(self._saver, self._thread_id, key)
+            return await read_record(self._saver, self.thread_id, key)
 
     async def write(self, key: str, record: dict[str, Any]) -> None:
         """Put a record under a key; it is durable when this returns."""
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
         with _ending_the_run():
-            await write_record(self._saver, self._thread_id, key, record, builds_on=base)
+            await write_record(self._saver, self.thread_id, key, record, builds_on=base)
