@@ -250,6 +250,22 @@ class UploadSettings(Section):
     max_user_bytes: int = Field(500_000_000, ge=1)
 
 
+class WebhookSettings(Section):
+    """An address that is told when a person is asked something.
+
+    Attributes:
+        url: The address, ``https``.
+        secret: Signs what is told; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
+        content: Whether what is asked is told besides the link to it.
+        private: Whether the address may be inside the house, and ``http``.
+    """
+
+    url: str
+    secret: SecretStr = Field(min_length=16)
+    content: bool = False
+    private: bool = False
+
+
 class ServeSettings(Section):
     """How ``capgraph serve`` answers.
 
@@ -267,6 +283,7 @@ class ServeSettings(Section):
         overseers: Roles that see everybody's effects, usage and audit; other users see their own.
         uploads: Files that people bring along; none may when not given.
         downloads: Folders from which files that a step made can be had.
+        webhook: An address that is told of new questions.
         evaluations: Folder of what ``capgraph eval --json`` left; shown to who oversees.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
@@ -286,6 +303,7 @@ class ServeSettings(Section):
     overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
     uploads: UploadSettings | None = None
     downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
+    webhook: WebhookSettings | None = None
     evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None

@@ -36,6 +36,7 @@ from framework.serve.shield import Shield, settings_of
 from framework.serve.standing import Standing
 from framework.serve.threads import Threads
 from framework.serve.tokens import TokenFile
+from framework.serve.webhook import Webhook
 from framework.stores.run_log import RunLog
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def create_app(
     uploads = Uploads(serve.uploads, services.registry) if serve.uploads is not None else None
     made = MadeFiles(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)
+    if serve.webhook is not None:
+        entered.append(Webhook(graph, threads, log, serve).running)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

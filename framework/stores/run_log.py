@@ -262,15 +262,18 @@ class RunLog:
         Args:
             owner: Only threads of this one.
         """
+        return [run.thread_id for run in await self.waiting_runs(owner)]
+
+    async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
+        """Return the runs that ended with a question and are their threads' last; see :meth:`waiting`."""
         last = {run.thread_id: run for run in self._known.values() if owner in {None, run.owner}}
         known = [run for run in last.values() if run.status == "waiting"][::-1]
-        known += await self._where(
+        return known + await self._where(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
             + (" AND owner = ?" if owner is not None else ""),
             *([owner] if owner is not None else []),
         )
-        return [run.thread_id for run in known]
 
     async def begin(self, run_id: str) -> bool:
         """Say that a run goes on; tells whether it may: nobody has stopped it."""
