@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from framework.scale.advance import Report as Report
     from framework.scale.client import Client as Client
     from framework.scale.client import ThreadStatus as ThreadStatus
+    from framework.scale.client import connect as connect
     from framework.scale.client import open_engine as open_engine
     from framework.scale.engine import Engine as Engine
     from framework.scale.engine import Handler as Handler

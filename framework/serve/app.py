@@ -41,6 +41,7 @@ from framework.stores.run_log import RunLog
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings, Settings
+    from framework.scale.engine import Engine
 
 
 def create_app(
@@ -49,6 +50,7 @@ def create_app(
     settings: Settings | None = None,
     auth: str | Path | Identity | None = None,
     host: str | None = None,
+    engine: Engine | None = None,
 ) -> Starlette:
     """Return an ASGI application that serves a graph to people and to other agents.
 
@@ -62,6 +64,8 @@ def create_app(
             Without one there is one user, ``local``, who comes by the one-time link
             (``app.state.link``).
         host: On which address the server listens; ``None`` behind somebody else's server.
+        engine: Hands runs to workers, as :func:`framework.scale.connect` opens it; without one they
+            go on in this process.
 
     Raises:
         ConfigurationError: The graph has no saver, or was not made by ``build_graph``.
@@ -83,7 +87,7 @@ def create_app(
     threads = Threads(
         graph, log, shared=auth is None and serve.oidc is None and serve.proxy is None
     )
-    runs = Runs(graph, threads, log, serve)
+    runs = Runs(graph, threads, log, serve, engine)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
         tokens = TokenFile(Path(auth)) if auth is not None else None

@@ -43,6 +43,7 @@ from framework.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings
+    from framework.scale.engine import Engine
     from framework.serve.threads import Threads
 
 _LOOK_SECONDS = 1.0
@@ -77,9 +78,18 @@ class Runs:
         threads: The threads, user by user.
         log: Where runs and their events are kept.
         settings: Bounds.
+        engine: Hands runs to workers; without one they go on in this process.
     """
 
-    def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        threads: Threads,
+        log: RunLog,
+        settings: ServeSettings,
+        engine: Engine | None = None,
+    ) -> None:
+        self._engine = engine
         self._graph = graph
         self._saver = graph.checkpointer
         self._threads = threads
@@ -158,15 +168,27 @@ class Runs:
         if self.draining:
             raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
         owner = self._threads.owner_of(kept)
-        if list(self._owners.values()).count(owner) >= self._settings.open_runs_per_user:
+        under_way = list(self._owners.values()).count(owner)
+        if self._engine is not None:
+            under_way = sum(run.is_open for run in await self._log.of_owner(owner, _TURNS))
+        if under_way >= self._settings.open_runs_per_user:
             raise LimitError(
                 f"{self._settings.open_runs_per_user} of your runs are under way.",
                 fix="Wait until one ends, or stop one.",
             )
-        lease = await leases_of(self._saver).take(kept)
         run = LoggedRun(
             str(uuid.uuid4()), kept, owner, request={**request, "caller": asdict(caller)}
         )
+        if self._engine is not None:
+            if await self._log.open_of(kept):
+                raise ThreadBusyError(
+                    f"The thread {self._threads.shown(caller, kept)!r} is being run already.",
+                    fix="Wait until that run ends or asks a person.",
+                )
+            await self._log.open(run, here=False)
+            await self._engine.submit(TurnOrder(kept, run.run_id))
+            return self._shown(caller, run)
+        lease = await leases_of(self._saver).take(kept)
         try:
             await self._log.open(run)
         except BaseException:
@@ -275,7 +297,8 @@ class Runs:
             NotThereError: There is no such run.
         """
         run = await self._mine(caller, run_id)
-        self._runner.stop(run_id)
+        if not self._runner.stop(run_id) and self._engine is not None and run.is_open:
+            await self._log.stop(run.thread_id)
         return self._shown(caller, run)
 
     async def withdraw(self, caller: Caller, run_id: str) -> Run:
@@ -448,6 +471,8 @@ class Runs:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _look(self) -> None:
+        if self._engine is not None:
+            return  # workers do
         now = time.monotonic()
         for one in await due(self._saver, now=time.time()):
             with suppress(ThreadBusyError, LimitError):

@@ -19,8 +19,22 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="approvals",
     help="What waits for people; standing rules: list, make, revoke.",
-    no_args_is_help=True,
+    invoke_without_command=True,
 )
+
+
+@app.callback()
+def approvals(
+    context: typer.Context, config: Config = None, db: Database = None, as_json: Json = False
+) -> None:
+    """List what waits for people; standing rules: list, make, revoke."""
+    if context.invoked_subcommand is None:
+        waiting(config, db, 50, as_json=as_json)
+    elif config or db or as_json:
+        raise ConfigurationError(
+            f"Options stand before {context.invoked_subcommand!r}.",
+            fix=f"Write them after it: capgraph approvals {context.invoked_subcommand} …",
+        )
 
 
 @app.command("list")

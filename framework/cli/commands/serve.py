@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Config, Database, Model
+from framework.cli.options import Config, Database, Engine, Model, Temporal
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -43,6 +44,12 @@ def serve(
         str | None,
         typer.Option("--thread", "-t", help="Thread that the one-time link opens."),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option("--workers", min=0, help="Have so many processes of their own run the turns."),
+    ] = 0,
+    engine: Engine = None,
+    temporal: Temporal = None,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
@@ -73,8 +80,28 @@ def serve(
             fix=f"capgraph token NAME --auth {auth}",
         )
     opens = not no_open
-    ran = asyncio.run(_serve(settings, model, db, host, port, auth, thread, opens=opens))
+    given = {"--config": config, "--model": model, "--db": db, "--engine": engine}
+    given["--temporal"] = temporal
+    words = [word for name, value in given.items() if value for word in (name, str(value))]
+    crew = _Crew(workers, words, engine, temporal) if workers or engine else None
+    ran = asyncio.run(_serve(settings, model, db, host, port, auth, thread, crew, opens=opens))
     raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
+
+
+class _Crew(NamedTuple):
+    """Who runs the turns in place of the server.
+
+    Attributes:
+        number: So many processes of its own.
+        words: What each is told.
+        engine: What ``--engine`` says.
+        temporal: What ``--temporal`` says.
+    """
+
+    number: int
+    words: list[str]
+    engine: str | None
+    temporal: str | None
 
 
 async def _serve(
@@ -85,18 +112,32 @@ async def _serve(
     port: int | None,
     auth: Path | None,
     thread: str | None,
+    crew: _Crew | None,
     *,
     opens: bool,
 ) -> bool:
-    from framework.cli.agent import open_agent
+    from framework.cli.agent import database_url, open_agent
     from framework.cli.terminal import is_interactive
+    from framework.cli.workers import working
+    from framework.scale import connect
     from framework.serve.app import create_app
     from framework.serve.links import opened
     from framework.serve.server import Server, address_of, listen_on
 
     with listen_on(host, port) as listening:
-        async with open_agent(settings, model=model, db=db) as agent:
-            application = create_app(agent.graph, settings=agent.settings, auth=auth, host=host)
+        async with contextlib.AsyncExitStack() as stack:
+            agent = await stack.enter_async_context(open_agent(settings, model=model, db=db))
+            engine = None
+            if crew is not None:
+                url = database_url(db, settings)
+                engine = await connect(
+                    url, settings.scale, engine=crew.engine, temporal=crew.temporal
+                )
+                stack.push_async_callback(engine.close)
+                await stack.enter_async_context(working(crew.number, crew.words))
+            application = create_app(
+                agent.graph, settings=agent.settings, auth=auth, host=host, engine=engine
+            )
             address, link = address_of(listening), application.state.link
             if thread is not None and link is None:
                 raise ConfigurationError(

@@ -72,7 +72,11 @@ from framework.serve.runs import Run, Runs
 from framework.serve.threads import Threads
 
 _FINE = frozenset({"completed", "partial"})
-_RUNNING = {"queued": TaskState.TASK_STATE_SUBMITTED, "running": TaskState.TASK_STATE_WORKING}
+_RUNNING = {
+    "queued": TaskState.TASK_STATE_SUBMITTED,
+    "running": TaskState.TASK_STATE_WORKING,
+    "stopping": TaskState.TASK_STATE_WORKING,
+}
 _ANSWER = "answer"
 _PAGE = 50
 

@@ -1,0 +1,216 @@
+"""Workers as real processes: what is typed, what signals do, kills, outages, rolling restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.scale.crew import BLOCK, FILL, LEASE, READ, VALVE, Crew
+from tests.support.sweeps import LONG, SEED
+
+# Notes are read and written in files of the test.
+pytestmark = [pytest.mark.may_block, pytest.mark.service]
+
+
+def test_what_is_typed(crew: Crew) -> None:
+    worker = crew.launch("--queues", "turns,gpu", CAPGRAPH_MACHINE="here")
+    thread = crew.named("v")
+    turn = crew.run("ask", "--submit", "--thread", thread, "--plan", crew.plan(VALVE))
+    assert len(turn.split()) == 1
+    name = crew.ready(worker)
+    assert name.startswith("here-")
+    found = json.loads(crew.run("workers", "--json"))
+    assert [(one["id"], one["queues"]) for one in found["workers"]] == [(name, ["turns", "gpu"])]
+    assert crew.run("workers").startswith(name)
+    _until(lambda: thread in crew.run("approvals", "waiting", "--json", engine=False))
+    assert "open_valve" in crew.run("approvals", engine=False)
+    crew.run("ask", "--submit", "--thread", thread, "--yes")
+    _until(lambda: f"{thread}\tcompleted" in crew.run("threads", "list", engine=False))
+    assert "asks nothing" in crew.run("ask", "--submit", "--thread", thread, "--yes", code=2)
+    assert len(crew.run("chat", "--submit", text="What level?\nAnd now?\n").splitlines()) == 2
+    schedule = crew.run("schedule", "add", "0 7 * * *", "What is the level?")
+    (kept,) = json.loads(crew.run("schedule", "list", "--json"))
+    assert (kept["id"], kept["cron"]) == (schedule, "0 7 * * *")
+    crew.run("schedule", "remove", schedule)
+    assert crew.run("schedule", "list") == ""
+    assert "no schedule" in crew.run("schedule", "remove", schedule, code=2)
+    assert crew.end(worker) == 143
+    assert json.loads(crew.run("workers", "--json"))["workers"] == []
+
+
+def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
+    if crew.engine != "postgres":
+        pytest.skip("the options are the same for both engines")
+    for wrong in (["--queues", "turns,,gpu"], ["--concurrency", "0"], ["--db", "memory"]):
+        crew.run("worker", *wrong[:2], code=2, engine=False) if wrong[0] != "--db" else None
+    crew.url, url = f"{crew.url}&port=1", crew.url
+    assert "cannot be reached" in crew.run("worker", code=1)
+    crew.url = str(tmp_path / "threads.db")
+    assert "PostgreSQL" in crew.run("ask", "--submit", "Hello?", code=2)
+    crew.url = url
+
+
+def _until(holds: Any) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+async def test_a_turn_survives_its_worker(crew: Crew) -> None:
+    """SIGKILL at any moment: an effect at most once, and the answer is the undisturbed one."""
+    dice = random.Random(SEED)
+    crew.gate.touch()
+    crew.start(CAPGRAPH_MACHINE="stays")
+    async with crew.client() as client:
+        for number in range(60 if LONG else 2):
+            victim = crew.start(CAPGRAPH_MACHINE=f"dies-{number}")
+            threads = [crew.named(f"{number}-{one}") for one in range(4)]
+            for thread in threads:
+                await client.submit(thread, plan=VALVE if thread == threads[0] else FILL)
+            await asyncio.sleep(dice.random() * 0.8)
+            if dice.random() < 0.5:
+                question = await crew.asked(client, threads[0])
+                assert await client.answer(threads[0], question, "approve")
+                await asyncio.sleep(dice.random() * 0.1)
+            victim.kill()
+            began = time.monotonic()
+            while await crew.over(client, *threads) != ["completed"] * 4:
+                for thread in threads:
+                    for question, asked in (await client.status(thread)).questions.items():
+                        # One that had begun is asked about; it is not run again by itself.
+                        unknown = any(one.get("unknown") for one in asked["steps"])
+                        said = "skip" if unknown else "approve"
+                        await client.answer(thread, question, said)
+                await asyncio.sleep(0.05)
+                assert time.monotonic() < began + 60, crew.errors()
+            opened = [line for line in crew.notes() if line.startswith("opened")]
+            assert len(opened) <= number + 1
+
+
+async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
+    crew.gate.touch()
+    working = [crew.start(CAPGRAPH_MACHINE=f"m{n}") for n in range(2)]
+    async with crew.client() as client:
+        threads = [crew.named(f"t{number}") for number in range(200 if LONG else 24)]
+
+        async def ask() -> None:
+            for thread in threads:
+                await client.submit(thread, plan=FILL)
+                await asyncio.sleep(0.05)
+
+        asking = asyncio.create_task(ask())
+        for old in working:
+            new = await asyncio.to_thread(crew.start, CAPGRAPH_MACHINE="new")
+            assert await asyncio.to_thread(crew.end, old) == 143
+            assert new.poll() is None
+        await asking
+        assert set(await crew.over(client, *threads)) == {"completed"}
+    assert crew.notes().count("filled") == len(threads)
+
+
+async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> None:
+    one = crew.start()
+    async with crew.client() as client:
+        thread = crew.named("t")
+        await client.submit(thread, plan=FILL)
+        await crew.until(lambda: len(crew.notes()) == 2)
+        one.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.3)
+        assert one.poll() is None  # the step may end
+        one.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(one.wait, 60) == 143
+        crew.gate.touch()
+        await asyncio.to_thread(crew.start)
+        assert await crew.over(client, thread) == ["completed"]
+
+
+async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
+    working = [
+        crew.launch(CAPGRAPH_MACHINE=f"m{number}", TOY_BLOCK=str(3 * LEASE)) for number in range(2)
+    ]
+    for worker in working:
+        await asyncio.to_thread(crew.ready, worker)
+    async with crew.client() as client:
+        await client.submit(crew.named("t"), plan=BLOCK)
+        assert await crew.over(client, crew.named("t")) == ["completed"]
+    assert [line.split()[0] for line in crew.notes()] == ["read", "block", "blocked"]
+
+
+async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
+    if crew.engine != "postgres" and not LONG:
+        pytest.skip("LONG_TESTS=1 tries both engines")
+    crew.start()
+    async with crew.client() as client:
+        threads = [crew.named(f"t{number}") for number in range(6)]
+        for thread in threads[:3]:
+            await client.submit(thread, plan=FILL)
+        await crew.until(lambda: len([x for x in crew.notes() if x.startswith("fill ")]) == 3)
+        await asyncio.to_thread(crew.server.stop)
+        crew.gate.touch()
+        await asyncio.sleep(20 if LONG else 1.5)
+        await asyncio.to_thread(crew.server.start)
+        for thread in threads[3:]:
+            await client.submit(thread, plan=FILL)
+        assert set(await crew.over(client, *threads)) == {"completed"}
+    assert crew.notes().count("filled") == len(threads)
+
+
+async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:
+    if crew.engine != "postgres":
+        pytest.skip("moments of Temporal come by its own clock; see test_temporal.py")
+    crew.start()
+    crew.start()
+    import psycopg
+
+    schedule = await asyncio.to_thread(crew.run, "schedule", "add", "0 7 1 1 *", "What level?")
+    async with crew.client() as client:
+        for _ in range(2):  # the same moment comes twice
+            async with await psycopg.AsyncConnection.connect(crew.url, autocommit=True) as conn:
+                await conn.execute(
+                    "INSERT INTO procrastinate_jobs (queue_name, task_name, lock, args)"
+                    " VALUES ('turns', 'capgraph.scheduled', NULL, %s::jsonb)",
+                    (json.dumps({"schedule": schedule, "moment": 1e9}),),
+                )
+        thread = f"{schedule}-20010909T014640"
+        await crew.until(lambda: client.log.of_thread(thread))
+        assert await crew.over(client, thread) == ["completed"]
+        assert len(await client.log.of_thread(thread)) == 1
+
+
+def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = crew._command(["serve", "--workers", "1", "--port", str(port), *crew._how()])
+    with (crew.folder / "errors").open("a") as errors:
+        server = subprocess.Popen(
+            command, env=crew._environment({}), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    assert line.startswith("serving"), crew.errors()
+    link = line.split()[-1]
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opener.open(link.replace("/login?", "/login?"))
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 0
+    server.stdout.close()
+    assert json.loads(crew.run("workers", "--json"))["workers"] == []
+
+
+def test_a_plain_turn_leaves_no_order(crew: Crew) -> None:
+    worker = crew.start()
+    crew.run("ask", "--submit", "--thread", crew.named("t"), "--plan", crew.plan(READ))
+    _until(lambda: "completed" in crew.run("threads", "list", engine=False))
+    assert json.loads(crew.run("workers", "--json"))["waiting"] == {}
+    assert crew.end(worker) == 143
