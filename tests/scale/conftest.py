@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.databases import postgres
 from tests.scale.crew import Crew
+from tests.support.sweeps import LONG
 from tests.support.temporal_server import temporal
 
 ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
@@ -31,6 +32,8 @@ def temporal_server() -> Iterator[Any]:
 def crew(request: pytest.FixtureRequest, server: Any, tmp_path: Path) -> Iterator[Crew]:
     address = None
     if request.param == "temporal":
+        if request.module.__name__.endswith("processes") and not LONG:
+            pytest.skip("LONG_TESTS=1 tries both engines")
         address = request.getfixturevalue("temporal_server").address
     with Crew(tmp_path, server, request.param, address) as made:
         yield made

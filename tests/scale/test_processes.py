@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -14,11 +13,22 @@ from typing import Any
 
 import pytest
 
-from tests.scale.crew import BLOCK, FILL, LEASE, READ, VALVE, Crew
+from framework.serve.tokens import issue_token
+from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew
 from tests.support.sweeps import LONG, SEED
 
 # Notes are read and written in files of the test.
 pytestmark = [pytest.mark.may_block, pytest.mark.service]
+
+
+long = pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
+
+
+def _until(holds: Any) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_what_is_typed(crew: Crew) -> None:
@@ -35,6 +45,7 @@ def test_what_is_typed(crew: Crew) -> None:
     assert "open_valve" in crew.run("approvals", engine=False)
     crew.run("ask", "--submit", "--thread", thread, "--yes")
     _until(lambda: f"{thread}\tcompleted" in crew.run("threads", "list", engine=False))
+    assert json.loads(crew.run("workers", "--json"))["waiting"] == {}
     assert "asks nothing" in crew.run("ask", "--submit", "--thread", thread, "--yes", code=2)
     assert len(crew.run("chat", "--submit", text="What level?\nAnd now?\n").splitlines()) == 2
     schedule = crew.run("schedule", "add", "0 7 * * *", "What is the level?")
@@ -50,20 +61,13 @@ def test_what_is_typed(crew: Crew) -> None:
 def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
     if crew.engine != "postgres":
         pytest.skip("the options are the same for both engines")
-    for wrong in (["--queues", "turns,,gpu"], ["--concurrency", "0"], ["--db", "memory"]):
-        crew.run("worker", *wrong[:2], code=2, engine=False) if wrong[0] != "--db" else None
+    for wrong in (["--queues", "turns,,gpu"], ["--concurrency", "0"], ["--engine", "rabbit"]):
+        crew.run("worker", *wrong, code=2, engine=False)
     crew.url, url = f"{crew.url}&port=1", crew.url
     assert "cannot be reached" in crew.run("worker", code=1)
     crew.url = str(tmp_path / "threads.db")
     assert "PostgreSQL" in crew.run("ask", "--submit", "Hello?", code=2)
     crew.url = url
-
-
-def _until(holds: Any) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 async def test_a_turn_survives_its_worker(crew: Crew) -> None:
@@ -72,7 +76,7 @@ async def test_a_turn_survives_its_worker(crew: Crew) -> None:
     crew.gate.touch()
     crew.start(CAPGRAPH_MACHINE="stays")
     async with crew.client() as client:
-        for number in range(60 if LONG else 2):
+        for number in range(60 if LONG else 1):
             victim = crew.start(CAPGRAPH_MACHINE=f"dies-{number}")
             threads = [crew.named(f"{number}-{one}") for one in range(4)]
             for thread in threads:
@@ -101,7 +105,7 @@ async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
     crew.gate.touch()
     working = [crew.start(CAPGRAPH_MACHINE=f"m{n}") for n in range(2)]
     async with crew.client() as client:
-        threads = [crew.named(f"t{number}") for number in range(200 if LONG else 24)]
+        threads = [crew.named(f"t{number}") for number in range(200 if LONG else 12)]
 
         async def ask() -> None:
             for thread in threads:
@@ -118,6 +122,7 @@ async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
     assert crew.notes().count("filled") == len(threads)
 
 
+@long
 async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> None:
     one = crew.start()
     async with crew.client() as client:
@@ -134,6 +139,7 @@ async def test_sigterm_ends_what_runs_and_a_second_one_at_once(crew: Crew) -> No
         assert await crew.over(client, thread) == ["completed"]
 
 
+@long
 async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
     working = [
         crew.launch(CAPGRAPH_MACHINE=f"m{number}", TOY_BLOCK=str(3 * LEASE)) for number in range(2)
@@ -146,6 +152,7 @@ async def test_a_step_that_blocks_the_loop_keeps_its_thread(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.notes()] == ["read", "block", "blocked"]
 
 
+@long
 async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
     if crew.engine != "postgres" and not LONG:
         pytest.skip("LONG_TESTS=1 tries both engines")
@@ -187,30 +194,40 @@ async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:
         assert len(await client.log.of_thread(thread)) == 1
 
 
+@long
 def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = crew._command(["serve", "--workers", "1", "--port", str(port), *crew._how()])
+    tokens = crew.folder / "tokens.json"
+    token = issue_token(tokens, "ann")
+    command = crew._command(["serve", "--workers", "1", "--port", "0", *crew._how()])
     with (crew.folder / "errors").open("a") as errors:
         server = subprocess.Popen(
-            command, env=crew._environment({}), stdout=subprocess.PIPE, stderr=errors, text=True
+            [*command, "--auth", str(tokens)],
+            env=crew._environment({}),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
     assert server.stdout is not None
     line = server.stdout.readline()
     assert line.startswith("serving"), crew.errors()
-    link = line.split()[-1]
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
-    opener.open(link.replace("/login?", "/login?"))
+    address = line.split()[1]
+
+    def ask(path: str, body: Any = None) -> Any:
+        head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{address}api/{path}", data, head)
+        ) as r:
+            return json.load(r)
+
+    thread = ask("threads", {})["thread_id"]
+    run = ask(f"threads/{thread}/runs", {"plan": FILL})["run_id"]
+    _until(lambda: len(crew.notes()) == 2)
+    assert ask(f"runs/{run}")["status"] == "running"
+    assert crew.notes()[1] != f"fill {server.pid}"
+    crew.gate.touch()
+    _until(lambda: ask(f"runs/{run}")["status"] == "completed")
     server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
     server.stdout.close()
     assert json.loads(crew.run("workers", "--json"))["workers"] == []
-
-
-def test_a_plain_turn_leaves_no_order(crew: Crew) -> None:
-    worker = crew.start()
-    crew.run("ask", "--submit", "--thread", crew.named("t"), "--plan", crew.plan(READ))
-    _until(lambda: "completed" in crew.run("threads", "list", engine=False))
-    assert json.loads(crew.run("workers", "--json"))["waiting"] == {}
-    assert crew.end(worker) == 143
