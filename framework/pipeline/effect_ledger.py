@@ -282,7 +282,8 @@ class EffectLedger:
         except (PersistenceError, TypeError, ValueError):
             if "result" not in more:
                 raise
-            # What cannot be kept is done all the same.
+            # What cannot be kept is done all the same; who was cut off and replaced does not say so.
+            await self.have()
             await self._write(name, {**record, "status": status, "lost": True})
         await may("effect", effect=name, status=status)
 

@@ -99,7 +99,7 @@ class Journal:
 
         Args:
             ask: Whether to ask the database in any case; else it is asked where the last heartbeat
-                is older than a lease lasts.
+                is late.
 
         Raises:
             PersistenceError: Another process has the thread.

@@ -43,7 +43,10 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     spec, book = job.spec, job.door.ledger
     await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
-        return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
+        question = await last_look(job, attempt)
+        if question is None and not book.journal.is_lent:
+            await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
+        return question or await _parts_of(job, inner, attempt)
     if book.journal.is_lent and job.outer is not None:
         raise CapabilityError(
             f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"

@@ -228,6 +228,8 @@ class Runner:
         end = await turn.run(
             given, lambda event: self._log.tell(run.run_id, translator.event(event))
         )
+        if isinstance(end.error, PersistenceError):
+            raise end.error  # nothing that can be trusted was ended
         if run.run_id in self._stopped and end.status == "cancelled":
             return await stopped(self._graph, run.thread_id)
         return None if end.status == "drained" else end

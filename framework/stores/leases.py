@@ -7,7 +7,7 @@ stays so for longer than a beat: after a machine slept, or the database was away
 those that live beat again.
 
 Who was frozen and wakes may not know that the lease is lost. So whatever must not happen twice asks
-:meth:`Leases.confirm` first, which trusts its last heartbeat for no longer than the lease lasts.
+:meth:`Leases.confirm` first, which trusts its last heartbeat no longer than others wait for one.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ _under_way: set[str] = set()
 _process: dict[int, tuple[str, str]] = {}
 _KEPT = "_capgraph_leases"
 _MACHINE = "CAPGRAPH_MACHINE"
-_AGAIN = 1.5
-"""So many beats a late holder is given before the lease is taken from it."""
+_TRUSTED = 1.5
+"""For so many beats a holder goes by its last one; so long whoever takes a late lease has looked, so
+that no clock of the database has to be right for the two to be one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class Leases:
         Args:
             thread_id: The thread.
             ask: Whether to ask the database in any case; else it is asked where the last heartbeat
-                is older than a lease lasts.
+                is late.
 
         Raises:
             PersistenceError: Another process has taken over, or nobody can say.
@@ -216,7 +217,7 @@ class Leases:
         lease = self._held.get(thread_id)
         if lease is None or not lease.taken or self._rows is None:
             return
-        while not lease.lost and (ask or self._now() - lease.confirmed >= self.ttl_seconds):
+        while not lease.lost and (ask or not self._is_sure(lease)):
             began = self._now()
             count, _ = await self._rows.run(_TOUCH, (thread_id, lease.holder.owner))
             self._found(lease, bool(count), began)
@@ -226,6 +227,9 @@ class Leases:
                 f"Another process has taken over the thread {thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
             )
+
+    def _is_sure(self, lease: Lease) -> bool:
+        return self._now() - lease.confirmed < _TRUSTED * self.beat_seconds
 
     @staticmethod
     def _found(lease: Lease, there: bool, asked: float) -> None:
@@ -280,7 +284,7 @@ class Leases:
             if gone is None and holder.beat > self._silent.get(place, 0) + self.beat_seconds:
                 if late is None or late.beat != holder.beat:
                     late = holder
-                    await asyncio.sleep(_AGAIN * self.beat_seconds)
+                    await asyncio.sleep(_TRUSTED * self.beat_seconds)
                     continue
                 self._silent[place] = holder.beat
             values = (*who, lease.thread_id, holder.owner, holder.beat)

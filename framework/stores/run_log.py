@@ -22,6 +22,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
+from framework.stores.leases import leases_of
 from framework.stores.reading import as_text, from_text
 from framework.stores.rows import OwnRows, rows_of
 
@@ -48,8 +49,18 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_run_events (
 _PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
     run_id TEXT PRIMARY KEY,
     thread_id TEXT NOT NULL,
-    begins BIGINT NOT NULL
+    begins BIGINT NOT NULL,
+    teller TEXT NOT NULL
 )"""
+_TELL = (
+    "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
+    " FROM (VALUES {marks}) AS told WHERE NOT EXISTS (SELECT 1 FROM capgraph_run_places p"
+    " WHERE p.run_id = column1 AND p.teller <> column4) ON CONFLICT DO NOTHING"
+)
+_TAKE_UP = (
+    "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller) SELECT ?, ?, ?, ? WHERE {held}"
+    " ON CONFLICT (run_id) DO UPDATE SET teller = excluded.teller RETURNING run_id"
+)
 _NEXT_PLACE = (
     "SELECT p.begins + (SELECT COALESCE(MAX(e.seq), 0) FROM capgraph_run_events e"
     " WHERE e.run_id = p.run_id) FROM capgraph_run_places p WHERE p.thread_id = ?"
@@ -120,6 +131,7 @@ class _Live:
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
         self.over = False
+        self.teller = ""
 
     def publish(self, text: str) -> None:
         self.written += 1
@@ -150,13 +162,13 @@ class RunLog:
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._saver_rows = rows_of(saver)
+        self._saver, self._saver_rows = saver, rows_of(saver)
         self._rows: Rows | None = self._saver_rows
         self._serde: Any = saver.serde
         self._known: dict[str, LoggedRun] = {}
         self._begins: dict[str, tuple[str, int]] = {}
         self._live: dict[str, _Live] = {}
-        self._waiting: deque[tuple[str, int, str]] = deque()
+        self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._ready = False
         self.closing = asyncio.Event()
@@ -196,23 +208,22 @@ class RunLog:
         follow each other.
         """
         told: list[dict[str, Any]] = []
+        teller = await self._place(run)
         if run.status == "queued":
-            self._live.setdefault(run.run_id, self._new_live())
-            await self._place(run)
+            self._live.setdefault(run.run_id, self._new_live()).teller = teller
             return told
         seq = 0
         while self._rows is not None and (page := await self._page(run.run_id, seq)):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
         self._live[run.run_id] = self._new_live(seq)
-        if not told:
-            await self._place(run)
+        self._live[run.run_id].teller = teller
         return told
 
     def _new_live(self, seq: int = 0) -> _Live:
         return _Live(seq, None if self._rows is None else _TAIL)
 
-    async def _place(self, run: LoggedRun) -> None:
+    async def _place(self, run: LoggedRun) -> str:
         # Where nothing is known of earlier runs, numbers go on from the clock: those that were
         # given before what was told has been forgotten are behind it.
         at = int(1000 * time.time())
@@ -221,13 +232,20 @@ class RunLog:
                 n + self._live[r].seq for r, (t, n) in self._begins.items() if t == run.thread_id
             ]
             self._begins.setdefault(run.run_id, (run.thread_id, max(ends, default=at)))
-            return
+            return ""
         found = await self._run(_NEXT_PLACE, (run.thread_id,))
-        await self._run(
-            "INSERT INTO capgraph_run_places (run_id, thread_id, begins) VALUES (?, ?, ?)"
-            " ON CONFLICT (run_id) DO NOTHING",
-            (run.run_id, run.thread_id, int(found[0][0]) if found else at),
-        )
+        place = int(found[0][0]) if found else at
+        # Whoever has lost the thread tells nothing more: its successor tells of the same.
+        lease = leases_of(self._saver).held(run.thread_id)
+        teller = lease.holder.owner if lease is not None else ""
+        held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
+        values = (run.run_id, run.thread_id, place, teller, teller)
+        if not await self._run(_TAKE_UP.format(held=held), values):
+            raise PersistenceError(
+                f"Another process has taken over the thread {run.thread_id!r}.",
+                fix="Nothing more is run here; look at the thread to see how it goes on.",
+            )
+        return teller
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run; ``None`` when there is none."""
@@ -357,7 +375,7 @@ class RunLog:
             if self._rows is None:
                 live.publish(text)
             else:
-                self._waiting.append((run_id, live.seq, text))
+                self._waiting.append((run_id, live.seq, text, live.teller))
         if self._waiting and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write())
 
@@ -369,21 +387,19 @@ class RunLog:
     async def _write(self) -> None:
         while self._waiting:
             batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
-            marks = ", ".join(["(?, ?, ?)"] * len(batch))
+            marks = ", ".join(["(?, ?, ?, ?)"] * len(batch))
             values = [
-                part for run_id, seq, text in batch for part in (run_id, seq, self._packed(text))
+                part
+                for run_id, seq, text, teller in batch
+                for part in (run_id, seq, self._packed(text), teller)
             ]
             try:
-                await self._run(
-                    f"INSERT INTO capgraph_run_events (run_id, seq, data) VALUES {marks}"
-                    " ON CONFLICT DO NOTHING",
-                    tuple(values),
-                )
+                await self._run(_TELL.format(marks=marks), tuple(values))
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
-            for run_id, _, text in batch:
+            for run_id, _, text, _ in batch:
                 self._waiting.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)

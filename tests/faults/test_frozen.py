@@ -251,7 +251,7 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
 
 def _asleep(saver: Any) -> Any:
     leases = leases_of(saver)
-    leases.ttl_seconds = 0.3
+    leases.ttl_seconds, leases.beat_seconds = 0.3, 0.1
     leases._keep_beating = lambda: None  # type: ignore[method-assign]
     return leases
 
