@@ -46,6 +46,8 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.services = services
+        if isinstance(self.checkpointer, BaseCheckpointSaver):
+            _introduce(self, self.checkpointer)
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
         """Return the answer of a turn as an instance of ``answer_type``.
@@ -178,10 +180,7 @@ def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
 ) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
-    made = graph_of(AgentGraph, graph, services=services)
-    if isinstance(graph.checkpointer, BaseCheckpointSaver):
-        _introduce(made, graph.checkpointer)
-    return made
+    return graph_of(AgentGraph, graph, services=services)
 
 
 def _introduce(graph: AgentGraph[Any, Any], saver: BaseCheckpointSaver[Any]) -> None:
