@@ -76,6 +76,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     Raises:
         ConfigurationError: The cap is below 1.
 
+    >>> import asyncio
     >>> flow = EventDrivenWorkflow(terminal_event="done")
     >>> async def count(event):
     ...     return WorkflowEvent("done", {"output": len(event.payload["text"])})
