@@ -32,6 +32,7 @@ from framework.stores.location import parse_url
 from framework.stores.open import open_saver
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
+from framework.stores.step_results import step_results_of
 from framework.stores.threads import open_questions, thread_summary
 from framework.stores.waits import Due, open_waits, waits_of
 
@@ -183,6 +184,7 @@ class Client:
         """
         await self.status(thread)
         await self.log.stop(thread)
+        await step_results_of(self._saver).cancel_thread(thread)
         leases = leases_of(self._saver)
         runner = Runner(self.graph, self.log)
         # Where it runs, its worker ends it; otherwise it is ended here.

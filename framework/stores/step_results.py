@@ -218,6 +218,14 @@ class StepResults:
             (step_id, token),
         )
 
+    async def cancel_thread(self, thread_id: str) -> None:
+        """Have all steps of a thread stopped, also where nobody waits for them now."""
+        await self._rows.table(_STEPS)
+        await self._rows.run(
+            "UPDATE capgraph_steps SET cancelled = 1 WHERE thread_id = ? AND ended = 0",
+            (thread_id,),
+        )
+
     async def drop(self, step_id: str) -> None:
         """Forget a step: should it be asked for again, it is to run again."""
         await self._drop("step_id = ?", (step_id,))

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langgraph.config import get_stream_writer
+from langgraph.errors import GraphDrained
+from langgraph.runtime import RunControl
 from langgraph.types import Command, interrupt
 
 from configs.settings import Settings
 from framework import BaseCapability, capability_node
 from framework.base.capability import ErrorClassification
 from framework.base.context import CapabilityContext
-from framework.base.errors import ConfigurationError, ErrorSeverity
+from framework.base.errors import ConfigurationError, ErrorSeverity, PersistenceError
 from framework.base.injected import Progress
+from framework.behaviors import RateLimitBehavior
 from framework.governance import Budget
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.stores import prune_threads
 from framework.stores.rows import rows_of
+from framework.stores.step_results import step_results_of
 from framework.testing import ScriptedModel
 from tests.faults.databases import postgres
 from tests.support.remote_steps import Place, Worker, place, plan, thread, until
+from tests.support.sweeps import LONG
 
 
 @pytest.fixture(scope="module")
@@ -433,7 +439,7 @@ async def test_approval_is_asked_by_the_turn_and_then_sent(shared: Place) -> Non
 
 
 async def test_large_results_pass_the_database_only(shared: Place) -> None:
-    size = 2_000_000
+    size = 12_500_000 if LONG else 1_000_000
 
     class Take(BaseCapability):
         name, description, queue = "take", "Takes a picture", "gpu"
@@ -454,7 +460,7 @@ async def test_large_results_pass_the_database_only(shared: Place) -> None:
     gpu = await shared.worker(both, "gpu")
     gpu.serve()
     steps: list[Any] = []
-    for n in range(4):
+    for n in range(8 if LONG else 2):
         steps += [(f"t{n}", "take"), (f"m{n}", "measure", {"inputs": [{"FRAME": f"t{n}"}]})]
     out = await router.graph.ainvoke(plan(*steps), thread())
     assert {mask["of"] for mask in masks(out).values()} == {size}
@@ -560,3 +566,123 @@ def test_check_names_what_a_queue_takes_away() -> None:
     ]
     with pytest.raises(ConfigurationError, match="names no queue"):
         queued_warnings(registry, Settings(capabilities={"asks": {"queue": "a b"}}))
+
+
+async def test_a_part_of_a_step_is_done_once_over_two_tries(one: Place) -> None:
+    tries: list[int] = []
+    parts: list[str] = []
+
+    class Parts(BaseCapability):
+        name, description, queue = "parts", "Does a part, then fails once", "gpu"
+
+        async def execute(self) -> Any:
+            await self.once("part", lambda: parts.append("done"))
+            tries.append(self.attempt)
+            if len(tries) == 1:
+                raise ConnectionError("busy")
+            return {}
+
+    made = capability_node(Parts)
+    router = await one.worker([made], "turns")
+    gpu = await one.worker([made], "gpu")
+    gpu.serve()
+    out = await router.graph.ainvoke(plan(("a", "parts")), thread())
+    assert out["execution_outcome"]["status"] == "completed"
+    assert (len(tries), parts) == (2, ["done"])
+
+
+async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(shared: Place) -> None:
+    model = ScriptedModel(responses=["seen", "seen again"])
+
+    async def work(_: Any) -> None:
+        await model.ainvoke("look")
+
+    more: dict[str, Any] = {"budget": Budget(requests=1, per="thread")}
+    router = await shared.worker([grab, segment("router", max_attempts=1)], "turns", **more)
+    gpu = await shared.worker([grab, segment("gpu", work, max_attempts=1)], "gpu", **more)
+    gpu.serve()
+    out = await router.graph.ainvoke(plan(*STEPS), thread())
+    assert masks(out)["m"]["who"] == "gpu"
+    out = await router.graph.ainvoke(plan(*STEPS), thread())
+    assert "requests is limited to 1" in str(out["messages"][-1].content)
+    assert len(model.calls) == 1
+
+
+async def test_a_rate_in_the_savers_database_holds_there(shared: Place) -> None:
+    def limit() -> Any:
+        return [RateLimitBehavior(0.01, burst=1, wait_on_limit=False, store="saver")]
+
+    options: dict[str, Any] = {"max_attempts": 1}
+    router = await shared.worker([grab, segment("router", **options)], "turns")
+    for name in ("one", "two"):
+        limited = segment(name, behaviors=limit(), **options)
+        (await shared.worker([grab, limited], "gpu")).serve()
+    again = ("n", "segment", {"inputs": [{"FRAME": "f"}], "optional": True})
+    first = ("m", "segment", {"inputs": [{"FRAME": "f"}], "optional": True})
+    out = await router.graph.ainvoke(plan(("f", "grab"), first, again), thread())
+    assert len(masks(out)) == 1
+
+
+async def test_a_router_that_drains_leaves_its_step_to_the_next(shared: Place) -> None:
+    begun, go_on, runs = asyncio.Event(), asyncio.Event(), []
+
+    async def work(_: Any) -> None:
+        runs.append("gpu")
+        begun.set()
+        await go_on.wait()
+
+    first = await shared.worker([grab, segment("first")], "turns")
+    second = await shared.worker([grab, segment("second")], "turns")
+    gpu = await shared.worker([grab, segment("gpu", work)], "gpu")
+    gpu.serve()
+    control = RunControl()
+    turn = asyncio.create_task(first.graph.ainvoke(plan(*STEPS), thread(), control=control))
+    await begun.wait()
+    control.request_drain("stop")
+    with suppress(GraphDrained):
+        await turn
+    turn = asyncio.create_task(second.graph.ainvoke(None, thread()))
+    await asyncio.sleep(0.2)
+    go_on.set()
+    assert masks(await turn)["m"]["who"] == "gpu"
+    assert runs == ["gpu"]
+
+
+async def test_a_router_that_lost_its_thread_sends_nothing(shared: Place) -> None:
+    other = await shared.worker([grab, segment("other")], "turns")
+
+    @capability_node(name="grab")
+    async def steals() -> Frame:
+        """Grab a frame while another process takes the thread."""
+        await rows(other, "UPDATE capgraph_leases SET owner = 'another' WHERE thread_id = 't'")
+        return Frame(number=1)
+
+    late = await shared.worker([steals, segment("late")], "turns")
+    with pytest.raises(PersistenceError, match="has taken over the thread"):
+        await late.graph.ainvoke(plan(*STEPS), thread())
+    assert shared.engine.seen == []
+
+
+async def test_a_stop_reaches_a_step_whose_router_is_dead(
+    one: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(_: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    router = await one.worker([grab, segment("router")], "turns")
+    gpu = await one.worker([grab, segment("gpu", hang)], "gpu")
+    gpu.serve()
+    dead(router, monkeypatch)
+    turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
+    await begun.wait()
+    turn.cancel()
+    await asyncio.wait([turn])
+    await step_results_of(router.saver).cancel_thread("t")
+    async with asyncio.timeout(20):
+        await ended.wait()
