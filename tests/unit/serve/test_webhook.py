@@ -47,6 +47,8 @@ class Receiver:
         cased = dict(line.split(": ", 1) for line in head[1:] if line)
         self.got.append((head[0], {name.lower(): cased[name] for name in cased}, body))
         answer = self.answers.pop(0) if self.answers else "200 OK"
+        if answer == "hang":
+            await self.came.wait()
         writer.write(
             f"HTTP/1.1 {answer}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
         )
@@ -111,20 +113,27 @@ async def test_what_is_asked_is_told_where_the_settings_say_so() -> None:
         assert "parameters" not in told["steps"][0]
 
 
-async def test_no_run_waits_for_an_address_that_does_not_answer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    url = "http://127.0.0.1:1/"
-    async with served(serve=serve(url)) as client:
+async def test_no_run_waits_for_an_address_that_does_not_answer() -> None:
+    async with receiving("hang") as (got, url), served(serve=serve(url)) as client:
         ann = await client()
         _, run = await asked(ann)
         assert await ended(ann, run) == "waiting"
+        async with asyncio.timeout(20):
+            while not got.got:
+                await asyncio.sleep(0.02)
         (question,) = (await ann.get("/api/questions")).json()["items"]
         path = f"/api/questions/{question['question_id']}"
         run = (await ann.post(path, json={"answer": "approve"})).json()["run_id"]
         assert await ended(ann, run) == "completed"
+        assert len(got.got) == 1
+        got.came.set()
+
+
+async def test_who_cannot_be_reached_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(serve=serve("http://127.0.0.1:1/")) as client:
+        await asked(await client())
         async with asyncio.timeout(20):
-            while "Nobody was told" not in caplog.text:
+            while "Nobody was told of" not in caplog.text:
                 await asyncio.sleep(0.02)
 
 
