@@ -157,6 +157,7 @@ OPERATIONS = (
               _object({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
     Operation("get", "/api/findings", "Read what would fail, as 'capgraph check' finds it",
               _list_of(_ANY)),
+    Operation("get", "/api/workers", "List the workers that live", _list_of(_ANY)),
     Operation("get", "/api/evaluations", "Read what evaluations of the agent gave",
               _list_of(_ANY)),
     Operation("post", "/agui", "Run over AG-UI", _TEXT, body=_object(

@@ -136,6 +136,15 @@ class Standing:
         found = findings_of(services.registry, services.settings, offline=offline, saved=saved)
         return [asdict(one) for one in found]
 
+    async def workers(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return the workers that live, for who oversees, where the database is one they share."""
+        rows = rows_of(self._graph.checkpointer)
+        if rows is None or not self._oversees(caller):
+            return []
+        from framework.scale import list_workers
+
+        return [asdict(one) for one in await list_workers(rows)]
+
     async def evaluations(self, caller: Caller) -> list[dict[str, Any]]:
         """Return what ``capgraph eval --json`` left, the latest first; nothing for who does not oversee."""
         folder = self._settings.evaluations

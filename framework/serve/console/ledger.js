@@ -33,6 +33,8 @@ export function ledgerView(app) {
     (one) => ({ ...one.data, ...one, at: when(one.at), by: one.data?.by?.user_id, hash: one.hash?.slice(0, 12) }));
   const budgets = pages("/api/budgets", T.noBudgets, T.budgets, ["limit", "per", "window", "name", "allows", "left"]);
   const limits = pages("/api/limits", T.noLimits, T.limits, ["kind", "name", "used", "allows", "told"]);
+  const workers = pages("/api/workers", T.noWorkers, T.workers, ["id", "queues", "running"]);
+  workers.node.dataset.testid = "workers";
   budgets.node.dataset.testid = "budgets";
   limits.node.dataset.testid = "limits";
   const told = h("span", { role: "status" });
@@ -46,10 +48,10 @@ export function ledgerView(app) {
   const node = h("section", { class: "part side", testid: "ledger", "aria-label": T.parts.ledger },
     h("h2", null, T.parts.ledger), h("h3", null, T.effects), effects.node,
     h("div", { class: "bar" }, h("h3", null, T.audit), verify, told), audit.node,
-    h("h3", null, T.budgets), budgets.node, h("h3", null, T.limits), limits.node);
+    h("h3", null, T.budgets), budgets.node, h("h3", null, T.limits), limits.node, h("h3", null, T.workers), workers.node);
   return { node, update: onceA(app, () => {
     budgets.asked.thread_id = app.threadId;
-    for (const one of [effects, audit, budgets, limits]) one.load();
+    for (const one of [effects, audit, budgets, limits, workers]) one.load();
   }) };
 }
 

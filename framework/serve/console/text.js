@@ -138,6 +138,8 @@ export const T = {
   noBudgets: "Nothing is budgeted.",
   limits: "Limits now",
   noLimits: "Nothing is limited.",
+  workers: "Workers",
+  noWorkers: "There are none, or your role is not shown them.",
   more: "More",
   noUsage: "No model has been called.",
   thisRun: "This turn",

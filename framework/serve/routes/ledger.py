@@ -72,6 +72,9 @@ def _standing(standing: Standing) -> list[Route]:
     async def findings(request: Request) -> Response:
         return page((await standing.findings(caller_of(request)), None))
 
+    async def workers(request: Request) -> Response:
+        return page((await standing.workers(caller_of(request)), None))
+
     async def evaluations(request: Request) -> Response:
         return page((finite(await standing.evaluations(caller_of(request))), None))
 
@@ -81,5 +84,6 @@ def _standing(standing: Standing) -> list[Route]:
         Route("/api/capabilities", capabilities),
         Route("/api/graph", graph),
         Route("/api/findings", findings),
+        Route("/api/workers", workers),
         Route("/api/evaluations", evaluations),
     ]

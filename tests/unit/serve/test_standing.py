@@ -9,7 +9,7 @@ from typing import Any
 from configs.settings import Settings
 from framework import capability_node
 from framework.base import CapabilityError, ErrorSeverity
-from framework.stores import open_saver
+from framework.stores import open_saver, rows_of
 from tests.support.served import READ, Level, OpenValve, asked, ended, read_level, served
 
 
@@ -43,6 +43,20 @@ async def test_budgets_tell_what_is_left_of_ones_own(tmp_path: Path) -> None:
         assert of_thread["left"] == 4
         assert (await items(bob, "budgets"))[0]["left"] == 10
         assert (await bob.get(f"/api/budgets?thread_id={thread}")).status_code == 404
+
+
+async def test_workers_are_for_who_oversees(tmp_path: Path) -> None:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver, served(saver=saver) as client:
+        ann, eve = await client(), await client("eve", "auditor")
+        rows = rows_of(saver)
+        assert rows is not None
+        assert await items(eve, "workers") == []
+        await rows.run(
+            "INSERT INTO capgraph_workers (id, queues, running, gone) VALUES (?, ?, ?, ?)",
+            ("one", '["turns"]', 2, 1e12),
+        )
+        assert await items(eve, "workers") == [{"id": "one", "queues": ["turns"], "running": 2}]
+        assert await items(ann, "workers") == []
 
 
 async def test_limits_name_slots_and_what_is_out_of_reach() -> None:
