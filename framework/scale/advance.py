@@ -219,14 +219,15 @@ class Runner:
         begun = (
             translator.taken_up(told) if told else translator.started(values, step_states(values))
         )
-        self._log.tell(run.run_id, begun)
+        self._log.tell(run.run_id, begun, translator.shortened)
         if not may:
             return await stopped(self._graph, run.thread_id)
         given, over = await self._input(run, again=bool(told) or run.status != "queued")
         if over:
             return await turn.read()
         end = await turn.run(
-            given, lambda event: self._log.tell(run.run_id, translator.event(event))
+            given,
+            lambda event: self._log.tell(run.run_id, translator.event(event), translator.shortened),
         )
         if isinstance(end.error, PersistenceError):
             raise end.error  # nothing that can be trusted was ended
@@ -263,7 +264,8 @@ class Runner:
         result = {**end.as_data(), "thread_id": translator.thread_id}
         result.pop("questions", None)
         shown = [{**one, "thread_id": translator.thread_id} for one in asked]
-        self._log.tell(run.run_id, translator.finished(result, [interrupt_of(q) for q in shown]))
+        told = translator.finished(result, [interrupt_of(q) for q in shown])
+        self._log.tell(run.run_id, told, translator.shortened)
         await self._log.end(run.run_id, end.status)
         self.ended[end.status] += 1
         return end.status

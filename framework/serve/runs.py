@@ -37,7 +37,7 @@ from framework.scale.order import TurnOrder
 from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
 from framework.state import TurnView
 from framework.stores.leases import leases_of
-from framework.stores.run_log import LoggedRun, RunLog
+from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.threads import open_questions
 from framework.stores.waits import due, waits_of
 
@@ -253,7 +253,8 @@ class Runs:
         return [self._shown(caller, run) for run in found if run.is_new_turn]
 
     def _shown(self, caller: Caller, run: LoggedRun) -> Run:
-        return Run(run.run_id, self._threads.shown(caller, run.thread_id), run.status)
+        status = "running" if run.status == STOPPING else run.status
+        return Run(run.run_id, self._threads.shown(caller, run.thread_id), status)
 
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
@@ -291,14 +292,14 @@ class Runs:
         return True
 
     async def stop(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a run; one that has ended stays as it is.
+        """Cancel a run, in whichever process it goes on; one that has ended stays as it is.
 
         Raises:
             NotThereError: There is no such run.
         """
         run = await self._mine(caller, run_id)
-        if not self._runner.stop(run_id) and self._engine is not None and run.is_open:
-            await self._log.stop(run.thread_id)
+        if not self._runner.stop(run_id):
+            await self._log.stop(run.thread_id, run_id)
         return self._shown(caller, run)
 
     async def withdraw(self, caller: Caller, run_id: str) -> Run:
@@ -474,6 +475,7 @@ class Runs:
         if self._engine is not None:
             return  # workers do
         now = time.monotonic()
+        await self._runner.look()
         for one in await due(self._saver, now=time.time()):
             with suppress(ThreadBusyError, LimitError):
                 await self._begin(one.caller, one.thread_id, {})

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +84,8 @@ _TAIL = 256
 """Events of a run that are kept at hand for listeners who are up to date."""
 _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
+_LONGEST = 1_000_000
+"""Characters of an event past which it is shortened."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _IN_MEMORY = 1000
@@ -319,14 +321,19 @@ class RunLog:
         )
         self.leave(run_id)
 
-    async def stop(self, thread_id: str) -> list[str]:
-        """Say that the open runs of a thread are to be stopped; names them."""
-        known = [run for run in self._known.values() if run.thread_id == thread_id and run.is_open]
+    async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
+        """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
+        known = [
+            run
+            for run in self._known.values()
+            if run.thread_id == thread_id and run.is_open and run_id in {None, run.run_id}
+        ]
         self._known |= {run.run_id: replace(run, status=STOPPING) for run in known}
         found = await self._run(
             "UPDATE capgraph_runs SET status = ?"
-            f" WHERE thread_id = ? AND status IN {OPEN} RETURNING run_id",
-            (STOPPING, thread_id),
+            f" WHERE thread_id = ? AND status IN {OPEN}"
+            f"{' AND run_id = ?' if run_id is not None else ''} RETURNING run_id",
+            (STOPPING, thread_id, *([run_id] if run_id is not None else [])),
         )
         return [*(run.run_id for run in known), *(row[0] for row in found)]
 
@@ -366,11 +373,24 @@ class RunLog:
 
     # --- events ---------------------------------------------------------------------------
 
-    def tell(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> None:
-        """Number events of a run; they are written soon, and listeners have them then."""
+    def tell(
+        self,
+        run_id: str,
+        events: Sequence[Mapping[str, Any]],
+        shorten: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Number events of a run; they are written soon, and listeners have them then.
+
+        Args:
+            run_id: The run.
+            events: What it tells.
+            shorten: Makes of an event that is too long one that is not.
+        """
         live = self._live[run_id]
         for event in events:
-            text = json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)
+            text = _text(event)
+            if len(text) > _LONGEST and shorten is not None:
+                text = _text(shorten(event))
             live.seq += 1
             if self._rows is None:
                 live.publish(text)
@@ -519,3 +539,7 @@ class RunLog:
 
     def _unpacked(self, text: str) -> Any:
         return from_text(self._serde, text, "of the runs")
+
+
+def _text(event: Any) -> str:
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)

@@ -39,6 +39,19 @@ pytestmark = [
 _EVENT: TypeAdapter[Any] = TypeAdapter(ag_ui.core.Event)
 
 
+SLOW = '''"""Something that takes long."""
+import asyncio
+
+from framework import capability_node
+
+
+@capability_node
+async def wait_long() -> None:
+    """Wait for a long time."""
+    await asyncio.sleep(600)
+'''
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serve_process(tmp_path_factory.mktemp("contract"), "--host", "0.0.0.0") as found:
@@ -307,13 +320,14 @@ def test_two_processes_over_one_database(db: str, tmp_path: Path) -> None:
             url = f"sqlite:///{tmp_path / 'threads.db'}"
         else:
             url = stack.enter_context(postgres()).database()
-        here, there = (
-            stack.enter_context(_stranger(one, one.ann))
-            for one in [
-                stack.enter_context(serve_process(folder, db=url))
-                for folder in (tmp_path / "a", tmp_path / "b")
-            ]
-        )
+        modules = {"modules": ["tests.support.served", "slow"]}
+        strangers = []
+        for folder in (tmp_path / "a", tmp_path / "b"):
+            folder.mkdir()
+            (folder / "slow.py").write_text(SLOW)
+            one = stack.enter_context(serve_process(folder, db=url, configured=modules))
+            strangers.append(stack.enter_context(_stranger(one, one.ann)))
+        here, there = strangers
         thread, run = here.new(plan=PLAN)
         told = there.told(run)
         assert told == here.told(run)
@@ -328,4 +342,11 @@ def test_two_processes_over_one_database(db: str, tmp_path: Path) -> None:
         assert sorted(answer.status_code for answer in answers) == [202, *[409] * 7]
         (on,) = [answer.json()["run_id"] for answer in answers if answer.status_code == 202]
         assert here.ended(on) == there.ended(on) == "completed"
+        slow = {"steps": [{"context_key": "s", "capability": "wait_long"}]}
+        thread, run = here.new(plan=slow)
+        problem(there.post(f"/api/threads/{thread}/runs", json={"plan": PLAN}), 409)
+        stopped = there.post(f"/api/runs/{run}/stop")
+        assert (stopped.status_code, stopped.json()["status"]) == (202, "running")
+        assert there.ended(run) in ("cancelled", "stopped")
+        assert here.told(run)[-1]["type"] == "RUN_FINISHED"
         assert len(here.get("/api/effects").json()["items"]) == 1

@@ -77,7 +77,8 @@ class ByHeader:
         headers = dict(scope["headers"])
         name = headers.get(b"x-user", b"").decode()
         role = headers.get(b"x-role", b"").decode() or None
-        return Caller(name, role, authenticated=True) if name else None
+        tenant = headers.get(b"x-tenant", b"").decode() or None
+        return Caller(name, role, tenant, authenticated=True) if name else None
 
 
 @contextlib.asynccontextmanager
@@ -91,13 +92,13 @@ async def served(
     app = await asyncio.to_thread(create_app, graph, auth=ByHeader())
     async with app.router.lifespan_context(app), contextlib.AsyncExitStack() as stack:
 
-        async def client(user: str = "ann", role: str = "") -> httpx.AsyncClient:
+        async def client(user: str = "ann", role: str = "", tenant: str = "") -> httpx.AsyncClient:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             return await stack.enter_async_context(
                 httpx.AsyncClient(
                     transport=transport,
                     base_url="http://127.0.0.1",
-                    headers={"x-user": user, "x-role": role},
+                    headers={"x-user": user, "x-role": role, "x-tenant": tenant},
                 )
             )
 

@@ -44,8 +44,8 @@ def _kept(ledger: Ledger) -> list[Route]:
         limit, after = number_of(request, "limit", 50), number_of(request, "after", 0)
         return page(await ledger.audit(caller_of(request), limit=limit, after=after))
 
-    async def verify(_: Request) -> Response:
-        return JSONResponse(await ledger.verified())
+    async def verify(request: Request) -> Response:
+        return JSONResponse(await ledger.verified(caller_of(request)))
 
     return [
         Route("/api/effects", effects),
