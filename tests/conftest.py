@@ -19,6 +19,7 @@ from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
 from framework.testing import FakeClock
 from tests.support.sweeps import LONG
+from tests.support.temporal_server import Server, temporal
 
 # The same examples at every run of the short form, and no bound on the time of one.
 hypothesis.settings.register_profile("sweep", derandomize=not LONG, deadline=None, database=None)
@@ -97,6 +98,13 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         guard.deactivate()
+
+
+@pytest.fixture(scope="session")
+def temporal_server() -> Iterator[Server]:
+    """One Temporal server for all tests of a session, from the first that needs it."""
+    with temporal() as server:
+        yield server
 
 
 @dataclass

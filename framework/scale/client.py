@@ -280,7 +280,7 @@ async def open_engine(
 
 
 def check_engine(url: str, name: str) -> None:
-    """Make sure that there is such an engine, and that it goes with the database.
+    """Make sure that there is such an engine, that it is installed and goes with the database.
 
     Args:
         url: The database of the threads.
@@ -288,6 +288,7 @@ def check_engine(url: str, name: str) -> None:
 
     Raises:
         ConfigurationError: It does not.
+        MissingExtraError: Its extra is not installed.
     """
     if name not in _ENGINES:
         raise ConfigurationError(
@@ -298,6 +299,8 @@ def check_engine(url: str, name: str) -> None:
             "Workers need a database that they share over the network, which SQLite is not.",
             fix="Give the address of a PostgreSQL database: --db postgresql://…",
         )
+    library, extra, _ = _ENGINES[name]
+    require_extra(library, extra)
 
 
 async def connect(
@@ -318,9 +321,7 @@ async def connect(
     """
     name = engine or scale.engine
     check_engine(url, name)
-    library, extra, cls = _ENGINES[name]
-    require_extra(library, extra)
-    opened = getattr(importlib.import_module(f"framework.scale.{name}"), cls)
+    opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
     address = url if name == "postgres" else temporal or scale.temporal
     found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
     return found

@@ -8,6 +8,7 @@ and the one that was begun in its place finds the thread busy and is tried again
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping
@@ -477,8 +478,10 @@ def _reached(address: str) -> Iterator[None]:
     except (RPCError, RuntimeError, ValueError) as exc:
         if isinstance(exc, RPCError) and exc.status not in _AWAY:
             raise
+        # Below the connection's own words stand those of the machine.
+        said = re.findall(r'message: "([^"]+)"', str(exc)) or [str(exc)]
         raise PersistenceError(
-            f"The Temporal server at {address!r} cannot be reached: {exc}.",
+            f"The Temporal server at {address!r} cannot be reached: {said[-1]}.",
             fix="Start it, or give the address of one that runs (--temporal HOST:PORT).",
         ) from exc
 

@@ -11,7 +11,6 @@ import pytest
 from tests.faults.databases import postgres
 from tests.scale.crew import Crew
 from tests.support.sweeps import LONG
-from tests.support.temporal_server import temporal
 
 ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
 
@@ -19,12 +18,6 @@ ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
 @pytest.fixture(scope="session")
 def server() -> Iterator[Any]:
     with postgres() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def temporal_server() -> Iterator[Any]:
-    with temporal() as started:
         yield started
 
 

@@ -24,7 +24,6 @@ from tests.scale import step_worker
 from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
 from tests.support.remote_steps import plan, thread, until
 from tests.support.sweeps import LONG, sample
-from tests.support.temporal_server import temporal
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ["postgres", "temporal"]
@@ -41,12 +40,6 @@ pytestmark = [pytest.mark.service, pytest.mark.may_block, pytest.mark.timeout(24
 def database() -> Iterator[Any]:
     with postgres() as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    with temporal() as started:
-        yield started.address
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +88,7 @@ def make(
     @asynccontextmanager
     async def made(engine: str, effect: str) -> AsyncIterator[Scene]:
         url = database.database()
-        where = request.getfixturevalue("address") if engine == "temporal" else ""
+        where = request.getfixturevalue("temporal_server").address if engine == "temporal" else ""
         monkeypatch.setattr(step_worker, "LOG", tmp_path / "log")
 
         def start(queue: str, instant: str = "", how: str = "") -> int:
