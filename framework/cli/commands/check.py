@@ -89,7 +89,7 @@ def findings(
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
-    """Load every module by itself, so that one that is broken does not hide the next.
+    """Load modules and recipes; one that is broken does not hide the next.
 
     Args:
         settings: All settings.
@@ -101,22 +101,17 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
     from framework.graph.findings import Finding, findings_of
     from framework.registry import Registry
 
+    problems: list[CapgraphError] = []
     try:
-        registry = Registry(infrastructure=settings.infrastructure, given=settings.given)
+        registry = Registry.from_settings(settings, problems)
     except RegistryError as exc:
         yield Finding.of_error("registry", exc)
         return
-    for module in settings.modules:
-        try:
-            registry.discover(module)
-        except CapgraphError as exc:
-            yield Finding.of_error("registry", exc)
     try:
-        registry.configure(
-            include=settings.include, exclude=settings.exclude, override=settings.override
-        )
-    except RegistryError as exc:
-        yield Finding.of_error("registry", exc)
+        registry.frozen()  # its recipes have what they use
+    except CapgraphError as exc:
+        problems.append(exc)
+    yield from (Finding.of_error("registry", exc) for exc in problems)
     saved = url not in ("", MEMORY)
     yield from findings_of(registry, settings, offline=offline, saved=saved)
 

@@ -103,3 +103,12 @@ def test_behaviours_that_the_settings_name_are_made():
         assert part in told
     [made] = check_settings(Settings(behaviors=[{"use": "retry"}]), Registry())
     assert (made.area, made.level) == ("behaviors", "ok")
+
+
+def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text("version: 1\nname: report\n")
+    settings = Settings(recipes=[str(broken)], capabilities={"nothing": {}})
+    found = [f.text for f in checks.check_registry(settings, offline=True, url="")]
+    assert "'" + str(broken) + "' cannot be used: description: Field required" in found[0]
+    assert "capabilities.nothing configures a capability that is not registered." in found
