@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Annotated, Any, NotRequired
@@ -15,7 +15,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import Command, Interrupt
+from langgraph.types import Checkpointer, Command, Interrupt
 
 from configs.scoped import scoped
 from framework.agents.around import around
@@ -113,9 +113,9 @@ class BaseAgent:
         self,
         model: Any = None,
         *,
-        tools: Sequence[Any] | None = None,
-        tool_registry: Sequence[Any] | None = None,
-        behaviors: Sequence[Any] | None = None,
+        tools: Iterable[Any] | None = None,
+        tool_registry: Iterable[Any] | None = None,
+        behaviors: Iterable[Any] | None = None,
         services: Services | None = None,
         checkpoint_manager: CheckpointManager | BaseCheckpointSaver[Any] | None = None,
         state_store: Keeper | None = None,
@@ -150,9 +150,7 @@ class BaseAgent:
     # --- the graph ------------------------------------------------------------------------
 
     @checked
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> AgentGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> AgentGraph:
         """Return the agent as a graph that takes ``task`` and leaves ``output``, ``success``, ``error``.
 
         Args:

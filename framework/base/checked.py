@@ -108,10 +108,11 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
     if not isinstance(kind, type) or kind in (Any, object) or _is_open(kind):
         return True
+    if kind is tuple and parts and parts[-1] is not Ellipsis:  # from a file it comes as a list
+        pair = isinstance(value, (tuple, list)) and len(value) == len(parts)
+        return pair and all(map(fits, value, parts))
     if not isinstance(value, kind) or (kind in _LISTS and isinstance(value, _NO_LISTS)):
         return False
-    if isinstance(value, tuple) and kind is tuple and parts and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(fits, value, parts))
     if isinstance(value, dict) and issubclass(kind, Mapping) and len(parts) == 2:
         return all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
     if isinstance(value, (list, set, frozenset)) and len(parts) == 1:

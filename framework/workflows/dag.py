@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Checkpointer
 
 from framework.adapters.task_graph import TaskGraph
 from framework.base.checked import checked
@@ -89,9 +89,7 @@ class DAGWorkflow(BaseWorkflow):
         self._edges.append(edge)
 
     @checked
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`.
 
         Raises:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from configs.logger import get_logger
@@ -139,9 +139,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         return await self._run(given, context, config)
 
     @checked
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         handlers = {
             name: [self._handler(name, place, *one) for place, one in enumerate(found)]

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
+from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from framework.adapters.task_graph import TaskGraph, task_graph
@@ -139,9 +139,7 @@ class BaseWorkflow(ABC):
         self.name = name or type(self).__name__
 
     @abstractmethod
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph that takes ``task`` and leaves ``output``.
 
         Args:

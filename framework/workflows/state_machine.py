@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command
+from langgraph.types import Checkpointer, Command
 
 from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
@@ -112,9 +111,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 )
 
     @checked
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
         builder.add_node("start", self._begin, destinations=(self._entry(self._start),))
