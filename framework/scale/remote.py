@@ -31,8 +31,9 @@ from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import METER, counting
 from framework.telemetry.sinks import EventDispatcher, about
 
-_FIRST_LOOK, _LATER, _LONGEST = 0.02, 1.5, 0.3
-"""Seconds between two looks at a step: at first, how the time grows, and at most."""
+_FIRST_LOOK, _LATER, _LONGEST = 0.02, 1.2, 1.0
+"""Seconds between two looks at a step: at first, how they grow (so that an end is seen late by a fifth
+of what the step took), and at most."""
 _AGAIN = 1.0
 """Seconds until what the database or the engine refused is tried again."""
 _MOST_RUNS = 10
@@ -101,20 +102,23 @@ class Steps:
         waiting = _Waiting(StepOrder(name, queue, name, token), seconds)
         try:
             while not leave():
-                seen = await self._look(name)
-                await self._take_events(waiting, seen, tell)
-                if seen.result is not None:
-                    if not _stays(seen.result):
-                        await self._results.drop(name)
-                    return seen.result
-                if seen.begun:
-                    begins()
-                late = waiting.is_late()
-                if (give_up() or late) and await self._results.withdraw(name):
-                    if late:
-                        raise TimeoutError
-                    return None
-                await self._hand_on(waiting, seen)
+                try:
+                    seen = await self._results.look(name)
+                    await self._take_events(waiting, seen, tell)
+                    if seen.begun:
+                        begins()
+                    if seen.result is not None:
+                        if not _stays(seen.result):
+                            await self._results.drop(name, token)
+                        return seen.result
+                    if await self._is_over(waiting, seen, give_up=give_up()):
+                        return None
+                    await self._hand_on(waiting, seen)
+                except PersistenceError as exc:
+                    if exc.ends_the_run:
+                        raise
+                    _log().warning("Nobody can say how the step %s is: %s", name, exc)
+                    await asyncio.sleep(_AGAIN)
                 await waiting.pause()
         except asyncio.CancelledError:
             with suppress(PersistenceError):
@@ -122,20 +126,25 @@ class Steps:
             raise
         return None
 
-    async def _look(self, name: str) -> Seen:
-        while True:
-            try:
-                seen = await self._results.look(name)
-            except PersistenceError as exc:
-                _log().warning("Nobody can say how the step %s is: %s", name, exc)
-                await asyncio.sleep(_AGAIN)
-                continue
-            if seen is None:
-                raise PersistenceError(
-                    f"What was kept of the step {name} is gone.",
-                    fix="Its thread was dropped while it ran; begin a new one.",
-                )
-            return seen
+    async def _is_over(self, waiting: _Waiting, seen: Seen, *, give_up: bool) -> bool:
+        """Tell whether a step is not to begin any more.
+
+        Raises:
+            TimeoutError: Its time is over, and nobody is there who would say so.
+        """
+        late, order = waiting.is_late(), waiting.order
+        if not (late or give_up):
+            return False
+        gone = not seen.begun and await self._results.withdraw(order.id, order.token)
+        if late and seen.begun and not self._is_alive(seen):
+            await self._results.drop(order.id, order.token)
+            gone = True
+        if gone and late:
+            raise TimeoutError
+        return gone
+
+    def _is_alive(self, seen: Seen) -> bool:
+        return seen.silent is not None and seen.silent < self._leases.ttl_seconds
 
     async def _take_events(
         self, waiting: _Waiting, seen: Seen, tell: Callable[[Any], None]
@@ -143,28 +152,23 @@ class Steps:
         if seen.told > waiting.told:
             for number, event in await self._results.events(waiting.order.id, waiting.told):
                 tell(event)
-                waiting.told = number
+                waiting.hear(number)
 
     async def _hand_on(self, waiting: _Waiting, seen: Seen) -> None:
         """Hand the step to the engine: at first, and again where it or its worker got lost."""
-        ttl = self._leases.ttl_seconds
-        if seen.silent is not None and seen.silent < ttl:
+        if self._is_alive(seen):
             return
         lost = seen.begun > waiting.begun
-        if not waiting.is_due(_AGAIN if lost else 2 * ttl):
+        if not waiting.is_due(_AGAIN if lost else 2 * self._leases.ttl_seconds):
             return
         if seen.begun >= _MOST_RUNS:
             raise CapabilityError(
                 f"{seen.begun} workers began the step {waiting.order.id} and none ended it.",
                 fix="Look at the logs of the workers of its queue; it may be what ends them.",
             )
-        waiting.begun = seen.begun
-        try:
-            await self._engine.run_step(waiting.order)
-        except PersistenceError as exc:
-            _log().warning("The step %s is not handed on: %s", waiting.order.id, exc)
-            await asyncio.sleep(_AGAIN)
-            waiting.handed = None
+        waiting.handed = None
+        await self._engine.run_step(waiting.order)
+        waiting.hand(seen.begun)
 
     @asynccontextmanager
     async def slot(self, name: str, own: int) -> AsyncIterator[None]:
@@ -338,9 +342,13 @@ class _Waiting:
         return self._until is not None and self._now() > self._until
 
     def is_due(self, patience: float) -> bool:
-        due = self.handed is None or self._now() - self.handed > patience
-        self.handed = self._now() if due else self.handed
-        return due
+        return self.handed is None or self._now() - self.handed > patience
+
+    def hand(self, begun: int) -> None:
+        self.begun, self.handed = begun, self._now()
+
+    def hear(self, number: int) -> None:
+        self.told, self._delay = number, min(self._delay, _TELL_SECONDS)
 
     async def pause(self) -> None:
         await asyncio.sleep(self._delay)

@@ -188,11 +188,21 @@ class StepResults:
             taken.ends_the_run = True
             raise taken
 
-    async def look(self, step_id: str) -> Seen | None:
-        """Return how far a step is; ``None`` when nothing is kept of it."""
+    async def look(self, step_id: str) -> Seen:
+        """Return how far a step is.
+
+        Raises:
+            PersistenceError: Nothing is kept of it any more: its thread was dropped, or another
+                process that waits for it has forgotten it.
+        """
         _, found = await self._rows.run(_LOOK, (lease_of(step_id), step_id))
         if not found:
-            return None
+            gone = PersistenceError(
+                f"What was kept of the step {step_id} is gone.",
+                fix="Look at its thread: another process goes on with it, or it was dropped.",
+            )
+            gone.ends_the_run = True
+            raise gone
         begun, told, ended, result, silent = found[0]
         return Seen(begun, told, self._unpacked(result) if ended else None, silent)
 
@@ -204,12 +214,13 @@ class StepResults:
         )
         return [(int(seq), self._unpacked(data)) for seq, data in found]
 
-    async def withdraw(self, step_id: str) -> bool:
+    async def withdraw(self, step_id: str, token: str) -> bool:
         """Take a step back; tells whether no worker had begun it."""
-        _, found = await self._rows.run(
-            "DELETE FROM capgraph_steps WHERE step_id = ? AND begun = 0 RETURNING 1", (step_id,)
+        count, _ = await self._rows.run(
+            "DELETE FROM capgraph_steps WHERE step_id = ? AND token = ? AND begun = 0",
+            (step_id, token),
         )
-        return bool(found)
+        return bool(count)
 
     async def cancel(self, step_id: str, token: str) -> None:
         """Have the worker that runs a step stop it, unless somebody else waits for it by now."""
@@ -226,9 +237,9 @@ class StepResults:
             (thread_id,),
         )
 
-    async def drop(self, step_id: str) -> None:
-        """Forget a step: should it be asked for again, it is to run again."""
-        await self._drop("step_id = ?", (step_id,))
+    async def drop(self, step_id: str, token: str) -> None:
+        """Forget a step, unless somebody else waits for it: asked for again, it is to run again."""
+        await self._drop("step_id = ? AND token = ?", (step_id, token))
 
     async def drop_thread(self, thread_id: str) -> None:
         """Forget the steps of a thread."""

@@ -29,7 +29,15 @@ ROOT = Path(__file__).parents[2]
 ENGINES = ["postgres", "temporal"]
 PLACES = [*product(["gpu"], INSTANTS), *product(["turns"], TURNS_INSTANTS)]
 KILLS = list(product(ENGINES, ["once", "none", "idempotent"], PLACES)) * (4 if LONG else 1)
-FREEZES = list(product(ENGINES, ["begin<", "begin>", "claim>", "effect<", "effect>"]))
+FREEZES = list(
+    product(
+        ENGINES,
+        [
+            *product(["gpu"], ["begin<", "begin>", "claim>", "effect<", "effect>", "result<"]),
+            *product(["turns"], ["open<", "open>", "read>"]),
+        ],
+    )
+)
 STEPS = (("f", "grab"), ("m", "segment", {"inputs": [{"FRAME": "f"}]}))
 _numbers = count()
 
@@ -139,17 +147,19 @@ async def test_a_killed_worker_costs_no_step_and_repeats_no_effect(
             assert len(notes("acted")) == 1
 
 
-@pytest.mark.parametrize(("engine", "instant"), sample(FREEZES, 1))
+@pytest.mark.parametrize(("engine", "place"), sample(FREEZES, 1))
 async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
-    make: Any, engine: str, instant: str
+    make: Any, engine: str, place: tuple[str, str]
 ) -> None:
+    queue, instant = place
+    other = {"gpu": "turns", "turns": "gpu"}[queue]
     async with make(engine, "once") as scene, asyncio.timeout(200):
-        frozen = scene.start("gpu", instant, "SIGSTOP")
-        scene.start("turns")
+        frozen = scene.start(queue, instant, "SIGSTOP")
+        scene.start(other)
         name = f"t{next(_numbers)}"
         await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
         await until(lambda: notes("SIGSTOP"), 60)
-        scene.start("gpu")
+        scene.start(queue)
         state = await scene.ended(name)
         os.kill(frozen, signal.SIGCONT)
         await asyncio.sleep(TTL)

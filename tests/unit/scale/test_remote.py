@@ -224,16 +224,16 @@ async def test_a_worker_that_dies_in_an_effect_leads_to_a_question(shared: Place
     assert runs == ["dying", "other"]
 
 
-async def test_a_worker_that_dies_in_a_step_without_effect_is_replaced(shared: Place) -> None:
+async def test_a_worker_that_dies_in_a_step_without_effect_is_replaced(one: Place) -> None:
     begun = asyncio.Event()
 
     async def hang(_: Any) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    router = await shared.worker([grab, segment("router")], "turns")
-    dying = await shared.worker([grab, segment("dying", hang)], "gpu")
-    other = await shared.worker([grab, segment("other")], "gpu")
+    router = await one.worker([grab, segment("router")], "turns")
+    dying = await one.worker([grab, segment("dying", hang)], "gpu")
+    other = await one.worker([grab, segment("other")], "gpu")
     dying.serve()
     turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
     await begun.wait()
@@ -244,15 +244,15 @@ async def test_a_worker_that_dies_in_a_step_without_effect_is_replaced(shared: P
 
 @pytest.mark.parametrize("whose", ["the step's", "the thread's"])
 async def test_a_worker_that_lost_a_lease_begins_no_effect(
-    shared: Place, whose: str, monkeypatch: pytest.MonkeyPatch
+    one: Place, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[str] = []
 
     async def work(_: Any) -> None:
         runs.append("gpu")
 
-    router = await shared.worker([grab, segment("router", effect="once")], "turns")
-    gpu = await shared.worker([grab, segment("gpu", work, effect="once")], "gpu")
+    router = await one.worker([grab, segment("router", effect="once")], "turns")
+    gpu = await one.worker([grab, segment("gpu", work, effect="once")], "gpu")
     claim = EffectLedger.claim
     lost = asyncio.Event()
 
@@ -274,7 +274,7 @@ async def test_a_worker_that_lost_a_lease_begins_no_effect(
     await asyncio.wait([turn])
 
 
-async def test_a_failure_is_tried_again_by_the_turn(shared: Place) -> None:
+async def test_a_failure_is_tried_again_by_the_turn(one: Place) -> None:
     tries: list[int] = []
 
     class Flaky(BaseCapability):
@@ -296,15 +296,15 @@ async def test_a_failure_is_tried_again_by_the_turn(shared: Place) -> None:
             return {"max_attempts": 3, "delay_seconds": 0.01, "backoff_factor": 1.0}
 
     flaky = capability_node(Flaky)
-    router = await shared.worker([flaky], "turns")
-    gpu = await shared.worker([flaky], "gpu")
+    router = await one.worker([flaky], "turns")
+    gpu = await one.worker([flaky], "gpu")
     gpu.serve()
     out = await router.graph.ainvoke(plan(("a", "flaky")), thread())
     assert tries == [1, 2, 3]
     assert out["execution_step_results"]["a"]["attempts"] == 3
 
 
-async def test_what_a_step_tells_reaches_the_stream_of_its_turn(shared: Place) -> None:
+async def test_what_a_step_tells_reaches_the_stream_of_its_turn(one: Place) -> None:
     model = ScriptedModel(responses=["seen"])
 
     async def work(progress: Progress) -> None:
@@ -312,8 +312,8 @@ async def test_what_a_step_tells_reaches_the_stream_of_its_turn(shared: Place) -
         get_stream_writer()({"mine": 1})
         await model.ainvoke("look")
 
-    router = await shared.worker([grab, segment("router")], "turns")
-    gpu = await shared.worker([grab, segment("gpu", work)], "gpu")
+    router = await one.worker([grab, segment("router")], "turns")
+    gpu = await one.worker([grab, segment("gpu", work)], "gpu")
     gpu.serve()
     told: list[Any] = []
     async for mode, part in router.graph.astream(
@@ -331,7 +331,7 @@ async def test_what_a_step_tells_reaches_the_stream_of_its_turn(shared: Place) -
     assert [e["model"] for e in told if e.get("event_type") in ("usage", "model_called")]
 
 
-async def test_a_cancelled_turn_cancels_its_step(shared: Place) -> None:
+async def test_a_cancelled_turn_cancels_its_step(one: Place) -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def hang(_: Any) -> None:
@@ -341,8 +341,8 @@ async def test_a_cancelled_turn_cancels_its_step(shared: Place) -> None:
         finally:
             ended.set()
 
-    router = await shared.worker([grab, segment("router")], "turns")
-    gpu = await shared.worker([grab, segment("gpu", hang)], "gpu")
+    router = await one.worker([grab, segment("router")], "turns")
+    gpu = await one.worker([grab, segment("gpu", hang)], "gpu")
     gpu.serve()
     turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
     await begun.wait()
@@ -414,10 +414,10 @@ async def test_limits_hold_over_two_workers(shared: Place) -> None:
     assert most == 2
 
 
-async def test_a_budget_counts_steps_of_other_workers(shared: Place) -> None:
+async def test_a_budget_counts_steps_of_other_workers(one: Place) -> None:
     budget = {"budget": Budget(steps=3, per="thread")}
-    router = await shared.worker([grab, segment("router")], "turns", **budget)
-    gpu = await shared.worker([grab, segment("gpu")], "gpu", **budget)
+    router = await one.worker([grab, segment("router")], "turns", **budget)
+    gpu = await one.worker([grab, segment("gpu")], "gpu", **budget)
     gpu.serve()
     again = ("n", "segment", {"inputs": [{"FRAME": "f"}]})
     out = await router.graph.ainvoke(plan(*STEPS, again), thread())
@@ -426,14 +426,14 @@ async def test_a_budget_counts_steps_of_other_workers(shared: Place) -> None:
     assert "budget" in str(out["messages"][-1].content)
 
 
-async def test_approval_is_asked_by_the_turn_and_then_sent(shared: Place) -> None:
+async def test_approval_is_asked_by_the_turn_and_then_sent(one: Place) -> None:
     more: dict[str, Any] = {"requires_approval": True, "effect": "once"}
-    router = await shared.worker([grab, segment("router", **more)], "turns")
-    gpu = await shared.worker([grab, segment("gpu", **more)], "gpu")
+    router = await one.worker([grab, segment("router", **more)], "turns")
+    gpu = await one.worker([grab, segment("gpu", **more)], "gpu")
     gpu.serve()
     out = await router.graph.ainvoke(plan(*STEPS), thread())
     assert out["__interrupt__"]
-    assert shared.engine.seen == []
+    assert one.engine.seen == []
     out = await router.graph.ainvoke(Command(resume={"m": "approve"}), thread())
     assert masks(out)["m"]["who"] == "gpu"
 
@@ -591,15 +591,15 @@ async def test_a_part_of_a_step_is_done_once_over_two_tries(one: Place) -> None:
     assert (len(tries), parts) == (2, ["done"])
 
 
-async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(shared: Place) -> None:
+async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(one: Place) -> None:
     model = ScriptedModel(responses=["seen", "seen again"])
 
     async def work(_: Any) -> None:
         await model.ainvoke("look")
 
     more: dict[str, Any] = {"budget": Budget(requests=1, per="thread")}
-    router = await shared.worker([grab, segment("router", max_attempts=1)], "turns", **more)
-    gpu = await shared.worker([grab, segment("gpu", work, max_attempts=1)], "gpu", **more)
+    router = await one.worker([grab, segment("router", max_attempts=1)], "turns", **more)
+    gpu = await one.worker([grab, segment("gpu", work, max_attempts=1)], "gpu", **more)
     gpu.serve()
     out = await router.graph.ainvoke(plan(*STEPS), thread())
     assert masks(out)["m"]["who"] == "gpu"
@@ -608,22 +608,22 @@ async def test_a_call_of_a_model_there_counts_in_the_budget_of_the_thread(shared
     assert len(model.calls) == 1
 
 
-async def test_a_rate_in_the_savers_database_holds_there(shared: Place) -> None:
+async def test_a_rate_in_the_savers_database_holds_there(one: Place) -> None:
     def limit() -> Any:
         return [RateLimitBehavior(0.01, burst=1, wait_on_limit=False, store="saver")]
 
     options: dict[str, Any] = {"max_attempts": 1}
-    router = await shared.worker([grab, segment("router", **options)], "turns")
+    router = await one.worker([grab, segment("router", **options)], "turns")
     for name in ("one", "two"):
         limited = segment(name, behaviors=limit(), **options)
-        (await shared.worker([grab, limited], "gpu")).serve()
+        (await one.worker([grab, limited], "gpu")).serve()
     again = ("n", "segment", {"inputs": [{"FRAME": "f"}], "optional": True})
     first = ("m", "segment", {"inputs": [{"FRAME": "f"}], "optional": True})
     out = await router.graph.ainvoke(plan(("f", "grab"), first, again), thread())
     assert len(masks(out)) == 1
 
 
-async def test_a_router_that_drains_leaves_its_step_to_the_next(shared: Place) -> None:
+async def test_a_router_that_drains_leaves_its_step_to_the_next(one: Place) -> None:
     begun, go_on, runs = asyncio.Event(), asyncio.Event(), []
 
     async def work(_: Any) -> None:
@@ -631,9 +631,9 @@ async def test_a_router_that_drains_leaves_its_step_to_the_next(shared: Place) -
         begun.set()
         await go_on.wait()
 
-    first = await shared.worker([grab, segment("first")], "turns")
-    second = await shared.worker([grab, segment("second")], "turns")
-    gpu = await shared.worker([grab, segment("gpu", work)], "gpu")
+    first = await one.worker([grab, segment("first")], "turns")
+    second = await one.worker([grab, segment("second")], "turns")
+    gpu = await one.worker([grab, segment("gpu", work)], "gpu")
     gpu.serve()
     control = RunControl()
     turn = asyncio.create_task(first.graph.ainvoke(plan(*STEPS), thread(), control=control))
