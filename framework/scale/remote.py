@@ -186,7 +186,7 @@ class Steps:
                 with suppress(ThreadBusyError):
                     return await self._leases.take(f"capgraph-slot/{name}/{number}")
             await asyncio.sleep(delay * (0.5 + random.random()))  # noqa: S311 - no secret
-            delay = min(delay * _LATER, _LONGEST)
+            delay = min(delay * _LATER, _TELL_SECONDS)
 
     # --- where the step runs --------------------------------------------------------------
 
