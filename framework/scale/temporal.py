@@ -36,6 +36,13 @@ from temporalio.exceptions import (
     ApplicationErrorCategory,
     WorkflowAlreadyStartedError,
 )
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 from temporalio.worker import (
     CustomSlotSupplier,
@@ -456,12 +463,20 @@ def _given_back(why: str, delay: timedelta | None) -> ApplicationError:
 
 
 async def _connect(address: str) -> Client:
+    # Left to itself, the SDK writes what it logs to stdout, which is the command's.
+    forwarding = LogForwardingConfig(_log.logger, append_target_to_name=False)
+    logging = LoggingConfig(TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding)
+    runtime = Runtime(telemetry=TelemetryConfig(logging=logging))
     until = time.monotonic() + _CONNECT.total_seconds()
     while True:
         try:
             with _reached(address):
                 return await Client.connect(
-                    address, namespace=_NAMESPACE, retry_config=_RETRY, connect_timeout=_CONNECT
+                    address,
+                    namespace=_NAMESPACE,
+                    retry_config=_RETRY,
+                    connect_timeout=_CONNECT,
+                    runtime=runtime,
                 )
         except PersistenceError:
             # A server that has just been started is away for a moment.

@@ -111,6 +111,26 @@ async def test_temporal_may_be_away_for_half_a_minute(crew: Crew, temporal_serve
     assert [line.split()[0] for line in crew.notes()].count("fill") == 1
 
 
+@pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
+async def test_a_server_that_is_away_says_nothing_on_stdout(
+    crew: Crew, temporal_server: Server
+) -> None:
+    with crew:
+        worker = crew.start()
+        async with crew.client() as client:
+            await client.submit(crew.named("t"), plan=FILL)
+        await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
+        temporal_server.stop()
+        try:
+            await crew.until(lambda: "retried" in crew.errors())
+        finally:
+            temporal_server.start()
+        crew.gate.touch()
+        assert crew.end(worker) == 143
+        assert worker.stdout is not None
+        assert worker.stdout.read() == ""
+
+
 async def test_an_engine_that_is_not_there_is_told_apart(crew: Crew) -> None:
     crew.temporal = "127.0.0.1:9"
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached: Conn"):
