@@ -118,7 +118,7 @@ class Runner:
                     await leases_of(self._saver).release(lease)
             if run is None:
                 break
-            if (status := await self.run(run, lease)) is not None:
+            if (status := await self.run(run, lease, frees_first=False)) is not None:
                 ended[run.run_id] = status
         left = self.draining and bool(await self._log.open_of(order.thread))
         return Report(order.thread, ended, left)
@@ -135,7 +135,9 @@ class Runner:
         ]
         return min(ready, key=lambda run: run.is_new_turn, default=None)
 
-    def run(self, run: LoggedRun, lease: Lease) -> Coroutine[Any, Any, str | None]:
+    def run(
+        self, run: LoggedRun, lease: Lease, *, frees_first: bool = True
+    ) -> Coroutine[Any, Any, str | None]:
         """Run one run of the log; it returns how the run ended, ``None`` when somebody has to go on.
 
         It can be stopped from this moment on.
@@ -143,6 +145,8 @@ class Runner:
         Args:
             run: The run.
             lease: That of its thread; it is given back.
+            frees_first: Whether that is before anybody hears of the end, so that whoever does may ask
+                the thread again at once.
 
         Raises:
             PersistenceError: The database is away, or the lease was lost.
@@ -156,7 +160,7 @@ class Runner:
             # Traces, events and the audit call the run as whoever asked for it does.
             config["run_id"] = uuid.UUID(run.run_id)
         turn = self._turns[run.run_id] = Turn(self._graph, config)
-        return self._work(run, lease, turn)
+        return self._work(run, lease, turn, frees_first)
 
     def stop(self, run_id: str) -> bool:
         """Cancel a run of this process; tells whether it is one."""
@@ -178,7 +182,9 @@ class Runner:
         for turn in self._turns.values():
             turn.drain(seconds)
 
-    async def _work(self, run: LoggedRun, lease: Lease, turn: Turn) -> str | None:
+    async def _work(
+        self, run: LoggedRun, lease: Lease, turn: Turn, frees_first: bool
+    ) -> str | None:
         translator = Translator(run.thread_id.removeprefix(run.owner), run.run_id)
         try:
             try:
@@ -188,8 +194,9 @@ class Runner:
                     if end is not None:
                         # Whoever has lost the thread does not say how the run of another ended.
                         await leases_of(self._saver).confirm(run.thread_id)
+                if end is not None and not frees_first:
+                    return await self._end(run, end, translator)
             finally:
-                # Whoever hears of the end may ask the thread again at once.
                 await leases_of(self._saver).release(lease)
             return await self._end(run, end, translator) if end is not None else None
         except PersistenceError as exc:

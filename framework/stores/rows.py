@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -242,6 +243,23 @@ class PostgresRows(SaverRows):
 
         mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
         return {**mine, "password": ""} == {**other, "password": ""}
+
+    async def listen(self, channel: str) -> AsyncIterator[str]:
+        """Yield what is told on a channel, for as long as the database is there.
+
+        Raises:
+            PersistenceError: It is away.
+        """
+        import psycopg
+
+        try:
+            opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
+            async with await opened as connection:
+                await connection.execute(f"LISTEN {channel}".encode())
+                async for told in connection.notifies():
+                    yield told.payload
+        except psycopg.Error as exc:
+            raise _refused(exc) from exc
 
     async def _create(self, definition: str) -> None:
         name = definition.partition("EXISTS ")[2].partition(" ")[0]

@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.stores.leases import leases_of
 from framework.stores.reading import as_text, from_text
-from framework.stores.rows import OwnRows, rows_of
+from framework.stores.rows import OwnRows, PostgresRows, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
@@ -78,6 +78,7 @@ _PLACES_BY_THREAD = (
 )
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
+_CHANNEL = "capgraph_events"
 _MOST = 10_000
 _AT_ONCE = 500
 _TAIL = 256
@@ -128,7 +129,8 @@ class LoggedRun:
 class _Live:
     """A run of this process: its last events, and who waits for the next one."""
 
-    def __init__(self, seq: int, kept: int | None) -> None:
+    def __init__(self, thread: str, seq: int, kept: int | None) -> None:
+        self.thread = thread
         self.seq, self.written = seq, seq
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
@@ -172,6 +174,8 @@ class RunLog:
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self._ears: dict[str, asyncio.Event] = {}
+        self._heard: asyncio.Task[None] | None = None
         self._ready = False
         self.closing = asyncio.Event()
 
@@ -200,7 +204,7 @@ class RunLog:
             if not found:
                 return False
         if here:
-            self._live[run.run_id] = self._new_live()
+            self._live[run.run_id] = self._new_live(run)
         return True
 
     async def take_up(self, run: LoggedRun) -> list[dict[str, Any]]:
@@ -212,18 +216,18 @@ class RunLog:
         told: list[dict[str, Any]] = []
         teller = await self._place(run)
         if run.status == "queued":
-            self._live.setdefault(run.run_id, self._new_live()).teller = teller
+            self._live.setdefault(run.run_id, self._new_live(run)).teller = teller
             return told
         seq = 0
         while self._rows is not None and (page := await self._page(run.run_id, seq)):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
-        self._live[run.run_id] = self._new_live(seq)
+        self._live[run.run_id] = self._new_live(run, seq)
         self._live[run.run_id].teller = teller
         return told
 
-    def _new_live(self, seq: int = 0) -> _Live:
-        return _Live(seq, None if self._rows is None else _TAIL)
+    def _new_live(self, run: LoggedRun, seq: int = 0) -> _Live:
+        return _Live(run.thread_id, seq, None if self._rows is None else _TAIL)
 
     async def _place(self, run: LoggedRun) -> str:
         # Where nothing is known of earlier runs, numbers go on from the clock: those that were
@@ -320,6 +324,7 @@ class RunLog:
             (status, ended, run_id),
         )
         self.leave(run_id)
+        await self._call([run_id])
 
     async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
         """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
@@ -419,10 +424,39 @@ class RunLog:
                 get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
+            names: set[str] = set()
             for run_id, _, text, _ in batch:
                 self._waiting.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)
+                    names |= {run_id, live.thread}
+            await self._call(names)
+
+    # --- listeners of other processes -----------------------------------------------------
+
+    async def _call(self, names: Collection[str]) -> None:
+        """Tell other processes that runs and threads have told something."""
+        if isinstance(self._rows, PostgresRows) and names:
+            marks = ", ".join(["(?)"] * len(names))
+            with suppress(PersistenceError):  # they look for themselves now and then
+                await self._run(
+                    f"SELECT pg_notify('{_CHANNEL}', name) FROM (VALUES {marks}) told (name)",
+                    tuple(names),
+                )
+
+    def _ear(self, name: str) -> asyncio.Event:
+        """Return what is set when a run or a thread of another process tells something."""
+        if isinstance(self._rows, PostgresRows) and (self._heard is None or self._heard.done()):
+            self._heard = asyncio.create_task(self._hear(self._rows))
+        return self._ears.setdefault(name, asyncio.Event())
+
+    async def _hear(self, rows: PostgresRows) -> None:
+        while True:
+            with suppress(PersistenceError):
+                async for name in rows.listen(_CHANNEL):
+                    if (ear := self._ears.pop(name, None)) is not None:
+                        ear.set()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
         """Yield the events of a run with their numbers, as JSON, until the run has told its last.
@@ -436,7 +470,7 @@ class RunLog:
         while not self.closing.is_set():
             live = self._live.get(run_id)
             over = live.over if live is not None else await self._has_ended(run_id)
-            changed = live.changed if live is not None else self.closing
+            changed = live.changed if live is not None else self._ear(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
@@ -464,6 +498,7 @@ class RunLog:
             after: The number of the last event that the listener has.
         """
         while not self.closing.is_set():
+            ear = self._ear(thread_id)
             page = await self._page_of_thread(thread_id, after)
             yield page
             if page:
@@ -471,16 +506,17 @@ class RunLog:
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
-                    await self.closing.wait()
+                    await ear.wait()
 
     async def _page_of_thread(self, thread_id: str, after: int) -> list[tuple[int, str, str]]:
         if self._rows is None:
-            return [
-                (begins + seq, run_id, text)
-                for run_id, (thread, begins) in self._begins.items()
-                if thread == thread_id
-                for seq, text in self._live[run_id].after(max(0, after - begins)) or ()
-            ]
+            for run_id, (thread, begins) in self._begins.items():
+                told = (
+                    self._live[run_id].after(max(0, after - begins)) if thread == thread_id else ()
+                )
+                if told:
+                    return [(begins + seq, run_id, text) for seq, text in told]
+            return []
         found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
         return [(int(seq), run_id, self._unpacked(data)) for seq, run_id, data in found]
 
@@ -489,6 +525,10 @@ class RunLog:
         self.closing.set()
         for live in self._live.values():
             live.wake()
+        for ear in self._ears.values():
+            ear.set()
+        if self._heard is not None:
+            self._heard.cancel()
         if isinstance(self._rows, OwnRows):
             self._rows.close()
 
