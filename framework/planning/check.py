@@ -17,7 +17,7 @@ from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
 from framework.planning.references import Read, element_name, fields_of, references_of
-from framework.planning.schemas import Shape, result_shape
+from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
 from framework.planning.waits import SIGNAL, WAITS, references_in, wait_faults
 
@@ -228,11 +228,8 @@ class _Checker:
 
     def _element(self, index: int, path: Path, alias: str) -> None:
         """Check an input that is an element of the list over which the step runs."""
-        need = self.view.wants(index, str(path[-1])).removesuffix(MANY)
-        wanted = self.view.type_of(need)
-        element = self.view.element(index)
-        if wanted is not None and not element.fits(result_shape(wanted, "validation")):
-            cause = f"an element of the list is {element}, and no {need}"
+        if not self.view.takes_element(index, str(path[-1])):
+            cause = f"an element of the list is {self.view.element(index)}, and no {path[-1]}"
             self.add(codes.TYPE_MISMATCH, index, alias, cause, path=path)
 
     def _resolve(self, index: int, read: Read) -> None:

@@ -127,6 +127,19 @@ def takes_signal(step: Mapping[str, Any]) -> bool:
     return any(is_of_element(text, SIGNAL) for _, text in given)
 
 
+def takes_element(step: Mapping[str, Any]) -> bool:
+    """Tell whether anything in a step means the element of the list over which it runs."""
+    alias = element_name(step) or ""
+    read = (*references_of(step.get("parameters")), *references_in(step))
+    pairs = [
+        pair
+        for entry in step.get("inputs") or ()
+        if isinstance(entry, dict)
+        for pair in entry.items()
+    ]
+    return any(is_of_element(text, alias) for _, text in (*read, *pairs) if isinstance(text, str))
+
+
 def element_name(step: Mapping[str, Any]) -> str | None:
     """Return by which name a step means the element; ``None`` without a list."""
     each = step.get("for_each")

@@ -96,13 +96,8 @@ class CheckpointManager:
         elif isinstance(store, BaseStore):
             time = SystemClock() if clock is None else as_clock(clock)
             self._kept = _InStore(_LangGraphPlaces(store, time))
-        elif self.saver is not None:
-            self._kept = _InSaver(self.saver)
         else:
-            raise ConfigurationError(
-                f"{store!r} keeps no checkpoints.",
-                fix="Give a state store, a LangGraph store or a saver.",
-            )
+            self._kept = _InSaver(store)
 
     @checked
     async def save(

@@ -16,7 +16,7 @@ from framework.adapters import agent_capability, graph_capability, tool_capabili
 from framework.base import IdempotencyKey
 from framework.engine import copies
 from framework.governance import InformationFlow
-from framework.planning import check_plan
+from framework.planning import check_plan, repair_plan
 from framework.stores import open_saver
 from framework.testing import ScriptedModel
 from tests.support.one_door import planned, registered, said, status
@@ -677,3 +677,29 @@ async def test_what_takes_one_is_not_given_several_and_says_so() -> None:
     graph = build_graph([given_hours, tool_capability(fetch, "FETCHED"), agent])
     out = await graph.ainvoke(given)
     assert "supplies several FETCHED, not one" in out["messages"][-1].text
+
+
+class Typed(CapabilityContext):
+    rows: list[Row]
+
+
+def test_an_input_that_can_only_be_the_element_is_filled_in(world: World) -> None:
+    @capability_node
+    async def typed() -> Typed:
+        """Give rows."""
+        return Typed(rows=[])
+
+    @capability_node
+    async def take(row: Row, by: int = 1) -> Sum:
+        """Take a row."""
+        return Sum(order=[row.n * by])
+
+    made = registered(*world.capabilities(), typed, take)
+    first = {"context_key": "b", "capability": "typed"}
+    step = {"context_key": "t", "capability": "take", "for_each": {"of": "b.rows"}}
+    found = repair_plan({"steps": [first, step, ANSWER]}, made)
+    assert (found.problems, found.plan["steps"][1]["inputs"]) == ([], [{"ROW": "item"}])
+    # Where the element is taken already, the input is something else.
+    used = {**step, "parameters": {"by": {"$from": "item.n"}}}
+    inputs = repair_plan({"steps": [first, used, ANSWER]}, made).plan["steps"][1].get("inputs")
+    assert inputs != [{"ROW": "item"}]
