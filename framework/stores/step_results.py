@@ -76,6 +76,7 @@ _KEPT = "_capgraph_step_results"
 _LEASE = "capgraph-step/"
 _KEPT_SECONDS = 7 * 86_400.0
 _SWEEP_SHARE = 0.01
+_MANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,7 @@ class StepResults:
 
     def __init__(self, rows: Rows, serde: Any) -> None:
         self._rows, self._serde = rows, serde
+        self._turns: dict[tuple[str, str], str] = {}
 
     # --- who waits ------------------------------------------------------------------------
 
@@ -175,7 +177,11 @@ class StepResults:
         """
         for definition in (_STEPS, _EVENTS, _BY_THREAD):
             await self._rows.table(definition)
-        await self._drop("thread_id = ? AND room = ? AND turn <> ?", (thread_id, room, turn))
+        if self._turns.get((thread_id, room)) != turn:
+            await self._drop("thread_id = ? AND room = ? AND turn <> ?", (thread_id, room, turn))
+            if len(self._turns) >= _MANY:
+                self._turns.clear()
+            self._turns[thread_id, room] = turn
         if random.random() < _SWEEP_SHARE:  # noqa: S311 - no secret
             await self._drop("ended > 0 AND ended < {now} - ?", (_KEPT_SECONDS,))
         values = (step_id, thread_id, room, turn, token, self._packed(request), seconds)
