@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -25,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
+from configs.latest import Latest
 from configs.logger import get_logger, mask_secrets
 from configs.scoped import scoped
 from framework.base.awaiting import to_its_end
@@ -198,7 +198,7 @@ class RowCells(Cells):
             WeakKeyDictionary()
         )
         # What was written last, and how far the database's clock is from the machine's since when.
-        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._known: Latest[str, tuple[str, str]] = Latest(_MANY)
         self._ahead = self._asked = 0.0
 
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
@@ -274,8 +274,6 @@ class RowCells(Cells):
             if touched:
                 if written is not None and not missed and len(written) < _SHORT:
                     self._known[name] = written, mark
-                    if len(self._known) > _MANY:
-                        self._known.popitem(last=False)
                 return result, now
             missed = True
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from configs.latest import Latest
 from framework.base.errors import require_extra
 from framework.base.ports import now_text
 from framework.telemetry.agent_events import AgentEvent, AgentEventName
@@ -85,7 +86,7 @@ class OpenTelemetrySink(Fed):
         if endpoint is not None:
             tracer_provider = _sending_to(endpoint)
         self._prices = prices or PriceTable.of_process()
-        self._outside: OrderedDict[str, SpanContext] = OrderedDict()
+        self._outside: Latest[str, SpanContext] = Latest(_RUNS)
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
         self._providers = (tracer_provider, meter_provider)
@@ -108,15 +109,13 @@ class OpenTelemetrySink(Fed):
             "capgraph.breaker.state", "1", "0 closed, 1 half open, 2 open."
         )
         self._runs: OrderedDict[str, _Run] = OrderedDict()
-        self._over: OrderedDict[Any, SpanContext] = OrderedDict()
+        self._over: Latest[Any, SpanContext] = Latest(2 * _RUNS)
 
     def run_began(self, run_id: str) -> None:
         """Remember the span that is current where a run is called: the run stands below it."""
         around = self._trace.get_current_span().get_span_context()
         if around.is_valid:
             self._outside[run_id] = around
-            if len(self._outside) > _RUNS:
-                self._outside.popitem(last=False)
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Take up one event."""
@@ -320,8 +319,6 @@ class OpenTelemetrySink(Fed):
         for about in (name, run.turn):
             if about is not None:
                 self._over[about] = root.span.get_span_context()
-        while len(self._over) > 2 * _RUNS:
-            self._over.popitem(last=False)
 
     def _close_span(self, opened: _Open, now: int) -> None:
         if not opened.ended:
