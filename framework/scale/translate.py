@@ -153,8 +153,6 @@ class Translator:
         else:
             if kind == "usage":
                 self._add_usage(event)
-            elif kind == "replan":
-                self._places = {}
             value = {name: event[name] for name in event if name not in _OWN}
             found = [_made("CUSTOM", at, name=f"capgraph.{kind or 'event'}", value=value)]
         if self._count > _MAX_EVENTS:

@@ -83,6 +83,12 @@ class Served:
         assert self._process.stdout is not None
         self._process.stdout.close()
 
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
     def logged_in(self, context: Any) -> Any:
         """Log a browser in; the one-time link works once, and its cookie is handed on."""
         if self.link:

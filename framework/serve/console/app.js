@@ -3,7 +3,7 @@
 import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
-import { RUNS, empty, fromThread, openRun } from "./state.js";
+import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { figuresOf, talkView } from "./talk.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
@@ -28,7 +28,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
-  tab: "talk", side: "plan", leave: null, draft: 0, uploads: undefined, files: [], brought: [],
+  tab: "talk", side: "plan", leave: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
@@ -64,8 +64,9 @@ const app = {
     this.loadFigures(thread);
     const open = openRun(thread);
     if (open) this.listen(open);
+    else this.recall(thread);
     // Read while its run was ending: what it came to is there in a moment.
-    else if (thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
+    if (!open && thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
     else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
     changed();
   },
@@ -130,19 +131,21 @@ const app = {
       return id;
     } catch (error) { this.fail(error); return null; }
   },
+  // A fork that ends with so many messages.
+  async forkAfter(count) {
+    let after = null;
+    let found = null;
+    do {
+      const page = await get(query(`${threadPath(this.threadId)}/history`, { limit: 100, after }));
+      found = page.items.find((one) => one.messages <= count && !one.next?.length);
+      after = page.next;
+    } while (!found && after);
+    return found && this.fork(found.checkpoint_id);
+  },
   // A fork that ends just before a message, with its text to change.
   async editFrom(index, text) {
     if (index === 0) await this.newThread();
-    else {
-      let after = null;
-      let found = null;
-      do {
-        const page = await get(query(`${threadPath(this.threadId)}/history`, { limit: 100, after }));
-        found = page.items.find((one) => one.messages <= index && !one.next?.length);
-        after = page.next;
-      } while (!found && after);
-      if (!found || !await this.fork(found.checkpoint_id)) return;
-    }
+    else if (!await this.forkAfter(index)) return;
     this.show("talk");
     views.talk.write(text);
   },
@@ -208,6 +211,21 @@ const app = {
       });
     }).catch(this.fail);
     return changed();
+  },
+  // What the last turn told while it ran: versions of its plan, tries, waits, calls of models.
+  async recall(thread) {
+    const runs = thread.plan ? runsOfTurn(thread) : [];
+    const mine = this.recalls += 1;
+    const [{ follow }, { reduce }] = runs.length ? await Promise.all([import("./follow.js"), import("./reduce.js")]) : [{}, {}];
+    let turn = empty();
+    for (const run of runs) {
+      await new Promise((done) => {
+        follow(run, { events: (list) => { for (const event of list) turn = reduce(turn, event); }, state() {}, gone: done, end: done });
+      });
+    }
+    if (mine !== this.recalls || this.threadId !== thread.thread_id || this.following || !turn.plans.length) return;
+    this.turn = { ...turn, messages: this.turn.messages, status: this.turn.status, run: runs.at(-1) };
+    changed();
   },
   hangUp() {
     this.leave?.();

@@ -94,8 +94,8 @@ function stepped(step, change, at) {
     next.started = next.tries[0].from;
     next.ended = null;
     next.kept = false;
-  } else if (change.status === "asks") {
-    next.tries = [...ending(step.tries, at, "done"), { from: at, to: null, status: "asks" }];
+  } else if (change.status === "asks" || change.status === "waits") {
+    next.tries = [...ending(step.tries, at, "done"), { from: at, to: null, status: change.status }];
   } else if (change.status) {
     next.ended = ms(change.ended) ?? at;
     next.tries = ending(step.tries, next.ended, change.status);
@@ -142,6 +142,10 @@ function custom(state, name, value, at) {
     }
     case "answer_anew":
       return { ...state, messages: state.messages.filter((one) => one.id !== value) };
+    case "waiting": return { ...state, plans: last(state, (plan) => ({ ...plan, steps: plan.steps.map((step) => {
+      const wait = value.waits?.find((one) => one.context_key === step.context_key);
+      return wait ? { ...stepped(step, { status: "waits" }, at), wait } : step;
+    }) })) };
     case "status": return { ...state, notes: noted(value.message) };
     case "retry": case "replan": case "reclassify":
       return { ...state, notes: noted(value.message || value.reason || name) };

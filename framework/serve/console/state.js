@@ -2,6 +2,9 @@
 
 export const CLOSING = new Set(["respond", "clarify", "error"]);
 
+// A try with one of these is a wait and no work.
+export const WAITS = new Set(["asks", "waits"]);
+
 export function empty() {
   return {
     run: null, status: "idle", messages: [], plans: [], fresh: true, models: [], notes: [],
@@ -10,6 +13,13 @@ export function empty() {
 }
 
 export const RUNS = new Set(["running", "queued"]);
+
+// The runs of the last turn that ended, in their order: a turn goes on after a run that waited.
+export function runsOfTurn(thread) {
+  const runs = thread.runs ?? [];
+  const first = runs.findIndex((run, n) => n > 0 && run.status !== "waiting");
+  return runs.slice(0, first === -1 ? runs.length : first).map((run) => run.run_id).reverse();
+}
 
 export function openRun(thread) {
   return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
@@ -42,7 +52,7 @@ export function made(step) {
 }
 
 export function ending(tries, at, status) {
-  return tries.map((one) => (one.to === null ? { ...one, to: at, status: one.status === "asks" ? "asks" : status } : one));
+  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status } : one));
 }
 
 // How the steps stand when nothing runs any more. What closes a turn tells of no step itself.

@@ -134,6 +134,7 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));
     const copy = button(T.copy, async () => { await navigator.clipboard?.writeText(one.content); put(copy, T.copied); }, { class: "small" });
     tools.append(copy);
+    if (one.role === "assistant") tools.append(button(T.fork, () => app.forkAfter(index + 1).catch(app.fail), { class: "small" }));
     if (one.role === "user") tools.append(button(T.retry, () => app.send(one.content), { class: "small" }));
   }
   tools.hidden = runs;

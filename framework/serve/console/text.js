@@ -69,8 +69,8 @@ export const T = {
   counts: (done, all) => `${done} of ${all} done`,
   critical: "critical path",
   status: {
-    pending: "waiting", running: "running", asks: "asks you", done: "done", failed: "failed",
-    skipped: "not needed",
+    pending: "to do", running: "running", asks: "asks you", done: "done", failed: "failed",
+    skipped: "not needed", waits: "waits",
   },
   seconds: (n) => (n < 1 ? `${Math.round(n * 1000)} ms` : n < 90 ? `${n.toFixed(1)} s`
     : `${Math.floor(n / 60)} min ${Math.round(n % 60)} s`),
@@ -81,7 +81,7 @@ export const T = {
     look_again: "Looks again", wait_until: "Not before", wait_for: "Waits for",
     depends: "Needs", parameters: "Parameters", inputs: "Inputs", outputs: "Gives",
     value: "Result", record: "What it left", tries: "Every try", cost: "Tokens",
-    trace: "Trace id", elements: "Elements", cut: "… cut",
+    trace: "Run (trace)", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
   },
   elements: (done, of) => `${done} / ${of}`,
 
@@ -90,7 +90,7 @@ export const T = {
   saveSvg: "Save as SVG",
   savePng: "Save as PNG",
   models: "models",
-  legend: { done: "ran", failed: "failed try", asks: "waited for a person", model: "model call" },
+  legend: { done: "ran", failed: "failed try", asks: "waited for a person", waits: "waited for a moment or an event", model: "model call" },
 
   // inbox
   noQuestions: "Nobody is waiting for you.",

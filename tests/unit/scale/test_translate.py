@@ -160,3 +160,15 @@ def test_an_event_that_is_too_long_is_cut_and_says_where_the_whole_is() -> None:
         assert told["cut"]["whole"] == "/api/threads/a%2Fb/state"
         assert all(part.startswith("value") for part in told["cut"]["parts"])
         assert told["cut"]["parts"]
+
+
+def test_a_plan_that_is_looked_at_and_kept_is_told_of_to_its_end() -> None:
+    translator = Translator("t", "r")
+    plan = {"steps": [{"context_key": "a"}, {"context_key": "b"}]}
+    translator.event({"event_type": "plan_made", "plan": plan})
+    translator.event({"event_type": "replan", "reason": "a ended", "plans_made": 1})
+    told = translator.event(
+        {"event_type": "step_skipped", "context_key": "b", "capability": "c", "reason": "no"}
+    )
+    (delta,) = [one for one in told if one["type"] == "ACTIVITY_DELTA"]
+    assert {"op": "add", "path": "/steps/1/status", "value": "skipped"} in delta["patch"]
