@@ -72,7 +72,7 @@ def packaged_config(name: str) -> Path:
     return Path(configs.__file__).parent / name
 
 
-def read_settings(config: Path | None) -> Settings:
+def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
     What only the command line knows is filled in where the configuration says nothing: the
@@ -80,6 +80,8 @@ def read_settings(config: Path | None) -> Settings:
 
     Args:
         config: The file of ``--config``, if any.
+        shared: Whether others than the person at the command line ask: then only what the
+            configuration names may be read, for threads and tokens may lie in the working folder.
     """
     from configs.settings import load_settings
 
@@ -91,7 +93,8 @@ def read_settings(config: Path | None) -> Settings:
         if folder not in sys.path:
             sys.path.append(folder)
     settings = load_settings(*files)
-    settings.data_folders = settings.data_folders or [str(Path.cwd())]
+    if not shared:
+        settings.data_folders = settings.data_folders or [str(Path.cwd())]
     settings.user = settings.user or _local_user()
     return settings
 

@@ -101,7 +101,11 @@ def create_app(
         if serve.oidc is not None:
             entries += oidc.routes(identity, serve.oidc, serve.base_url)
 
-    uploads = Uploads(serve.uploads, services.registry) if serve.uploads is not None else None
+    uploads = None
+    if serve.uploads is not None:
+        uploads = Uploads(serve.uploads, services.registry)
+        if auth is not None or by_provider or serve.proxy is not None:
+            uploads.check(services.settings.data_folders)
     made = MadeFiles(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)
     if serve.webhook is not None:

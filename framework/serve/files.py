@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from framework.base.errors import ValidationError
+from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.ports import Caller
 from framework.graph.turns import contexts_of, files_given, thread_values
 from framework.serve.problems import MalformedError, NotThereError, TooLargeError
@@ -103,6 +103,20 @@ class Uploads:
         self._root = Path(settings.folder).expanduser().resolve()
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._busy: dict[str, asyncio.Lock] = {}
+
+    def check(self, data_folders: Sequence[str]) -> None:
+        """Make sure that nobody reads the files of another one.
+
+        Raises:
+            ConfigurationError: They lie in a folder that everybody may read.
+        """
+        for folder in data_folders:
+            whole = Path(folder).expanduser().resolve()
+            if "{user}" not in folder and whole in (self._root, *self._root.parents):
+                raise ConfigurationError(
+                    f"Everybody may read {folder!r}, and serve.uploads.folder lies there.",
+                    fix="Name another folder for uploads, or others in data_folders.",
+                )
 
     def _folder(self, caller: Caller) -> Path:
         if caller.place is None:

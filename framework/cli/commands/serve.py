@@ -69,7 +69,9 @@ def serve(
     configure_logging(min(level, logging.INFO), json_lines=True)
     settings = read_settings(config)
     known = settings.serve.proxy or settings.serve.oidc
-    if auth is None and known is None and not is_loopback(host):
+    if auth is not None or known is not None:
+        settings = read_settings(config, shared=True)
+    elif not is_loopback(host):
         raise ConfigurationError(
             f"Everybody who reaches {host!r} could use the agent.",
             fix="Add --auth FILE; 'capgraph token NAME --auth FILE' makes one.",

@@ -50,7 +50,7 @@ def worker(
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.WARNING), json_lines=True)
-    settings = read_settings(config)
+    settings = read_settings(config, shared=True)
     served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
     if not all(served):
         raise ConfigurationError(

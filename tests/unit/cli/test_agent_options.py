@@ -139,4 +139,10 @@ def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home)
     (home / "capgraph.yml").write_text("data_folders: [/srv/data]\n")
 
     assert read_settings(None).data_folders == ["/srv/data"]
+    assert read_settings(None, shared=True).data_folders == ["/srv/data"]
+
+
+def test_of_a_shared_agent_only_what_is_named_may_be_read(home):
+    # Threads of others and tokens may lie in the working folder.
+    assert read_settings(None, shared=True).data_folders == []
     assert Settings().data_folders == []

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 
 from configs.settings import Settings
-from framework import CapabilityContext, capability_node
+from framework import CapabilityContext, build_graph, capability_node
 from framework.base import ConfigurationError
 from framework.base.ports import Caller
 from framework.registry import Registry
+from framework.serve.app import create_app
 from framework.serve.files import Uploads
-from tests.support.served import asked, ended, served
+from tests.support.served import ByHeader, asked, ended, served
 
 CSV = b"time,load\n" + b"".join(b"2024-01-%02d,%d\n" % (day, day * 10) for day in range(1, 31))
 HARDENED = {
@@ -272,6 +274,16 @@ def test_uploads_that_nothing_reads_are_an_error_at_the_start(tmp_path: Path) ->
     settings = Settings(serve={"uploads": {"folder": str(tmp_path)}})
     with pytest.raises(ConfigurationError, match="takes files"):
         Uploads(settings.serve.uploads, Registry())  # type: ignore[arg-type]
+
+
+def test_uploads_that_everybody_may_read_are_an_error_at_the_start(tmp_path: Path) -> None:
+    known = data_agent(tmp_path)
+    for folder in (tmp_path, tmp_path / "brought"):
+        settings = known["settings"].model_copy(update={"data_folders": [str(folder)]})
+        graph = build_graph(known["registry"], checkpointer=InMemorySaver(), settings=settings)
+        with pytest.raises(ConfigurationError, match="Everybody may read"):
+            create_app(graph, auth=ByHeader())
+        create_app(graph)  # there is one user
 
 
 def test_each_caller_has_a_folder_of_his_own() -> None:
