@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from framework.scale import Client, TurnOrder, list_workers, open_engine
 from framework.scale.advance import advance
 from framework.stores import rows_of, waiting_questions
 from tests.scale import toys
-from tests.scale.crew import FILL, READ, VALVE, Crew, tank
+from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank
 
 # Notes are read and written in files of the test.
 pytestmark = pytest.mark.may_block
@@ -166,3 +167,31 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
     with pytest.raises(ConfigurationError, match="no engine 'rabbit'"):
         async with open_engine(crew.url, graph=tank(), engine="rabbit"):
             pass
+
+
+async def test_signals_and_times_wake_threads(crew: Crew) -> None:
+    event, clock = crew.named("e"), crew.named("c")
+    read = step("a", "read_level")
+    at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    async with crew.client() as client:
+        async with crew.worker():
+            await client.submit(event, plan={"steps": [{**read, "wait_for": "paid"}]})
+            await client.submit(clock, plan={"steps": [{**read, "wait_until": at}]})
+            assert await crew.over(client, event) == ["waiting"]
+            await client.submit(event, plan=READ)
+            assert (await client.status(event)).status == "waiting"
+            assert not await client.signal(event, "unknown")
+            assert await crew.over(client, clock) in (["waiting"], ["completed"])
+            await crew.until(lambda: _is_completed(client, clock))
+        # It is kept while no worker lives, and sent twice it is the same one.
+        assert await client.signal(event, "paid", {"amount": 3}, Caller("ann"))
+        await client.signal(event, "paid", {"amount": 3})
+        assert (await client.status(event)).status == "queued"
+        async with crew.worker():
+            assert await crew.over(client, event) == ["completed"]
+            assert [run.status for run in await client.log.of_thread(event)].count("completed") == 2
+    assert crew.notes() == ["read"] * 3
+
+
+async def _is_completed(client: Client, thread: str) -> bool:
+    return (await client.status(thread)).status == "completed"
