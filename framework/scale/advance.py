@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.logger import get_logger
-from framework.base.errors import InfrastructureError, PersistenceError
+from framework.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
 from framework.base.ports import Caller
 from framework.engine.thread_lease import lend
 from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
@@ -108,8 +108,13 @@ class Runner:
             PersistenceError: The database is away, or the lease was lost; nothing was ended.
         """
         ended: dict[str, str] = {}
-        while not self.draining and await self._log.open_of(order.thread):
-            lease = await leases_of(self._saver).take(order.thread)
+        while not self.draining:
+            try:
+                lease = await leases_of(self._saver).take(order.thread)
+            except ThreadBusyError:
+                if not await self._log.open_of(order.thread):
+                    break  # there is nothing to wait for
+                raise
             run = None
             try:
                 run = await self._next(order.thread)
@@ -120,6 +125,8 @@ class Runner:
                 break
             if (status := await self.run(run, lease, frees_first=False)) is not None:
                 ended[run.run_id] = status
+            if not await self._log.open_of(order.thread):
+                break
         left = self.draining and bool(await self._log.open_of(order.thread))
         return Report(order.thread, ended, left)
 

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from configs.logger import get_logger
 from framework.base.errors import (
     ConfigurationError,
     PersistenceError,
@@ -118,7 +119,11 @@ class Client:
         run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
         new = await self.log.open(run, here=False)
         # Also for one that is known: whoever opened it may have ended before it was handed over.
-        await self.engine.submit(TurnOrder(thread, run_id))
+        try:
+            await self.engine.submit(TurnOrder(thread, run_id))
+        except PersistenceError as exc:
+            # It is kept all the same: a worker hands it over when the engine is there again.
+            get_logger("scale", "client").warning("%s waits for its engine: %s", run_id, exc)
         return new
 
     async def answer(

@@ -30,6 +30,8 @@ _TABLES = 0x6361_7067_7363_616C
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 _NEVER = 1e9
+_TRIES, _SOON_SECONDS = 6, 0.1
+"""So often an order is tried to be kept: the pool may hold connections that are cut."""
 _AGAIN_SECONDS = 1.0
 """An order whose thread is busy is tried again so much later."""
 
@@ -62,7 +64,7 @@ class PostgresEngine:
             PersistenceError: The database cannot be reached.
         """
         connector = procrastinate.PsycopgConnector(
-            conninfo=url, min_size=1, max_size=4, timeout=_CONNECT_SECONDS
+            conninfo=url, min_size=1, max_size=4, timeout=_CONNECT_SECONDS, pool_factory=_pool
         )
         app = procrastinate.App(connector=connector)
         with _reached():
@@ -99,8 +101,16 @@ class PostgresEngine:
             queueing_lock=lock,
             schedule_at=None if at is None else datetime.fromtimestamp(at, UTC),
         )
-        with _reached(), suppress(AlreadyEnqueued):
-            await job.defer_async(**args)
+        for left in reversed(range(_TRIES)):
+            try:
+                with _reached(), suppress(AlreadyEnqueued):
+                    await job.defer_async(**args)
+            except PersistenceError:
+                if not left:
+                    raise
+                await asyncio.sleep(_SOON_SECONDS)
+            else:
+                break
 
     async def waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
@@ -231,6 +241,11 @@ class PostgresEngine:
             async with self._pool.connection() as conn:
                 cursor = await conn.execute(statement.encode(), values)
                 return await cursor.fetchall() if cursor.description else []
+
+
+def _pool(**options: Any) -> AsyncConnectionPool[Any]:
+    # Asked before each use, whether it lives, a connection would cost a turn six statements more.
+    return AsyncConnectionPool(**{**options, "check": None})
 
 
 class _Desk:

@@ -58,7 +58,8 @@ _TELL = (
     " WHERE p.run_id = column1 AND p.teller <> column4) ON CONFLICT DO NOTHING"
 )
 _TAKE_UP = (
-    "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller) SELECT ?, ?, ?, ? WHERE {held}"
+    "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
+    " SELECT ?, ?, COALESCE(({next}), ?), ? WHERE {held}"
     " ON CONFLICT (run_id) DO UPDATE SET teller = excluded.teller RETURNING run_id"
 )
 _NEXT_PLACE = (
@@ -239,14 +240,12 @@ class RunLog:
             ]
             self._begins.setdefault(run.run_id, (run.thread_id, max(ends, default=at)))
             return ""
-        found = await self._run(_NEXT_PLACE, (run.thread_id,))
-        place = int(found[0][0]) if found else at
         # Whoever has lost the thread tells nothing more: its successor tells of the same.
         lease = leases_of(self._saver).held(run.thread_id)
         teller = lease.holder.owner if lease is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
-        values = (run.run_id, run.thread_id, place, teller, teller)
-        if not await self._run(_TAKE_UP.format(held=held), values):
+        values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
+        if not await self._run(_TAKE_UP.format(next=_NEXT_PLACE, held=held), values):
             raise PersistenceError(
                 f"Another process has taken over the thread {run.thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
@@ -322,9 +321,9 @@ class RunLog:
         await self._run(
             "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?",
             (status, ended, run_id),
+            told=[run_id],
         )
         self.leave(run_id)
-        await self._call([run_id])
 
     async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
         """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
@@ -418,31 +417,20 @@ class RunLog:
                 for run_id, seq, text, teller in batch
                 for part in (run_id, seq, self._packed(text), teller)
             ]
+            names = {run_id for run_id, *_ in batch}
+            names |= {self._live[name].thread for name in names if name in self._live}
             try:
-                await self._run(_TELL.format(marks=marks), tuple(values))
+                await self._run(_TELL.format(marks=marks), tuple(values), told=names)
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
-            names: set[str] = set()
             for run_id, _, text, _ in batch:
                 self._waiting.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)
-                    names |= {run_id, live.thread}
-            await self._call(names)
 
     # --- listeners of other processes -----------------------------------------------------
-
-    async def _call(self, names: Collection[str]) -> None:
-        """Tell other processes that runs and threads have told something."""
-        if isinstance(self._rows, PostgresRows) and names:
-            marks = ", ".join(["(?)"] * len(names))
-            with suppress(PersistenceError):  # they look for themselves now and then
-                await self._run(
-                    f"SELECT pg_notify('{_CHANNEL}', name) FROM (VALUES {marks}) told (name)",
-                    tuple(names),
-                )
 
     def _ear(self, name: str) -> asyncio.Event:
         """Return what is set when a run or a thread of another process tells something."""
@@ -554,7 +542,10 @@ class RunLog:
         )
         return [self._read(row) for row in found]
 
-    async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    async def _run(
+        self, statement: str, values: tuple[Any, ...] = (), *, told: Collection[str] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement; listeners of other processes hear the names of what told something."""
         if self._rows is None:
             return []
         if not self._ready:
@@ -563,6 +554,13 @@ class RunLog:
             for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
+        if told and isinstance(self._rows, PostgresRows):
+            marks = ", ".join(["(?)"] * len(told))
+            statement = (
+                f"WITH put AS ({statement}) SELECT pg_notify('{_CHANNEL}', name)"
+                f" FROM (VALUES {marks}) news (name)"
+            )
+            values = (*values, *told)
         return (await self._rows.run(statement, values))[1]
 
     def _forget(self, run_id: str) -> None:
