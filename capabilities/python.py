@@ -370,13 +370,13 @@ def _raise_for(outcome: SandboxOutcome) -> None:
     error = outcome.error
     place = f" in line {error.line}" if error.line else ""
     tail = "\n".join(error.traceback.strip().splitlines()[-_SHOWN_TRACEBACK:])
-    failure = CodeFailedError(
+    raise CodeFailedError(
         f"The code failed{place}: {error.type}: {error.message}",
         fix="Correct the code and run it again.",
         severity=ErrorSeverity.REPLANNING,
+        line=error.line,
+        traceback=tail,
     )
-    failure.line, failure.traceback = error.line, tail
-    raise failure
 
 
 def _write(folder: Path, figure: Figure) -> CodeFigure:

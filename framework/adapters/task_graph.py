@@ -8,7 +8,6 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool
-from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
@@ -25,7 +24,7 @@ from framework.base.task import TaskInput, TaskOutput
 from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
-from framework.engine.sync_graph import compiled
+from framework.engine.sync_graph import compiled, one_node
 from framework.langgraph_compat import keys_of
 from framework.planning.parameters import read_parameters, required_parameters
 from framework.planning.schemas import Shape
@@ -94,8 +93,7 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     async def node(state: _TaskState, runtime: Runtime[Any]) -> Mapping[str, Any]:
         return {"success": True, "error": None, **await work(state["task"], runtime)}
 
-    builder = StateGraph(_TaskState, input_schema=TaskInput, output_schema=TaskOutput)
-    builder.add_node(name, node).add_edge(START, name).add_edge(name, END)
+    builder = one_node(name, node, _TaskState, takes=TaskInput, gives=TaskOutput)
     return compiled(builder, name=name)
 
 

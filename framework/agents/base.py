@@ -13,7 +13,7 @@ from uuid import uuid4
 from langchain_core.messages import AnyMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Checkpointer, Command, Interrupt
 
@@ -26,7 +26,7 @@ from framework.base.errors import ConfigurationError
 from framework.base.ports import Keeper
 from framework.base.task import TaskInput, TaskOutput
 from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, compiled
+from framework.engine.sync_graph import SyncGraph, compiled, one_node
 from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
 from framework.stores.checkpoints import CheckpointManager
@@ -183,8 +183,7 @@ class BaseAgent:
                 found = await own(state["task"], runtime.context)
                 return AgentResult.of(found).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput).add_node("work", work)
-        return builder.add_edge(START, "work").add_edge("work", END)
+        return one_node("work", work, RunState, gives=RunOutput)
 
     async def _streamed(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass streams itself, and make a result of it."""

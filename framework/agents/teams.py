@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
@@ -29,6 +29,7 @@ from framework.base.errors import (
 )
 from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
+from framework.engine.sync_graph import one_node
 from framework.models.calls import structured
 from framework.models.roles import RoleModel
 from framework.selection import BaseRouter, RoutingRequest
@@ -164,8 +165,7 @@ class BaseOrchestrator(BaseAgent):
                 output = ""
             return work.result(output).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput).add_node("team", run)
-        return builder.add_edge(START, "team").add_edge("team", END)
+        return one_node("team", run, RunState, gives=RunOutput)
 
 
 @dataclass(slots=True)

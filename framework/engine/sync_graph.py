@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
-from langgraph.graph import StateGraph
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.typing import ContextT
 
@@ -43,6 +43,15 @@ GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
 def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
     """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes."""
     return graph_of(SyncGraph, builder.compile(**options))
+
+
+def one_node(
+    name: str, run: Any, state: Any, *, takes: Any = None, gives: Any
+) -> StateGraph[Any, Any, Any, Any]:
+    """Return the graph of one node; what it takes is its state when not given."""
+    builder = StateGraph(state, input_schema=takes, output_schema=gives)
+    builder.add_node(name, run, input_schema=takes)
+    return builder.add_edge(START, name).add_edge(name, END)
 
 
 def graph_of(

@@ -187,12 +187,11 @@ class StepResults:
         values = (step_id, thread_id, room, turn, token, self._packed(request), seconds)
         count, _ = await self._rows.run(_OPEN, (*values, thread_id, token))
         if not count:
-            taken = PersistenceError(
+            raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
+                ends_the_run=True,
             )
-            taken.ends_the_run = True
-            raise taken
 
     async def look(self, step_id: str) -> Seen:
         """Return how far a step is.
@@ -203,12 +202,11 @@ class StepResults:
         """
         _, found = await self._rows.run(_LOOK, (lease_of(step_id), step_id))
         if not found:
-            gone = PersistenceError(
+            raise PersistenceError(
                 f"What was kept of the step {step_id} is gone.",
                 fix="Look at its thread: another process goes on with it, or it was dropped.",
+                ends_the_run=True,
             )
-            gone.ends_the_run = True
-            raise gone
         begun, told, ended, result, silent = found[0]
         return Seen(begun, told, self._unpacked(result) if ended else None, silent)
 

@@ -16,7 +16,7 @@ from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.engine.envelopes import as_task, one_signal
 from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, compiled, graph_of
+from framework.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -105,11 +105,7 @@ class DAGWorkflow(BaseWorkflow):
             known = {**(state.get("inputs") or {}), "task": state["task"]}
             return await _Run(nodes, edges, graphs, known).run()
 
-        builder = StateGraph(
-            WorkflowOutput, input_schema=WorkflowInput, output_schema=WorkflowOutput
-        )
-        builder.add_node("nodes", run, input_schema=WorkflowInput)
-        builder.add_edge(START, "nodes").add_edge("nodes", END)
+        builder = one_node("nodes", run, WorkflowOutput, takes=WorkflowInput, gives=WorkflowOutput)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
         return graph_of(_DagGraph, made, shape=self._shape())
 

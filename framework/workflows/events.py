@@ -10,7 +10,6 @@ from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphBubbleUp
-from langgraph.graph import END, START, StateGraph
 from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
@@ -20,7 +19,7 @@ from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
 from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
-from framework.engine.sync_graph import compiled
+from framework.engine.sync_graph import compiled, one_node
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -152,9 +151,7 @@ class EventDrivenWorkflow(BaseWorkflow):
             task_of(known)
             return await self._handle_all(_events_of(known), handlers)
 
-        builder = StateGraph(WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput)
-        builder.add_node("events", run, input_schema=_EventInput)
-        builder.add_edge(START, "events").add_edge("events", END)
+        builder = one_node("events", run, WorkflowOutput, takes=_EventInput, gives=WorkflowOutput)
         return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _handler(
