@@ -28,7 +28,7 @@ from tests.support.sweeps import LONG, sample
 ROOT = Path(__file__).parents[2]
 ENGINES = ["postgres", "temporal"]
 PLACES = [*product(["gpu"], INSTANTS), *product(["turns"], TURNS_INSTANTS)]
-KILLS = list(product(ENGINES, ["once", "none", "idempotent"], PLACES)) * (4 if LONG else 1)
+KILLS = list(product(ENGINES, ["once", "none", "idempotent"], PLACES)) * (7 if LONG else 1)
 FREEZES = list(
     product(
         ENGINES,
