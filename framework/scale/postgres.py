@@ -33,7 +33,7 @@ _NEVER = 1e9
 _TRIES, _SOON_SECONDS = 6, 0.1
 """So often an order is tried to be kept: the pool may hold connections that are cut."""
 _AGAIN_SECONDS = 1.0
-"""An order whose thread is busy is tried again so much later."""
+"""An order whose thread is busy is tried again so much later, or a tenth of a lease."""
 
 
 class PostgresEngine:
@@ -149,7 +149,7 @@ class PostgresEngine:
                 queues=list(queues),
                 name=worker,
                 concurrency=concurrency,
-                fetch_job_polling_interval=_POLL_SECONDS,
+                fetch_job_polling_interval=min(_POLL_SECONDS, self._lease_seconds / 10),
                 delete_jobs="always",
                 install_signal_handlers=False,
                 update_heartbeat_interval=_NEVER,  # its own does not outlast a database that was away
@@ -206,15 +206,15 @@ class PostgresEngine:
 
     async def _again(self, job: Job) -> None:
         assert job.id is not None
-        await self.later(job, 0)
+        await self.later(job, soon=True)
         with suppress(ConnectorException):  # somebody else did it at the same moment
             await self._app.job_manager.finish_job_by_id_async(
                 job_id=job.id, status=Status.FAILED, delete_job=True
             )
 
-    async def later(self, job: Job, seconds: float) -> None:
+    async def later(self, job: Job, *, soon: bool) -> None:
         """Give back an order that is being worked on."""
-        at = time.time() + seconds if seconds else None
+        at = None if soon else time.time() + min(_AGAIN_SECONDS, self._lease_seconds / 10)
         lock = str(job.lock).partition("/")[2]
         await self._defer(job.task_name, job.queue, lock, dict(job.task_kwargs), at)
 
@@ -273,7 +273,7 @@ class _Desk:
         except (Exception, asyncio.CancelledError) as exc:
             if not isinstance(exc, ThreadBusyError):
                 get_logger("scale", "postgres").warning("An order is given back: %r", exc)
-            await self._engine.later(job, 0 if self._draining.is_set() else _AGAIN_SECONDS)
+            await self._engine.later(job, soon=self._draining.is_set())
         finally:
             self.jobs.discard(job.id)
 
