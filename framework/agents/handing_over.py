@@ -29,6 +29,7 @@ def handoff(
     return Command(goto=to, update=dict(update) if update else None, graph=graph)
 
 
+@checked
 def handoff_tool(to: str, description: str = "") -> BaseTool:
     """Return a tool by which an agent hands over to another node of the graph around it.
 

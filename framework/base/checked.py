@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from typing_extensions import is_typeddict
+
 from framework.base.errors import ConfigurationError
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -108,6 +110,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
     if not isinstance(kind, type) or kind in (Any, object) or _is_open(kind):
         return True
+    if is_typeddict(kind):
+        return isinstance(value, Mapping)
     if kind is tuple and parts and parts[-1] is not Ellipsis:  # from a file it comes as a list
         pair = isinstance(value, (tuple, list)) and len(value) == len(parts)
         return pair and all(map(fits, value, parts))

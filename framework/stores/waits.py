@@ -16,6 +16,7 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from framework.base.checked import checked
 from framework.base.clock import SystemClock
 from framework.base.ports import Caller, Rows
 from framework.langgraph_compat import open_interrupts
@@ -93,6 +94,7 @@ def waits_of(saver: BaseCheckpointSaver[Any]) -> Waits:
     return found
 
 
+@checked
 async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
     """Return the threads that wait, the soonest first.
 

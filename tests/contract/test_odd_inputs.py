@@ -10,14 +10,15 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
-from framework import CapabilityContext, Registry, capability_node
+from framework import CapabilityContext, Registry, build_graph, capability_node, signal
 from framework import adapters as a
 from framework import agents as g
 from framework import selection as r
 from framework import stores as s
 from framework import workflows as w
 from framework.base.errors import CapgraphError
-from framework.planning import Plan, check_plan
+from framework.graph import wake
+from framework.planning import Plan, Recipe, check_plan
 from framework.testing import ScriptedModel
 
 ODD: list[Any] = [
@@ -192,7 +193,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "resume by saver": (lambda **k: resumed(InMemorySaver(), **k), {}, ("execution_id", "from_step")),
     "resume by store": (lambda **k: resumed(s.CheckpointManager(s.InMemoryStateStore()), **k), {}, ("execution_id", "from_step")),
     "memory": (g.Memory, {}, ("window", "max_tokens", "most_facts")),
-    "handoff": (g.handoff, {"to": "a"}, ()),
+    "handoff": (g.handoff, {"to": "a"}, ("update",)),
+    "handoff_tool": (g.handoff_tool, {"to": "a"}, ("description",)),
+    "agent_card": (a.agent_card, {}, ("url",)),
+    "due": (s.due, {"saver": InMemorySaver()}, ("now",)),
+    "wake": (wake, {"graph": build_graph([cap], checkpointer=InMemorySaver()), "thread": "1"}, ()),
+    "signal": (signal, {"graph": build_graph([cap], checkpointer=InMemorySaver()), "thread": "1", "key": "k"}, ("value",)),
+    "from_turn": (Recipe.from_turn, {"values": {}, "name": "x", "catalog": registry()}, ("parameters",)),
     "supervisor": (lambda **k: agent(g.SupervisorOrchestrator, **{"model": model(), "agents": {"a": up}, **k}), {}, ("model", "agents", "agent_descriptions", *TEAM)),
     "row": (lambda **k: agent(g.PipelineOrchestrator, **{"agents": [up], **k}), {}, ("agents", "pass_context", *TEAM)),
     "debate": (lambda **k: agent(g.DebateOrchestrator, **{"agents": [up], "synthesis_gateway": model(), **k}), {}, ("agents", "debate_rounds", "synthesis_gateway", *TEAM)),
