@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import UTC, datetime
 from typing import ClassVar, Literal
 
 from langgraph.store.base import BaseStore
@@ -21,6 +20,7 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
+from framework.base.ports import now_text
 from framework.pipeline.run_config import caller_of, configurable
 
 MAX_FACTS = 200  # that one step shows
@@ -131,7 +131,7 @@ class MemoryCapability(BaseCapability):
         room, thread_only = _room()
         action, text = read_request(self.task, self.parameters)
         if action == "remember":
-            fact = Fact(text=text, at=datetime.now(UTC).isoformat())
+            fact = Fact(text=text, at=now_text())
             # The same statement said twice is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
             await store.aput(room, key, fact.model_dump())
