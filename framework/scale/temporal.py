@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from temporalio import activity
 from temporalio.api.enums.v1 import TaskQueueType
@@ -58,7 +58,7 @@ from temporalio.worker import (
 )
 
 from configs.logger import get_logger
-from framework.base.errors import PersistenceError, ValidationError
+from framework.base.errors import PersistenceError, ThreadBusyError, ValidationError
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.turn_workflow import (
@@ -74,12 +74,14 @@ _PREFIX = "capgraph/"
 _CONNECT = timedelta(seconds=5)
 # A server that is away is waited for, by whoever hands it something.
 _RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
+_SECOND = 2
 _AT_ONCE = timedelta(milliseconds=1)
 _SOON = timedelta(milliseconds=100)
 _LONG = timedelta(days=1)
 _WORKFLOW_TASKS = 4
 
 _log = get_logger("scale", "temporal")
+_Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class TemporalEngine:
@@ -347,27 +349,41 @@ class _Desk:
     async def scheduled(self, schedule: str, moment: float) -> None:
         await self._do((schedule, moment), lambda: self._handler.scheduled(schedule, moment))
 
-    async def _do(self, order: Hashable, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _do(self, order: Hashable, work: _Work) -> None:
         """Have the worker's loop do the work to its end, and let the server know of it meanwhile.
 
         What the server gives up goes on, for the lease says who has the thread. Where the server
         then gives the order to this worker again, it is what is under way.
         """
+        info = activity.info()
+        assert info.heartbeat_timeout is not None
+        patience = info.heartbeat_timeout.total_seconds()
         future = self._under_way.get(order)
         if future is None:
             if self.is_full:  # of several queues that were asked, more than one had an order
                 raise _given_back("NoPlaceError", _SOON)
-            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._home))
+            # Whoever comes after one that is not heard of meets the lease that it left.
+            doing = self._after_a_lease(work, patience) if info.attempt == _SECOND else work()
+            future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(doing, self._home))
             self._under_way[order] = future
             future.add_done_callback(lambda ended: self._end(order, ended))
-        timeout = activity.info().heartbeat_timeout
-        assert timeout is not None
         while not future.done():
             activity.heartbeat()
-            await asyncio.wait({future}, timeout=timeout.total_seconds() / 4)
+            await asyncio.wait({future}, timeout=patience / 4)
         if (failed := _failure(future)) is not None:
             at_once = self._draining.is_set() or future.cancelled()
             raise _given_back(type(failed).__name__, _AT_ONCE if at_once else None)
+
+    async def _after_a_lease(self, work: _Work, seconds: float) -> None:
+        """Do the work as soon as the thread is free; the server's own pauses are longer."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return await work()
+            except ThreadBusyError:
+                if self._draining.is_set() or time.monotonic() > until:
+                    raise
+            await asyncio.sleep(seconds / 10)
 
     def _end(self, order: Hashable, future: asyncio.Future[None]) -> None:
         if (failed := _failure(future)) is not None:

@@ -48,18 +48,17 @@ class Begin:
 def patience(lease_seconds: float) -> dict[str, Any]:
     """Return how an activity is waited for: as long as its worker lives, and tried for ever.
 
-    A worker that is not heard of for the length of a lease has lost it. The longest pause between
-    two tries is such that the thread is taken over before twice that is over.
+    The next worker begins before the lease of one that is not heard of is over, and waits for that.
 
     Args:
         lease_seconds: The length of a lease.
 
     >>> patience(30)["heartbeat_timeout"]
-    datetime.timedelta(seconds=30)
+    datetime.timedelta(seconds=20)
     """
     return {
         "start_to_close_timeout": timedelta(days=3650),
-        "heartbeat_timeout": timedelta(seconds=lease_seconds),
+        "heartbeat_timeout": timedelta(seconds=lease_seconds * 2 / 3),
         "retry_policy": RetryPolicy(
             initial_interval=timedelta(seconds=min(0.2, lease_seconds / 8)),
             maximum_interval=timedelta(seconds=lease_seconds / 8),

@@ -70,6 +70,7 @@ def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
     crew.url = url
 
 
+@pytest.mark.timeout(3000 if LONG else 300)
 async def test_a_turn_survives_its_worker(crew: Crew) -> None:
     """SIGKILL at any moment: an effect at most once, and the answer is the undisturbed one."""
     dice = random.Random(SEED)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from framework.base.errors import ThreadBusyError
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.temporal import TemporalEngine
 
@@ -25,6 +26,7 @@ class Scripted:
     Attributes:
         name: Stands before every note.
         go: Lets what is held end.
+        busy: So often ``busy…`` finds that somebody else has the thread.
         draining: Set when what is held is to be given back.
     """
 
@@ -34,6 +36,7 @@ class Scripted:
         self.draining = asyncio.Event()
         self.moments: list[tuple[str, float]] = []
         self.most = 0
+        self.busy = 0
         self._now = 0
         self._failed: set[str] = set()
         self._note = note
@@ -57,6 +60,9 @@ class Scripted:
                 await self._held()
             if what.startswith("block"):
                 time.sleep(3 * LEASE_SECONDS)
+            if what.startswith("busy") and self.busy:
+                self.busy -= 1
+                raise ThreadBusyError("Somebody else has it.")
             if what.startswith("fail") and what not in self._failed:
                 self._failed.add(what)
                 raise ValueError(f"The secret of {what}.")

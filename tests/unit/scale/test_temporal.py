@@ -159,6 +159,22 @@ async def test_what_fails_is_tried_again_and_its_error_stays_here(
     assert "ValueError" in history
 
 
+async def test_whoever_comes_after_somebody_waits_for_the_lease(
+    engine: TemporalEngine, client: Client, notes: Notes, thread: str
+) -> None:
+    worker = Scripted("w", notes.append)
+    worker.busy = 4
+    async with serving(engine, worker):
+        await engine.submit(TurnOrder(thread, "busy"))
+        handle = client.get_workflow_handle(f"capgraph/{thread}")
+        await handle.result()
+        events = (await handle.fetch_history()).events
+    tries = [one.activity_task_started_event_attributes.attempt for one in events]
+    # The first is given back, as somebody may have the thread for long; the second waits a while.
+    assert max(tries) == 2
+    assert notes.count(f"w begins {thread} busy") == 5
+
+
 async def test_a_drained_worker_hands_its_order_on(
     engine: TemporalEngine, notes: Notes, thread: str
 ) -> None:
