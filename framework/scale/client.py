@@ -76,7 +76,7 @@ class Client:
         message: str | None = None,
         *,
         plan: Mapping[str, Any] | None = None,
-        caller: Caller | None = None,
+        caller: Caller | str | None = None,
         context: Mapping[str, Any] | None = None,
         run_id: str | None = None,
     ) -> str:
@@ -86,7 +86,7 @@ class Client:
             thread: The thread; a new one is made.
             message: What is asked.
             plan: A plan to run in place of one that is made: a mapping with ``steps``.
-            caller: Who asks.
+            caller: Who asks; text is the person's name.
             context: Context data, by type and key.
             run_id: Names the turn; one of this name that was asked for before is the same one.
 
@@ -109,7 +109,7 @@ class Client:
         # What the graph would refuse is refused before anything is kept of it.
         admitted(given_of(request), _config(thread), self.graph.services, saved=True)
         run_id = run_id or str(uuid.uuid4())
-        await self._ask(thread, run_id, request, caller or Caller())
+        await self._ask(thread, run_id, request, _who(caller))
         return run_id
 
     async def _ask(
@@ -127,7 +127,7 @@ class Client:
         return new
 
     async def answer(
-        self, thread: str, question_id: str, answer: Any, caller: Caller | None = None
+        self, thread: str, question_id: str, answer: Any, caller: Caller | str | None = None
     ) -> bool:
         """Answer what a person is asked; a worker goes on with it, now or when one lives again.
 
@@ -148,10 +148,10 @@ class Client:
         tried = answers_tried(found.pending_writes)
         asked = [found.checkpoint["id"], question_id, tried]
         request = {"answers": {question_id: answer}}
-        return await self._ask(thread, _named(thread, asked), request, caller or Caller())
+        return await self._ask(thread, _named(thread, asked), request, _who(caller))
 
     async def signal(
-        self, thread: str, key: str, value: Any = None, caller: Caller | None = None
+        self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
     ) -> bool:
         """Tell a thread that an event came; returns whether a step waited for it.
 
@@ -159,7 +159,7 @@ class Client:
             PersistenceError: There is no such thread.
             ValidationError: Key or value cannot be used.
         """
-        sender: Any = {"configurable": configurable_of(caller or Caller())}
+        sender: Any = {"configurable": configurable_of(_who(caller))}
         if not await send_signal(self.graph, thread, key, value, config=sender, run=False):
             return False
         if (known := await waits_of(self._saver).of(thread)) is not None:
@@ -330,6 +330,10 @@ async def connect(
     address = url if name == "postgres" else temporal or scale.temporal
     found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
     return found
+
+
+def _who(caller: Caller | str | None) -> Caller:
+    return caller if isinstance(caller, Caller) else Caller(caller)
 
 
 def _named(thread: str, parts: Any) -> str:

@@ -37,14 +37,14 @@ READ = {"steps": [step("a", "read_level")]}
 BLOCK = {"steps": [step("a", "read_level"), step("b", "block_tank", "a")]}
 
 
-def tank() -> Any:
+def tank(**settings: Any) -> Any:
     """Return the graph that the workers run, without a saver."""
     registry = Registry()
     for kind in (toys.Level, toys.Filled):
         registry.register(kind)
     for capability in (toys.read_level, toys.fill_tank, toys.block_tank, toys.OpenValve):
         registry.register(capability)
-    return build_graph(registry, settings=Settings(scale={"lease_seconds": LEASE}))
+    return build_graph(registry, settings=Settings(scale={"lease_seconds": LEASE}, **settings))
 
 
 class Crew:
@@ -148,14 +148,15 @@ class Crew:
 
     # --- in this process ------------------------------------------------------------------
 
-    def client(self) -> contextlib.AbstractAsyncContextManager[Client]:
-        return open_engine(self.url, graph=tank(), engine=self.engine, temporal=self.temporal)
+    def client(self, **settings: Any) -> contextlib.AbstractAsyncContextManager[Client]:
+        graph = tank(**settings)
+        return open_engine(self.url, graph=graph, engine=self.engine, temporal=self.temporal)
 
     @contextlib.asynccontextmanager
-    async def worker(self) -> AsyncIterator[Worker]:
+    async def worker(self, queue: str = "turns", **settings: Any) -> AsyncIterator[Worker]:
         """Have a worker in this process for the length of a block."""
-        async with self.client() as client:
-            one = Worker(client, ["turns"])
+        async with self.client(**settings) as client:
+            one = Worker(client, [queue])
             running = asyncio.create_task(one.run())
             await one.ready.wait()
             try:

@@ -195,3 +195,25 @@ async def test_signals_and_times_wake_threads(crew: Crew) -> None:
 
 async def _is_completed(client: Client, thread: str) -> bool:
     return (await client.status(thread)).status == "completed"
+
+
+async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
+    thread = crew.named("t")
+    gpu: Any = {"capabilities": {"fill_tank": {"queue": "gpu"}}}
+    crew.gate.touch()
+    async with crew.client(**gpu) as client, crew.worker(**gpu):
+        await client.submit(thread, plan=FILL, caller="ann")
+        await crew.until(lambda: _waits_for(client, "gpu"))
+        assert crew.notes() == ["read"]
+        assert (await client.status(thread)).status == "running"
+        async with crew.worker("gpu", **gpu) as worker:
+            assert await crew.over(client, thread) == ["completed"]
+            rows = rows_of(client.graph.checkpointer)
+            assert rows is not None
+            found = {one.id: one.queues for one in await list_workers(rows)}
+            assert found[worker.id] == ["gpu"]
+    assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled"]
+
+
+async def _waits_for(client: Client, queue: str) -> bool:
+    return (await client.engine.waiting()).get(queue, 0) == 1
