@@ -146,6 +146,20 @@ def test_what_nobody_knows_is_asked_with_what_is_known(page: Any, served: Served
     status(page, "go", "done")
 
 
+def test_a_message_is_asked_again(page: Any) -> None:
+    page.get_by_test_id("message-input").fill("Make the first report")
+    page.get_by_test_id("send").click()
+    page.get_by_test_id("answer").wait_for()
+    again = page.get_by_role("button", name="Ask again")
+    again.wait_for()
+    again.click()
+    page.get_by_test_id("answer").nth(1).wait_for()
+    said = page.locator("[data-testid=message][data-role=user]")
+    assert (
+        said.all_inner_texts()[0].splitlines()[1:2] == said.all_inner_texts()[1].splitlines()[1:2]
+    )
+
+
 def test_a_thread_is_filtered_exported_and_forked_at_an_answer(page: Any, served: Served) -> None:
     opened(page, served, FIRST)
     page.get_by_test_id("answer").wait_for()
