@@ -222,6 +222,7 @@ function fillDetail(app, node, step, close) {
   add("duration", typeof step.duration === "number" ? T.seconds(step.duration) : null);
   add("attempt", step.attempt);
   if (step.wait) for (const name of ["for", "until"]) add(name, step.wait[name]);
+  if (step.tokens) add("cost", T.tokens(step.tokens.input, step.tokens.output));
   if (step.started) add("trace", app.turn.run);
   if (step.elements) add("elements", T.elements(step.elements.done, step.elements.of));
   for (const name of ["when", "for_each", "wait_until", "wait_for", "parameters", "inputs", "outputs"]) add(name, step[name]);

@@ -138,7 +138,9 @@ function custom(state, name, value, at) {
       const had = Object.hasOwn(state.usage, model) ? state.usage[model] : { calls: 0, input: 0, output: 0 };
       const used = { calls: had.calls + 1, input: had.input + (value.input_tokens ?? 0), output: had.output + (value.output_tokens ?? 0) };
       const call = { to: at, from: at - 1000 * (value.duration ?? 0), model, role: value.role, error: value.error };
-      return { ...state, usage: { ...state.usage, [model]: used }, models: [...state.models.slice(-499), call] };
+      const plans = value.step_id ? last(state, (plan) => ({ ...plan, steps: plan.steps.map((step) => (step.context_key === value.step_id
+        ? { ...step, tokens: { input: (step.tokens?.input ?? 0) + (value.input_tokens ?? 0), output: (step.tokens?.output ?? 0) + (value.output_tokens ?? 0) } } : step)) })) : state.plans;
+      return { ...state, plans, usage: { ...state.usage, [model]: used }, models: [...state.models.slice(-499), call] };
     }
     case "answer_anew":
       return { ...state, messages: state.messages.filter((one) => one.id !== value) };

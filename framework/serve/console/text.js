@@ -83,6 +83,7 @@ export const T = {
     value: "Result", record: "What it left", tries: "Every try", cost: "Tokens",
     trace: "Run (trace)", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
   },
+  tokens: (input, output) => `${input.toLocaleString("en")} in, ${output.toLocaleString("en")} out`,
   elements: (done, of) => `${done} / ${of}`,
 
   // timeline
