@@ -5,6 +5,8 @@ import { h, pre, s, table, visible, when } from "./dom.js";
 import { SIZE, arrange } from "./layout.js";
 import { T } from "./text.js";
 
+const DOWN = 419; // so little width that layers go down the page
+
 export function agentView(app) {
   const list = h("div", { class: "capabilities" });
   const graph = h("div", { class: "board", tabindex: 0, role: "group", "aria-label": T.graph, testid: "graph" });
@@ -34,14 +36,14 @@ function picture({ nodes, edges }) {
       if (!known.has(edge.to)) { before.get(edge.to).push(name); known.add(edge.to); }
     }
   }
-  const { spots, width, height } = arrange(nodes.map((name) => ({ context_key: name, inputs: [before.get(name)] })));
+  const { spots, width, height } = arrange(nodes.map((name) => ({ context_key: name, inputs: [before.get(name)] })), DOWN);
   const place = new Map(nodes.map((name, n) => [name, spots[n]]));
   const lines = edges.filter((edge) => edge.from !== edge.to).map(({ from, to, conditional }) => {
     const [a, b] = [place.get(from), place.get(to)];
-    const on = b.x > a.x;
-    const [x, y, u, v] = [a.x + (on ? SIZE.width : 0), a.y + SIZE.height / 2, b.x + (on ? 0 : SIZE.width), b.y + SIZE.height / 2];
-    const bend = (on ? 1 : -1) * Math.max(20, Math.abs(u - x) / 2);
-    return s("path", { d: `M${x} ${y}C${x + bend} ${y} ${u - bend} ${v} ${u} ${v}`, class: "line", "stroke-dasharray": conditional ? "4 4" : null });
+    const on = b.y > a.y;
+    const [x, y, u, v] = [a.x + SIZE.width / 2, a.y + (on ? SIZE.height - 12 : 12), b.x + SIZE.width / 2, b.y + (on ? 12 : SIZE.height - 12)];
+    const bend = (on ? 1 : -1) * Math.max(20, Math.abs(v - y) / 2);
+    return s("path", { d: `M${x} ${y}C${x} ${y + bend} ${u} ${v - bend} ${u} ${v}`, class: "line", "stroke-dasharray": conditional ? "4 4" : null });
   });
   return s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": T.graph }, lines,
     nodes.map((name) => [
