@@ -53,30 +53,32 @@ async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
     if sender is None or attempt.given is not None or sender.serves(queue):
         here: Result = await inner(job, attempt)
         return here
+    job.failure = None
     try:
         found = await _sent(job, attempt, queue)
-    except GraphBubbleUp:
+        return None if found is None else await _taken(job, attempt, found)
+    except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
         return await failed_record(job, attempt, exc)
-    if found is None:
-        return None
+
+
+async def _taken(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> Result:
+    """Take over what a worker left of a try, as if the try had been made here."""
     if "fatal" in found:
         raise FatalExecutionError(found["fatal"])
     if "refused" in found:
         # Nothing has begun, and the next worker may be another one.
         told = found["refused"]
         severity = ErrorSeverity.RETRIABLE
-        error = CapabilityError(told["message"], fix=told["fix"], severity=severity)
-        return await failed_record(job, attempt, error)
-    job.announced = attempt.number
-    job.failure = None
+        raise CapabilityError(told["message"], fix=told["fix"], severity=severity)
+    await _done_there(job, found)
     result = _result(found)
+    job.announced = attempt.number
     if isinstance(result, StepRecord):
         job.source, job.effect = result.source, result.effect
         if result.error is not None:
             job.failure = (_raised(found["raised"]), result.error)
-    await _done_there(job, found)
     return result
 
 

@@ -227,9 +227,11 @@ class StepResults:
         return bool(count)
 
     async def cancel(self, step_id: str, token: str) -> None:
-        """Have the worker that runs a step stop it, unless somebody else waits for it by now."""
+        """Have the worker that runs a step stop it, unless another process goes on with its turn."""
         await self._rows.run(
-            "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ?",
+            "UPDATE capgraph_steps SET cancelled = 1 WHERE step_id = ? AND token = ? AND NOT EXISTS"
+            " (SELECT 1 FROM capgraph_leases l WHERE l.thread_id = capgraph_steps.thread_id"
+            " AND l.owner <> capgraph_steps.token)",
             (step_id, token),
         )
 

@@ -686,3 +686,24 @@ async def test_a_stop_reaches_a_step_whose_router_is_dead(
     await step_results_of(router.saver).cancel_thread("t")
     async with asyncio.timeout(20):
         await ended.wait()
+
+
+async def test_who_lost_the_thread_cancels_no_step_of_it(one: Place) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(_: Any) -> None:
+        begun.set()
+        await go_on.wait()
+
+    router = await one.worker([grab, segment("router")], "turns", ttl=60.0)
+    gpu = await one.worker([grab, segment("gpu", work)], "gpu", ttl=60.0)
+    gpu.serve()
+    turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
+    await begun.wait()
+    await rows(gpu, "UPDATE capgraph_leases SET owner = 'another' WHERE thread_id = 't'")
+    turn.cancel()
+    await asyncio.wait([turn])
+    assert await rows(gpu, "SELECT cancelled FROM capgraph_steps") == [(0,)]
+    go_on.set()
+    await until(lambda: not gpu.running)
+    assert await rows(gpu, "SELECT ended > 0 FROM capgraph_steps") == [(1,)]
