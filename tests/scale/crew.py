@@ -40,9 +40,10 @@ BLOCK = {"steps": [step("a", "read_level"), step("b", "block_tank", "a")]}
 def tank(**settings: Any) -> Any:
     """Return the graph that the workers run, without a saver."""
     registry = Registry()
-    for kind in (toys.Level, toys.Filled):
+    for kind in (toys.Level, toys.Filled, toys.Film):
         registry.register(kind)
-    for capability in (toys.read_level, toys.fill_tank, toys.block_tank, toys.OpenValve):
+    tools = (toys.read_level, toys.fill_tank, toys.block_tank, toys.film_tank)
+    for capability in (*tools, toys.OpenValve, toys.SealTank):
         registry.register(capability)
     return build_graph(registry, settings=Settings(scale={"lease_seconds": LEASE}, **settings))
 

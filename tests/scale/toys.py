@@ -60,3 +60,28 @@ class OpenValve(BaseCapability):
 
     async def execute(self):
         note(f"opened {os.getpid()}")
+
+
+@capability_node
+class SealTank(BaseCapability):
+    name = "seal_tank"
+    description = "Seal the tank."
+    requires = ["FILLED"]
+    effect = "once"
+
+    async def execute(self):
+        note(f"sealed {os.getpid()}")
+
+
+class Film(CapabilityContext):
+    frames: str
+
+    def get_summary(self) -> str:
+        return f"A film of {len(self.frames)} frames."
+
+
+@capability_node
+async def film_tank(frames: int = 1000) -> Film:
+    """Film the tank."""
+    note("film")
+    return Film(frames="x" * frames)
