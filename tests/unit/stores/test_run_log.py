@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from framework.base.errors import PersistenceError
-from framework.stores import open_saver, run_log
+from framework.stores import leases_of, open_saver, rows_of, run_log
 from framework.stores.run_log import LoggedRun, RunLog
 
 KEY = "0123456789abcdef"
@@ -70,6 +71,30 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     rest = [line async for page in slow for line in page]
     assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
     log.close()
+
+
+async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
+    url, run = f"sqlite:///{tmp_path / 't.db'}", LoggedRun("r", "t", "ann")
+    async with open_saver(url) as saver, open_saver(url) as another:
+        logs = RunLog(saver), RunLog(another)
+        for one, log in zip((saver, another), logs, strict=True):
+            await leases_of(one).take("t")
+            await log.open(run)
+            await log.take_up(replace(run, status="running"))
+            log.tell("r", [{"by": logs.index(log)}])
+            await log.flush()
+            # As if it had been taken over.
+            await rows_of(saver).run("DELETE FROM capgraph_leases")  # type: ignore[union-attr]
+        logs[0].tell("r", [{"by": "ghost"}, {"by": "ghost"}])
+        await logs[0].flush()
+        with pytest.raises(PersistenceError, match="has taken over"):
+            await logs[0].take_up(run)
+        await logs[1].end("r", "completed")
+        assert [text for _, text in await followed(logs[1], "r")] == ['{"by":0}', '{"by":1}']
+        for one, log in zip((saver, another), logs, strict=True):
+            log.close()
+            if (lease := leases_of(one).held("t")) is not None:
+                await leases_of(one).release(lease)
 
 
 async def test_numbers_go_on_in_another_process(saver: Any) -> None:
