@@ -77,7 +77,7 @@ class Takeover:
 class _Reading(Journal):
     """Reads the records of a thread, and writes none."""
 
-    async def write(self, key: str, record: dict[str, Any]) -> None:
+    async def write(self, key: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
         """Keep nothing."""
 
 

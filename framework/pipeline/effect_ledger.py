@@ -274,11 +274,11 @@ class EffectLedger:
             PersistenceError: It cannot be left, or it is not ``finished`` and another process,
                 which may have begun it again, has the thread.
         """
-        record = await self._read(name)
-        if status != "finished":
+        record, done = await self._read(name), status == "finished"
+        if not done:
             await self.have()
         try:
-            await self._write(name, {**record, "status": status, **more})
+            await self._write(name, {**record, "status": status, **more}, past_lease=done)
         except (PersistenceError, TypeError, ValueError):
             if "result" not in more:
                 raise
@@ -418,8 +418,8 @@ class EffectLedger:
             self._rows[name] = found
         return found
 
-    async def _write(self, name: str, record: dict[str, Any]) -> None:
-        await self.journal.write(name, record)
+    async def _write(self, name: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
+        await self.journal.write(name, record, past_lease=past_lease)
         self._rows[name] = record
 
 

@@ -25,7 +25,7 @@ from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
-from framework.stores.records import read_record, write_record
+from framework.stores.records import PAST_LEASE, read_record, write_record
 from framework.stores.rows import rows_of
 from framework.stores.stops import stops_of
 
@@ -184,10 +184,20 @@ class Journal:
         with _ending_the_run():
             return await read_record(self._saver, self.thread_id, key)
 
-    async def write(self, key: str, record: dict[str, Any]) -> None:
-        """Put a record under a key; it is durable when this returns."""
+    async def write(self, key: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
+        """Put a record under a key; it is durable when this returns.
+
+        Args:
+            key: Name of the record.
+            record: Plain data.
+            past_lease: Whether it is written also where another process has the thread by now.
+
+        Raises:
+            PersistenceError: It cannot be kept, or another process has the thread.
+        """
         if self._saver is None or self.thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
+        told: dict[str, Any] = {PAST_LEASE: True} if past_lease else {}
         with _ending_the_run():
-            await write_record(self._saver, self.thread_id, key, record, builds_on=base)
+            await write_record(self._saver, self.thread_id, key, record, builds_on=base, **told)

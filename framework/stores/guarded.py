@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
 )
@@ -16,7 +19,7 @@ from langgraph.checkpoint.base import (
 from framework.stores.history import History, since_saved
 from framework.stores.leases import leases_of
 from framework.stores.reading import checked, readable
-from framework.stores.records import PREFIX
+from framework.stores.records import PAST_LEASE
 from framework.stores.rows import SaverRows, rows_of
 from framework.stores.step_results import step_results_of
 
@@ -25,33 +28,48 @@ PAGE = 100
 """So many checkpoints are read at once."""
 
 
-def _guarded(name: str) -> Any:
-    """Return a method that writes as the base class does, and says what went wrong as ours do."""
-
-    async def write(self: GuardedSaver, *args: Any, **kwargs: Any) -> Any:
-        call = getattr(super(GuardedSaver, self), name)
-        return await self.guarded("written", lambda: call(*args, **kwargs))
-
-    async def write_of_run(
-        self: GuardedSaver, config: RunnableConfig, *args: Any, **kwargs: Any
-    ) -> Any:
-        place = config["configurable"]
-        # Who was frozen must not write over what the next one did; a record says for itself.
-        if not place.get("checkpoint_ns", "").startswith(PREFIX):
-            await leases_of(self).confirm(str(place["thread_id"]), ask=False)
-        return await write(self, config, *args, **kwargs)
-
-    return write if name == "adelete_thread" else write_of_run
-
-
 class GuardedSaver(BaseCheckpointSaver[Any]):
     """Hands every operation to :meth:`guarded`, and checks what is read.
 
     It stands before LangGraph's own saver in the bases of a class.
     """
 
-    aput = _guarded("aput")
-    aput_writes = _guarded("aput_writes")
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Write a checkpoint."""
+        put = super().aput
+
+        async def write() -> RunnableConfig:
+            if PAST_LEASE not in metadata:
+                await self._confirm(config)
+            return await put(config, checkpoint, metadata, new_versions)
+
+        return await self.guarded("written", write)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Write what a task gave."""
+        put = super().aput_writes
+
+        async def write() -> None:
+            await self._confirm(config)
+            await put(config, writes, task_id, task_path)
+
+        await self.guarded("written", write)
+
+    async def _confirm(self, config: RunnableConfig) -> None:
+        # Whoever was frozen, or cut off, must not write over what the next one did.
+        await leases_of(self).confirm(str(_thread(config)), ask=False)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Drop a thread, with what its steps left on other workers."""

@@ -64,8 +64,9 @@ def shown_commands() -> list[Any]:
 def inert_command() -> Any:
     """Return the real command, whose parts parse what is typed and do nothing."""
     command = typer.main.get_command(app)
-    for leaf in leaves(command).values():
-        leaf.callback = lambda **_: None
+    groups = {path[:1]: command.commands[path[0]] for path in leaves(command)}
+    for part in [*leaves(command).values(), *groups.values()]:
+        part.callback = lambda **_: None
     return command
 
 

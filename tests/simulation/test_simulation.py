@@ -79,9 +79,9 @@ def test_a_mistake_in_the_ledger_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     """Nobody leaves word that an effect began."""
     write = Journal.write
 
-    async def forgetful(self: Journal, key: str, record: dict[str, Any]) -> None:
+    async def forgetful(self: Journal, key: str, record: dict[str, Any], **how: Any) -> None:
         if record.get("status") != "begun":
-            await write(self, key, record)
+            await write(self, key, record, **how)
 
     monkeypatch.setattr(Journal, "write", forgetful)
     assert "times" in _found()

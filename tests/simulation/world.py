@@ -167,7 +167,7 @@ class Database:
         """Do one operation, again and again while the connection is lost, as the savers do."""
         process = PROCESS.get()
         if process is None:
-            return call()
+            return await call()
         assert isinstance(process, Worker)
         rng, loop = self.world.rng, self.world.loop
         end, delay = loop.moment + PATIENCE, 0.05
@@ -179,7 +179,7 @@ class Database:
             # What happened to the process takes hold here.
             await asyncio.sleep(0)
             if self.reaches(process):
-                found = call()
+                found = await call()
                 self.world.check()
                 self.world.happen(process, f"{what} done")
                 await asyncio.sleep(0)
@@ -209,7 +209,11 @@ class SimRows(SqliteRows):
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement over a connection that may be lost."""
         what = " ".join(statement.split()[:4])
-        found: Found = await self._database.use(what, lambda: self._execute(statement, values))
+
+        async def execute() -> Found:
+            return self._execute(statement, values)
+
+        found: Found = await self._database.use(what, execute)
         return found
 
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
@@ -284,19 +288,7 @@ class SimSaver(GuardedSaver, InMemorySaver):
 
     async def guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """Do an operation over a connection that may be lost."""
-        held: list[Any] = []
-
-        def now() -> Any:
-            # What keeps checkpoints in memory never waits.
-            step = call()
-            held.append(step)
-            try:
-                step.send(None)
-            except StopIteration as ended:
-                return ended.value
-            raise AssertionError("It waits.")
-
-        return await self._database.use(what, now)
+        return await self._database.use(what, call)
 
     async def aget_delta_channel_history(self, *, config: Any, channels: Sequence[str]) -> Any:
         """Read what was written to channels since they were last saved as a whole."""
