@@ -15,8 +15,10 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
@@ -517,11 +519,15 @@ class World:
         """
         asyncio.set_event_loop(self.loop)
         self.loop.set_exception_handler(lambda *_: None)
-        try:
-            return self.loop.run_until_complete(self._live())
-        finally:
-            self._clear()
-            asyncio.set_event_loop(None)
+        clock = SimpleNamespace(monotonic=self.loop.time, time=lambda: 1e9 + self.loop.moment)
+        with ExitStack() as patches:
+            for module in ("stops", "run_log", "waits"):
+                patches.enter_context(mock.patch(f"framework.stores.{module}.time", clock))
+            try:
+                return self.loop.run_until_complete(self._live())
+            finally:
+                self._clear()
+                asyncio.set_event_loop(None)
 
     async def _live(self) -> dict[str, Any]:
         saver = SimSaver(self.database, None, self.leases)
@@ -556,7 +562,7 @@ class World:
                 continue
             answers = {key: self._answer(thread, value) for key, value in questions.items()}
             name = f"{thread}-answer-{self.count}-{len(self.trace)}"
-            self.note(None, f"somebody answers {answers}")
+            self.note(None, f"somebody answers {thread}: {[*answers.values()]}")
             request = {"answers": answers, "caller": {}}
             await log.open(
                 LoggedRun(name, thread, "", opened=100 + self.loop.moment, request=request),
