@@ -254,14 +254,16 @@ class Steps:
                 del told[: len(batch)]
                 number += len(batch)
 
-        looks = 0
+        looks, cancelled = 0, False
         try:
             while True:
                 await asyncio.sleep(_TELL_SECONDS)
                 looks += 1
                 with suppress(PersistenceError):
                     await write()
-                    if looks % _CANCEL_EVERY == 0 and await self._results.is_cancelled(name):
+                    if cancelled or looks % _CANCEL_EVERY:
+                        continue  # once: what cleans up is not to be cut short
+                    if cancelled := await self._results.is_cancelled(name):
                         work.cancel()
         finally:
             with suppress(PersistenceError):

@@ -339,6 +339,7 @@ async def test_a_cancelled_turn_cancels_its_step(one: Place) -> None:
         try:
             await asyncio.Event().wait()
         finally:
+            await asyncio.sleep(1.2)  # longer than it takes to look again whether it is to stop
             ended.set()
 
     router = await one.worker([grab, segment("router")], "turns")
