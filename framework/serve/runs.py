@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from framework.serve.threads import Threads
 
 _LOOK_SECONDS = 1.0
-_RECOVER_SECONDS = 30.0
+_RECOVER_SECONDS = 5.0
 _HOUR = 3600.0
 _TURNS = 500
 """So many runs are looked through for those of a turn."""
