@@ -195,3 +195,14 @@ class Crew:
             return list((await client.status(thread)).questions)
 
         return str((await self.until(open_))[0])
+
+
+async def told(client: Client, thread: str, ends: int, after: int = 0) -> list[dict[str, Any]]:
+    """Read a thread's events until so many of its runs have ended."""
+    found: list[dict[str, Any]] = []
+    async for event in client.events(thread, after):
+        found.append(event)
+        ends -= event["type"] in {"RUN_FINISHED", "RUN_ERROR"}
+        if not ends:
+            break
+    return found

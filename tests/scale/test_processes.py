@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from framework.serve.tokens import issue_token
-from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew
+from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, told
 from tests.support.sweeps import LONG, SEED
 
 # Notes are read and written in files of the test.
@@ -232,3 +232,26 @@ def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
     assert server.wait(60) == 0
     server.stdout.close()
     assert json.loads(crew.run("workers", "--json"))["workers"] == []
+
+
+@long
+async def test_a_frozen_worker_loses_its_thread_and_works_on(crew: Crew) -> None:
+    frozen = crew.start(CAPGRAPH_MACHINE="a")
+    async with crew.client() as client:
+        thread, later = crew.named("t"), crew.named("l")
+        await client.submit(thread, plan=FILL)
+        await crew.until(lambda: len(crew.notes()) == 2)
+        frozen.send_signal(signal.SIGSTOP)
+        other = await asyncio.to_thread(crew.start, CAPGRAPH_MACHINE="b")
+        await crew.until(lambda: len(crew.notes()) == 3)
+        crew.gate.touch()
+        assert await crew.over(client, thread) == ["completed"]
+        events = await told(client, thread, 1)
+        frozen.send_signal(signal.SIGCONT)
+        await asyncio.sleep(LEASE)
+        assert await told(client, thread, 1) == events
+        assert [run.status for run in await client.log.of_thread(thread)] == ["completed"]
+        assert await asyncio.to_thread(crew.end, other) == 143
+        await client.submit(later, plan=FILL)
+        assert await crew.over(client, later) == ["completed"]
+        assert await asyncio.to_thread(crew.end, frozen) == 143

@@ -19,7 +19,7 @@ from framework.scale import Client, TurnOrder, list_workers, open_engine
 from framework.scale.advance import advance
 from framework.stores import rows_of, waiting_questions
 from tests.scale import toys
-from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank
+from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
 
 # Notes are read and written in files of the test.
 pytestmark = pytest.mark.may_block
@@ -29,17 +29,6 @@ pytestmark = pytest.mark.may_block
 def _notes_are_kept_here(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toys, "LOG", crew.log)
     monkeypatch.setattr(toys, "GATE", crew.gate)
-
-
-async def told(client: Client, thread: str, ends: int, after: int = 0) -> list[dict[str, Any]]:
-    """Read a thread's events until so many of its runs have ended."""
-    found: list[dict[str, Any]] = []
-    async for event in client.events(thread, after):
-        found.append(event)
-        ends -= event["type"] in {"RUN_FINISHED", "RUN_ERROR"}
-        if not ends:
-            break
-    return found
 
 
 async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
