@@ -93,6 +93,11 @@ async def reach(instant: str) -> None:
     how = _WHEN.pop(instant, None)
     if how is not None:
         note(f"{how} at {instant}")
+        if how == "hang":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                note("let go")
         os.kill(os.getpid(), getattr(signal, how))
         await asyncio.sleep(0)
 

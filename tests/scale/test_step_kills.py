@@ -165,3 +165,18 @@ async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
         await asyncio.sleep(TTL)
         assert state["execution_outcome"]["status"] == "completed"
         assert len(notes("acted")) == 1
+
+
+@pytest.mark.parametrize("engine", sample(ENGINES, 1))
+async def test_a_stop_reaches_the_step_of_another_worker(make: Any, engine: str) -> None:
+    async with make(engine, "none") as scene, asyncio.timeout(100):
+        scene.start("gpu", "work<", "hang")
+        scene.start("turns")
+        name = f"t{next(_numbers)}"
+        await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
+        await until(lambda: notes("hang"), 60)
+        await scene.client.stop(name)
+        await until(lambda: notes("let go"), 60)
+        while (await scene.client.status(name)).status != "stopped":
+            await asyncio.sleep(0.05)
+        assert notes("acted") == []
