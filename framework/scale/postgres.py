@@ -64,13 +64,18 @@ class PostgresEngine:
             PersistenceError: The database cannot be reached.
         """
         connector = procrastinate.PsycopgConnector(
-            conninfo=url, min_size=1, max_size=4, timeout=_CONNECT_SECONDS, pool_factory=_pool
+            conninfo=url,
+            min_size=1,
+            max_size=4,
+            timeout=_CONNECT_SECONDS,
+            pool_factory=_pool,
+            configure=_commit_each,
         )
         app = procrastinate.App(connector=connector)
         with _reached():
             await app.open_async()
             engine = cls(app, lease_seconds)
-            async with engine._pool.connection() as conn:
+            async with engine._pool.connection() as conn, conn.transaction():
                 await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES,))
                 found = await conn.execute("SELECT to_regclass('procrastinate_jobs')")
                 if (await found.fetchone() or (None,))[0] is None:
@@ -246,6 +251,11 @@ class PostgresEngine:
 def _pool(**options: Any) -> AsyncConnectionPool[Any]:
     # Asked before each use, whether it lives, a connection would cost a turn six statements more.
     return AsyncConnectionPool(**{**options, "check": None})
+
+
+async def _commit_each(connection: Any) -> None:
+    # Every statement of procrastinate stands for itself.
+    await connection.set_autocommit(True)
 
 
 class _Desk:
