@@ -121,6 +121,9 @@ class Client:
         # Also for one that is known: whoever opened it may have ended before it was handed over.
         try:
             await self.engine.submit(TurnOrder(thread, run_id))
+        except ValidationError:
+            await self.log.end(run_id, "failed")  # nobody could ever run it
+            raise
         except PersistenceError as exc:
             # It is kept all the same: a worker hands it over when the engine is there again.
             get_logger("scale", "client").warning("%s waits for its engine: %s", run_id, exc)

@@ -72,7 +72,7 @@ from framework.scale.turn_workflow import (
 _NAMESPACE = "default"
 _PREFIX = "capgraph/"
 _CONNECT = timedelta(seconds=5)
-# A server that is away is waited for, by whoever hands it something.
+# A worker waits for a server that is away; whoever asks for something does so by itself.
 _RETRY = RetryConfig(max_interval_millis=2000, max_elapsed_time_millis=90_000, max_retries=0)
 _SECOND = 2
 _AT_ONCE = timedelta(milliseconds=1)
@@ -109,7 +109,7 @@ class TemporalEngine:
         Raises:
             PersistenceError: It cannot be reached.
         """
-        return cls(await _connect(address), address, lease_seconds)
+        return cls(await _connect(address, RetryConfig()), address, lease_seconds)
 
     async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
         """Hand a thread to a worker; its workflow is begun, or told.
@@ -216,7 +216,7 @@ class TemporalEngine:
         """Run a worker for each queue, in the event loop of the engine's own thread."""
         desk.begin(asyncio.get_running_loop())
         # One connection has one worker for a queue.
-        client = await _connect(self._address)
+        client = await _connect(self._address, _RETRY)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
             workers = [
                 _worker(client, desk, queue, worker, threads) for queue in sorted(set(queues))
@@ -280,16 +280,10 @@ class TemporalEngine:
         # Moments at which no worker lived are not all made up for when one does.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
         spec = ScheduleSpec(cron_expressions=[cron])
-        try:
-            with _reached(self._address):
-                await self._client.create_schedule(
-                    _PREFIX + name, Schedule(action=action, spec=spec, policy=policy)
-                )
-        except RPCError as exc:
-            raise ValidationError(
-                f"Temporal knows no times {cron!r}: {exc.message}.",
-                fix="Write five fields of cron with numbers, such as '0 7 * * *'.",
-            ) from exc
+        with _reached(self._address):
+            await self._client.create_schedule(
+                _PREFIX + name, Schedule(action=action, spec=spec, policy=policy)
+            )
 
     async def unschedule(self, name: str) -> None:
         """Forget the moments of a schedule.
@@ -478,7 +472,7 @@ def _given_back(why: str, delay: timedelta | None) -> ApplicationError:
     return ApplicationError(why, category=ApplicationErrorCategory.BENIGN, next_retry_delay=delay)
 
 
-async def _connect(address: str) -> Client:
+async def _connect(address: str, retry: RetryConfig) -> Client:
     # Left to itself, the SDK writes what it logs to stdout, which is the command's.
     forwarding = LogForwardingConfig(_log.logger, append_target_to_name=False)
     logging = LoggingConfig(TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding)
@@ -490,7 +484,7 @@ async def _connect(address: str) -> Client:
                 return await Client.connect(
                     address,
                     namespace=_NAMESPACE,
-                    retry_config=_RETRY,
+                    retry_config=retry,
                     connect_timeout=_CONNECT,
                     runtime=runtime,
                 )
@@ -503,18 +497,21 @@ async def _connect(address: str) -> Client:
 
 @contextmanager
 def _reached(address: str) -> Iterator[None]:
-    """Say so where a server cannot be reached."""
+    """Say in the project's words what a server refuses, or that it cannot be reached."""
     try:
         yield
     except (RPCError, RuntimeError, ValueError) as exc:
-        if isinstance(exc, RPCError) and exc.status not in _AWAY:
+        status = exc.status if isinstance(exc, RPCError) else None
+        if status == RPCStatusCode.NOT_FOUND:
             raise
+        if status == RPCStatusCode.INVALID_ARGUMENT:
+            raise ValidationError(
+                f"Temporal refuses it: {exc}.",
+                fix="Shorten names; write times as five fields of cron, such as '0 7 * * *'.",
+            ) from exc
         # Below the connection's own words stand those of the machine.
         said = re.findall(r'message: "([^"]+)"', str(exc)) or [str(exc)]
         raise PersistenceError(
             f"The Temporal server at {address!r} cannot be reached: {said[-1]}.",
             fix="Start it, or give the address of one that runs (--temporal HOST:PORT).",
         ) from exc
-
-
-_AWAY = (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)

@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client as Temporal
 
-from framework.base.errors import PersistenceError
+from framework.base.errors import PersistenceError, ValidationError
 from framework.base.ports import Caller
 from framework.scale import Schedule
 from framework.scale.schedules import Schedules
@@ -94,17 +94,25 @@ async def test_histories_may_be_deleted(crew: Crew) -> None:
 
 
 @pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
-async def test_temporal_may_be_away_for_half_a_minute(crew: Crew, temporal_server: Server) -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["temporal", "both"])
+async def test_temporal_may_be_away_for_half_a_minute(
+    crew: Crew, temporal_server: Server, server: Database, alone: bool
+) -> None:
     runs, later = crew.named("r"), crew.named("l")
     async with crew.client() as client, crew.worker():
         await client.submit(runs, plan=FILL)
         await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
         temporal_server.stop()
+        asked = asyncio.create_task(client.submit(later, plan=READ))
+        await asyncio.sleep(1)
+        if not alone:
+            server.stop()
         try:
-            asked = asyncio.create_task(client.submit(later, plan=READ))
             await asyncio.sleep(30)
             crew.gate.touch()
         finally:
+            if not alone:
+                server.start()
             temporal_server.start()
         await asked
         assert await crew.over(client, runs, later) == ["completed", "completed"]
@@ -136,6 +144,14 @@ async def test_an_engine_that_is_not_there_is_told_apart(crew: Crew) -> None:
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached: Conn"):
         async with crew.client():
             pass
+
+
+async def test_a_thread_whose_name_temporal_does_not_take_is_refused(crew: Crew) -> None:
+    thread = crew.named("long" * 1000)
+    async with crew.client() as client:
+        with pytest.raises(ValidationError, match="Temporal refuses it"):
+            await client.submit(thread, plan=READ)
+        assert not await client.log.open_of(thread)
 
 
 def test_a_missing_extra_names_what_to_install() -> None:
