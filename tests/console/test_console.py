@@ -409,6 +409,16 @@ def test_axe_finds_nothing_serious(browser: Any, served: Any, scheme: str) -> No
     assert found == []
 
 
+def test_where_nobody_brings_files_a_short_one_is_text(page: Any) -> None:
+    page.get_by_test_id("message-input").wait_for()
+    assert page.get_by_test_id("attach").is_hidden()
+    for name, size in {"short.txt": 10, "long.txt": 300_000}.items():
+        file = {"name": name, "mimeType": "text/plain", "buffer": b"x" * size}
+        page.get_by_test_id("file-input").set_input_files([file])
+    page.get_by_text("long.txt is too long for a message").wait_for()
+    assert "xxxxxxxxxx\n" in page.get_by_test_id("message-input").input_value()
+
+
 def test_budgets_and_limits_stand_in_the_ledger(page: Any, served: Any) -> None:
     ask(page, "get the forecast: will it rain?")
     page.get_by_test_id("answer").wait_for()

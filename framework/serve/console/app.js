@@ -289,6 +289,7 @@ const app = {
     this.show("plan");
     views.plan.select(key);
   },
+  tell(problem) { this.problem = problem; changed(); },
   fail(error) {
     if (error instanceof Problem && error.status === 401) app.connection = "login";
     else if (error instanceof Problem) app.problem = error.message;

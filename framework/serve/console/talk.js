@@ -32,7 +32,7 @@ export function talkView(app) {
       tray ??= (await import("./files.js")).tray(app, held);
       await tray.add(files);
     // Where nobody may bring files, a short one is text like any other.
-    } else for (const file of files) if (file.size < 200000) input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
+    } else for (const file of files) if (file.size > 200000) app.tell(T.tooLong(visible(file.name))); else input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
   }
   pick.addEventListener("change", () => { attach([...pick.files]); pick.value = ""; input.focus(); });
   form.addEventListener("submit", async (event) => {

@@ -39,6 +39,7 @@ export const T = {
   fromStep: (key) => `From step ${key}`,
   withFiles: (names) => `With ${names}`,
   attach: "Attach files",
+  tooLong: (name) => `${name} is too long for a message, and nobody brings files here.`,
   leaveOut: (name) => `Leave out ${name}`,
   sending: "is being sent",
   download: (name) => `Download ${name}`,
