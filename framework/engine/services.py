@@ -197,7 +197,6 @@ class Services:
         if not capabilities or self.rebind is None:
             return self
         other = self.rebind(self.registry.with_(*capabilities))
-        other.runner.sender = self.runner.sender
         return replace(
             self,
             runner=other.runner,
