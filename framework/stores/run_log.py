@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -175,7 +176,8 @@ class RunLog:
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
-        self._ears: dict[str, asyncio.Event] = {}
+        # Known for as long as somebody listens.
+        self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._heard: asyncio.Task[None] | None = None
         self._ready = False
         self.closing = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,30 @@ async def saver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def followed(log: RunLog, run_id: str, after: int = 0) -> list[tuple[int, str]]:
     return [line async for page in log.follow(run_id, after) for line in page]
+
+
+async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -> None:
+    def events() -> int:
+        gc.collect()
+        return sum(isinstance(one, asyncio.Event) for one in gc.get_objects())
+
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log, other = RunLog(saver), RunLog(saver)
+
+        async def follow(name: str) -> None:
+            await log.open(LoggedRun(name, "t", "ann", request={"message": "Hi"}))
+            log.tell(name, [{"n": 1}])
+            await log.end(name, "completed")
+            for one in (log, other):
+                assert len(await followed(one, name)) == 1
+
+        await follow("first")
+        before = events()
+        for number in range(20):
+            await follow(f"r{number}")
+        assert events() <= before
+        other.close()
+        log.close()
 
 
 async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
