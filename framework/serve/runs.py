@@ -146,9 +146,11 @@ class Runs:
         """
         if message is None and plan is None and answers is None:
             raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
+        if plan is not None and not isinstance(plan, Mapping):
+            raise ValidationError(f"The plan is {type(plan).__name__}.", fix='Send {"steps": […]}.')
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        given = {
+        given: dict[str, Any] = {
             "message": message,
             "plan": plan,
             "answers": answers,

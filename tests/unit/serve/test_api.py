@@ -346,6 +346,8 @@ async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
             ({"message": 3}, 400),
             ({"message": "Hi", "context": {"NONE": {"a": {}}}}, 422),
             ({"message": "Hi", "context": 4}, 422),
+            ({"plan": 4}, 422),
+            ({"plan": []}, 422),
             ([], 400),
             ("x", 400),
         ):
