@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.faults.databases import postgres
 from tests.scale.crew import Crew
-from tests.support.sweeps import LONG
+from tests.support.sweeps import LONG, SEED
 
 ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
 
@@ -25,7 +26,9 @@ def server() -> Iterator[Any]:
 def crew(request: pytest.FixtureRequest, server: Any, tmp_path: Path) -> Iterator[Crew]:
     address = None
     if request.param == "temporal":
-        if request.module.__name__.endswith("processes") and not LONG:
+        # The seed chooses what the short form tries on Temporal, too.
+        chosen = random.Random(f"{SEED}{request.node.originalname}").random() < 0.5
+        if not LONG and (request.module.__name__.endswith("processes") or not chosen):
             pytest.skip("LONG_TESTS=1 tries both engines")
         address = request.getfixturevalue("temporal_server").address
     with Crew(tmp_path, server, request.param, address) as made:

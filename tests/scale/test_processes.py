@@ -77,7 +77,7 @@ async def test_a_turn_survives_its_worker(crew: Crew) -> None:
     crew.gate.touch()
     crew.start(CAPGRAPH_MACHINE="stays")
     async with crew.client() as client:
-        for number in range(60 if LONG else 1):
+        for number in range(20 if LONG else 1):
             victim = crew.start(CAPGRAPH_MACHINE=f"dies-{number}")
             threads = [crew.named(f"{number}-{one}") for one in range(4)]
             for thread in threads:
