@@ -290,7 +290,8 @@ class PostgresRows(SaverRows):
     def _connect(self) -> Any:
         import psycopg
 
-        return psycopg.connect(self._address, connect_timeout=5)
+        # No transaction of a process that is frozen in the middle keeps a row from the next one.
+        return psycopg.connect(self._address, connect_timeout=5, autocommit=True)
 
     def _errors(self) -> type[Exception]:
         import psycopg
