@@ -65,7 +65,8 @@ async def working(count: int, words: Sequence[str]) -> AsyncIterator[None]:
     async def start() -> asyncio.subprocess.Process:
         # In a session of its own: Ctrl-C is for the server, which then ends them.
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "framework.cli", "worker", *words),
+            *(sys.executable, "-m", "framework.cli", "worker", "--while-stdin", *words),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )

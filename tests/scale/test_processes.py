@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,9 +199,8 @@ async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:
 
 
 @long
-def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
-    tokens = crew.folder / "tokens.json"
-    token = issue_token(tokens, "ann")
+@contextlib.contextmanager
+def serving(crew: Crew, tokens: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = crew._command(["serve", "--workers", "1", "--port", "0", *crew._how()])
     with (crew.folder / "errors").open("a") as errors:
         server = subprocess.Popen(
@@ -211,8 +213,28 @@ def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
     assert server.stdout is not None
     line = server.stdout.readline()
     assert line.startswith("serving"), crew.errors()
-    address = line.split()[1]
+    try:
+        yield server, line.split()[1]
+    finally:
+        server.kill()
+        server.wait(60)
+        server.stdout.close()
 
+
+def test_workers_of_a_server_end_with_it_in_whatever_way_it_ends(crew: Crew) -> None:
+    issue_token(tokens := crew.folder / "tokens.json", "ann")
+    with serving(crew, tokens):
+        assert len(json.loads(crew.run("workers", "--json"))["workers"]) == 1
+    _until(lambda: json.loads(crew.run("workers", "--json"))["workers"] == [])
+
+
+def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
+    token = issue_token(tokens := crew.folder / "tokens.json", "ann")
+    with serving(crew, tokens) as (server, address):
+        _turn_of_a_server(crew, server, address, token)
+
+
+def _turn_of_a_server(crew: Crew, server: subprocess.Popen[str], address: str, token: str) -> None:
     def ask(path: str, body: Any = None) -> Any:
         head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
@@ -230,7 +252,6 @@ def test_a_server_has_its_turns_run_by_workers(crew: Crew) -> None:
     _until(lambda: ask(f"runs/{run}")["status"] == "completed")
     server.send_signal(signal.SIGTERM)
     assert server.wait(60) == 0
-    server.stdout.close()
     assert json.loads(crew.run("workers", "--json"))["workers"] == []
 
 

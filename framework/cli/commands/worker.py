@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,9 @@ def worker(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Most orders at a time.")
     ] = 10,
+    while_stdin: Annotated[
+        bool, typer.Option("--while-stdin", help="End when standard input does.")
+    ] = False,
 ) -> None:
     """Run turns and steps that others ask for; SIGTERM hands over what runs."""
     from configs.logger import configure_logging
@@ -57,7 +61,9 @@ def worker(
             f"{queues!r:.80} names no queues.", fix="Name them with commas: --queues turns,gpu."
         )
     try:
-        code = asyncio.run(_work(settings, model, db, served, engine, temporal, concurrency))
+        code = asyncio.run(
+            _work(settings, model, db, served, engine, temporal, concurrency, while_stdin)
+        )
     except PersistenceError as exc:
         print_error(exc)
         raise typer.Exit(ExitCode.FAILED) from exc
@@ -72,6 +78,7 @@ async def _work(
     engine: str | None,
     temporal: str | None,
     concurrency: int,
+    while_stdin: bool,
 ) -> int:
     from framework.cli.workers import open_client
     from framework.scale import Worker
@@ -80,6 +87,8 @@ async def _work(
     async with opened as (_, client):
         one = Worker(client, queues, concurrency=concurrency)
         code = _end_on_signals(one)
+        if while_stdin:
+            _end_with_stdin()
         running = asyncio.create_task(one.run())
         ready = asyncio.create_task(one.ready.wait())
         await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -106,6 +115,18 @@ def _end_on_signals(one: Worker) -> list[int]:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, end, int(with_code))
     return code
+
+
+def _end_with_stdin() -> None:
+    """Drain when standard input ends: whoever started the process has ended, in whatever way."""
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(stdin, 1024):
+            loop.remove_reader(stdin)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(stdin, look)
 
 
 @app.command("workers")
