@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve fuzz faults sizes format clean
+.PHONY: demo test browser pictures test-long test-matrix check docs bench bench-selection bench-functions bench-flow bench-serve bench-scale fuzz faults sizes format clean
 
 demo: $(VENV)/.demo
-	@$(BIN)/capgraph ask --config configs/demo.yml \
-	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?"
+	@thread=demo-$$(date +%Y%m%d-%H%M%S) && \
+	$(BIN)/capgraph ask --config configs/demo.yml --thread $$thread \
+	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?" \
+	&& echo "In the console: $(BIN)/capgraph serve --config configs/demo.yml --thread $$thread"
 
 test: check browser
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
@@ -68,6 +70,12 @@ bench-flow: $(VENV)/.bench
 # Events of served runs against a bare stream of the same events, in one run; memory a stream.
 bench-serve: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.serving --runs 100 --listeners 5 --events 20 --pause 0.5 --turns 1000
+
+# What turns cost on workers, beside the same turns in one process; TURNS and WORKERS for less.
+TURNS ?= 2000
+WORKERS ?= 1 2 4
+bench-scale: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.scale --turns $(TURNS) --workers $(WORKERS) --docs docs/guides/scale_out.md
 
 # Ten minutes of requests that are made up from the description of the API.
 fuzz: $(VENV)/.dev $(VENV)/fuzz/bin/schemathesis

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -160,6 +160,11 @@ class Answer(_Part):
     text: str
 
 
+def _of_group(row: ResultRow) -> set[str]:
+    """Return what a table shows in other columns: the time of a group is its name."""
+    return {"group", "shown", *(["time"] if row.group else [])}
+
+
 class QueryResult(CapabilityContext):
     """Answers to a question about data, and what they were computed from.
 
@@ -182,6 +187,19 @@ class QueryResult(CapabilityContext):
         """Answer the question."""
         notes = [f"{note}." for note in self.notes]
         return " ".join([*(answer.text for answer in self.answers), *notes])
+
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of each answer that has several."""
+        return {
+            f"answer {number}": [
+                dict(zip(answer.query.group_by, row.group, strict=False))
+                | row.shown
+                | row.model_dump(mode="json", exclude=_of_group(row), exclude_none=True)
+                for row in answer.rows
+            ]
+            for number, answer in enumerate(self.answers, 1)
+            if len(answer.rows) > 1
+        }
 
 
 class Plot(CapabilityContext):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from langgraph.config import get_config
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +20,8 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
+from framework.base.ports import now_text
+from framework.pipeline.run_config import caller_of, configurable
 
 MAX_FACTS = 200  # that one step shows
 _PAGE = 200
@@ -38,63 +37,12 @@ _FORGET = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EVERYTHING = re.compile(r"\b(?:everything|all|anything)\b", re.IGNORECASE)
-_STOP = frozenset(
-    [
-        "a",
-        "about",
-        "all",
-        "am",
-        "an",
-        "and",
-        "any",
-        "anything",
-        "are",
-        "as",
-        "at",
-        "be",
-        "can",
-        "did",
-        "do",
-        "does",
-        "everything",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "how",
-        "i",
-        "in",
-        "is",
-        "it",
-        "know",
-        "me",
-        "my",
-        "of",
-        "on",
-        "or",
-        "please",
-        "recall",
-        "remember",
-        "remembered",
-        "said",
-        "tell",
-        "that",
-        "the",
-        "this",
-        "to",
-        "told",
-        "was",
-        "we",
-        "what",
-        "when",
-        "where",
-        "which",
-        "who",
-        "you",
-        "your",
-    ]
-)
+_FILLERS = """
+    a about all am an and any anything are as at be can did do does everything for from had
+    has have how i in is it know me my of on or please recall remember remembered said tell
+    that the this to told was we what when where which who you your
+"""
+_STOP = frozenset(_FILLERS.split())
 
 
 class Fact(BaseModel):
@@ -183,7 +131,7 @@ class MemoryCapability(BaseCapability):
         room, thread_only = _room()
         action, text = read_request(self.task, self.parameters)
         if action == "remember":
-            fact = Fact(text=text, at=datetime.now(UTC).isoformat())
+            fact = Fact(text=text, at=now_text())
             # The same statement said twice is one fact.
             key = hashlib.sha256(" ".join(text.casefold().split()).encode()).hexdigest()[:32]
             await store.aput(room, key, fact.model_dump())
@@ -301,26 +249,15 @@ def _room() -> tuple[tuple[str, ...], bool]:
 
     Whom a server has authenticated goes before the ``user_id`` that a client sends.
     """
-    try:
-        configurable: Mapping[str, Any] = get_config().get("configurable") or {}
-    except RuntimeError:  # outside of a run
-        configurable = {}
-    server = configurable.get("langgraph_auth_user")
-
-    def read(field: str) -> Any:
-        if isinstance(server, Mapping):
-            return server.get(field)
-        return getattr(server, field, None)
-
-    known = read("identity") or configurable.get("langgraph_auth_user_id")
-    user = known or configurable.get("user_id")
-    if user:
-        tenant = read("tenant") if known else configurable.get("tenant")
+    known = configurable()
+    caller = caller_of(known)
+    if user := caller.user_id or known.get("user_id"):  # a server may know nobody
+        tenant = caller.tenant if caller.user_id else known.get("tenant")
         if tenant:  # of two with one name in two tenants, each has a room of his own
             room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(str(user)))
             return room, False
         return ("capgraph", "memory", _label(str(user))), False
-    thread = configurable.get("thread_id")
+    thread = known.get("thread_id")
     if not thread:
         raise ValidationError(
             "Nobody says whose memory this is, so nothing is kept or recalled.",

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import ValidationError as PydanticValidationError
@@ -34,6 +34,7 @@ from framework.base import (
     ValidationError,
     capability_node,
 )
+from framework.base.values import misfits
 
 DATA_TYPES = ("QUERY_RESULT", "TIME_RANGE")
 """Context types that code may be given."""
@@ -112,6 +113,16 @@ class CodeResult(CapabilityContext):
         parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
         return "\n".join(parts) or "The code ran and gave no result."
 
+    def get_files(self) -> list[str]:
+        """Return the paths of the pictures."""
+        return [figure.path for figure in self.figures]
+
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the result where it is a list of records."""
+        rows = self.result if isinstance(self.result, list) else []
+        whole = rows and all(isinstance(row, dict) for row in rows)
+        return {"result": cast("list[dict[str, Any]]", rows)} if whole else {}
+
 
 class PythonSettings(SandboxSettings):
     """The settings section of this capability: those of the sandbox and where figures go.
@@ -171,10 +182,7 @@ def python_settings(config: Mapping[str, Any]) -> PythonSettings:
     try:
         return PythonSettings(**config)
     except PydanticValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors()
-        )
+        problems = "; ".join(misfits(error))
         raise ConfigurationError(
             f"The settings of the capability 'python' cannot be used: {problems}.",
             fix="Correct the section capabilities.python of the configuration.",
@@ -362,13 +370,13 @@ def _raise_for(outcome: SandboxOutcome) -> None:
     error = outcome.error
     place = f" in line {error.line}" if error.line else ""
     tail = "\n".join(error.traceback.strip().splitlines()[-_SHOWN_TRACEBACK:])
-    failure = CodeFailedError(
+    raise CodeFailedError(
         f"The code failed{place}: {error.type}: {error.message}",
         fix="Correct the code and run it again.",
         severity=ErrorSeverity.REPLANNING,
+        line=error.line,
+        traceback=tail,
     )
-    failure.line, failure.traceback = error.line, tail
-    raise failure
 
 
 def _write(folder: Path, figure: Figure) -> CodeFigure:

@@ -13,6 +13,7 @@ class CapgraphError(Exception):
         message: What happened: the value and the cause.
         fix: What the reader can do about it; appended to the text.
         severity: The ``ErrorSeverity`` with which a node means it; CRITICAL when not given.
+        **facts: Values of attributes that the class has, for those who handle it.
 
     >>> str(CapgraphError("Port 0 is not usable.", fix="Give a port above 1023."))
     'Port 0 is not usable. Fix: Give a port above 1023.'
@@ -22,8 +23,16 @@ class CapgraphError(Exception):
     severity: Enum | None = None
 
     def __init__(
-        self, message: str = "", *, fix: str | None = None, severity: Enum | None = None
+        self,
+        message: str = "",
+        *,
+        fix: str | None = None,
+        severity: Enum | None = None,
+        **facts: Any,
     ) -> None:
+        if unknown := [name for name in facts if not hasattr(type(self), name)]:
+            raise TypeError(f"{type(self).__name__} got unexpected arguments {unknown}.")
+        vars(self).update(facts)
         self.message = message
         self.fix = fix
         if severity is not None:

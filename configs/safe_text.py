@@ -36,11 +36,15 @@ _NAMES = (
 )
 _SECRET_NAME = rf"(?i){_NAMES}s?$"
 _ENVIRONMENT_NAME = r"_(?:API_KEY|ACCESS_KEY|TOKEN|SECRET|PASSWORD)$"
-_URL = r"(://[^\s/:@\"']*:)([^\s/\"']*)@"
+# A password may hold "/"; what begins like a port and a path holds none.
+_URL = r"(://[^\s/:@\[\"']*:)(?!\d{1,5}/)([^\s/\"']*|[^\s\"']*)@"
 _NAMED = (
     rf"(?i)({_NAMES}s?\\?[\"']?\s*[:=]\s*(?:(?:bearer|basic)\s+)?)"
     r"(?:\"[^\"]*\"|'[^']*'|\\\"[^\"\\]*\\\"|[^\s\"',;&}\])]+)"
 )
+_OPTION = rf"(?i)((?<![\w-])--?(?:[a-z]+[-_])*{_NAMES}\s+)(?!-)[^\s\"']+"
+_COOKIE = r"(?i)(\b(?:set-)?cookie\\?[\"']?\s*[:=]\s*[\"']?)([^\r\n\"']+)"
+_ATTRIBUTES = ("path", "domain", "expires", "max-age", "samesite")
 _BEARER = r"\b((?i:bearer|basic)\s+)(?=[^\s\"',;]+[\dA-Z=_])[^\s\"',;&}\])]{6,}"
 _SHAPES = (
     r"\b(?:sk-[\w-]{8,}|[spr]k_(?:live|test)_\w{8,}|gh[oprsu]_\w{16,}|github_pat_\w{16,}"
@@ -56,7 +60,17 @@ _MAPPINGS = (dict, Mapping)
 _LISTS = (list, tuple, set, frozenset)
 # Most text has none of these, and needs no regular expression.
 _HINTS = (
-    *("key", "token", "secret", "passw", "pwd", "passphrase", "authorization", "credential"),
+    *(
+        "key",
+        "token",
+        "secret",
+        "passw",
+        "pwd",
+        "passphrase",
+        "authorization",
+        "credential",
+        "cookie",
+    ),
     *("bearer", "basic ", "://", "sk-", "k_live", "k_test", "gho_", "ghp_", "ghr_", "ghs_", "ghu_"),
     *("github_pat", "glpat", "xox", "xapp", "akia", "asia", "aiza", "ya29", "hf_", "gsk_", "npm_"),
     *("eyj", "xai-", "pplx-", "tvly-", "lsv2_"),
@@ -128,6 +142,7 @@ class SecretMasker:
             return text
         text = _like(_URL).sub(rf"\1{MASK}@", _like(_PRIVATE_KEY).sub(MASK, text))
         text = _like(_BEARER).sub(rf"\1{MASK}", _like(_NAMED).sub(_keep_quotes, text))
+        text = _like(_OPTION).sub(rf"\1{MASK}", _like(_COOKIE).sub(_keep_attributes, text))
         return _like(_SHAPES).sub(MASK, text)
 
     def data(self, value: Any) -> Any:
@@ -153,6 +168,13 @@ class SecretMasker:
         if isinstance(item, str):
             return MASK
         return [self._hidden(one) for one in item] if isinstance(item, _LISTS) else self.data(item)
+
+
+def _keep_attributes(match: re.Match[str]) -> str:
+    def hidden(pair: re.Match[str]) -> str:
+        return pair[0] if pair[1].lower() in _ATTRIBUTES else f"{pair[1]}={MASK}"
+
+    return match[1] + _like(r"([^\s=;,]+)=([^\s;]+)").sub(hidden, match[2])
 
 
 def _keep_quotes(match: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -214,6 +214,58 @@ class McpServeSettings(Section):
     tools: list[str] = Field(default_factory=list)
 
 
+class UploadSettings(Section):
+    """Files that people bring along, each person's in a folder of his own.
+
+    Attributes:
+        folder: Where these folders are. Data capabilities may read the one of who asks.
+        kinds: Ends of names that are taken.
+        max_file_bytes: Longest file.
+        max_files: Files of one person.
+        max_user_bytes: Bytes of all files of one person.
+    """
+
+    folder: str
+    kinds: list[str] = Field(
+        default_factory=lambda: (
+            [
+                ".csv",
+                ".tsv",
+                ".txt",
+                ".tab",
+                ".dat",
+                ".json",
+                ".jsonl",
+                ".ndjson",
+                ".parquet",
+                ".pq",
+                ".sqlite",
+                ".sqlite3",
+                ".db",
+            ]
+        )
+    )
+    max_file_bytes: int = Field(50_000_000, ge=1)
+    max_files: int = Field(200, ge=1)
+    max_user_bytes: int = Field(500_000_000, ge=1)
+
+
+class WebhookSettings(Section):
+    """An address that is told when a person is asked something.
+
+    Attributes:
+        url: The address, ``https``.
+        secret: Signs what is told; set ``CAPGRAPH_SERVE__WEBHOOK__SECRET``.
+        content: Whether what is asked is told besides the link to it.
+        private: Whether the address may be inside the house, and ``http``.
+    """
+
+    url: str
+    secret: SecretStr = Field(min_length=16)
+    content: bool = False
+    private: bool = False
+
+
 class ServeSettings(Section):
     """How ``capgraph serve`` answers.
 
@@ -229,6 +281,10 @@ class ServeSettings(Section):
         runs_at_once: Runs that go on at once; others wait in a row.
         keep_runs_days: For how long the events of an ended run can be had again.
         overseers: Roles that see everybody's effects, usage and audit; other users see their own.
+        uploads: Files that people bring along; none may when not given.
+        downloads: Folders from which files that a step made can be had.
+        webhook: An address that is told of new questions.
+        evaluations: Folder of what ``capgraph eval --json`` left; shown to who oversees.
         mcp: What MCP clients may call.
         oidc: Logging in with OpenID Connect.
         proxy: A reverse proxy that says who asks.
@@ -245,9 +301,50 @@ class ServeSettings(Section):
     runs_at_once: int = Field(200, ge=1)
     keep_runs_days: float = Field(7, gt=0)
     overseers: list[str] = Field(default_factory=lambda: ["admin", "auditor"])
+    uploads: UploadSettings | None = None
+    downloads: list[str] = Field(default_factory=lambda: ["capgraph-output"])
+    webhook: WebhookSettings | None = None
+    evaluations: str | None = None
     mcp: McpServeSettings = Field(default_factory=lambda: McpServeSettings())
     oidc: OidcSettings | None = None
     proxy: ProxySettings | None = None
+
+
+class ScaleSettings(Section):
+    """How turns run on many workers.
+
+    Attributes:
+        engine: What carries orders to workers: ``postgres``, in the threads' own database, or
+            ``temporal``.
+        temporal: Where Temporal is, as ``host:port``.
+        lease_seconds: After so long without a sign of life whoever runs a thread, or a worker,
+            counts as gone.
+        beat_seconds: Time between signs of life; a third of that when not given.
+        queues: What ``capgraph worker`` serves without ``--queues``.
+
+    >>> ScaleSettings(lease_seconds=6).beat
+    2.0
+    """
+
+    engine: Literal["postgres", "temporal"] = "postgres"
+    temporal: str = "localhost:7233"
+    lease_seconds: float = Field(30.0, gt=0)
+    beat_seconds: float | None = Field(None, gt=0)
+    queues: list[str] = Field(default_factory=lambda: ["turns"], min_length=1)
+
+    @property
+    def beat(self) -> float:
+        """Time between signs of life."""
+        return self.beat_seconds or self.lease_seconds / 3
+
+    @model_validator(mode="after")
+    def _beats_in_time(self) -> ScaleSettings:
+        if self.beat > self.lease_seconds / 2:
+            raise ValueError(
+                f"beat_seconds ({self.beat:g}) has to be at most half of lease_seconds"
+                f" ({self.lease_seconds:g}), so that one late beat loses nothing"
+            )
+        return self
 
 
 class Settings(BaseSettings):
@@ -274,7 +371,7 @@ class Settings(BaseSettings):
         behaviors: What stands around each step and model call: ``{use: retry, max_retries: 2}``,
             with the name of a shipped behaviour (or ``"module:Class"``) and its arguments.
         capabilities: Capability name to its own settings; ``behaviors`` among them is what stands
-            around it.
+            around it, ``queue`` names the workers that run its steps.
         budgets: What may be used up, as arguments of ``Budget``: ``{tokens: 100000, per: user}``;
             ``build_graph(budget=…)`` stands above it.
         prices: Model to what it costs, as arguments of ``ModelPricing``: ``{input_per_million: 1,
@@ -287,7 +384,9 @@ class Settings(BaseSettings):
         sinks: What takes up the events of runs: ``{use: json_lines, path: events.jsonl}``.
         audit: What is kept of who did what.
         serve: How ``capgraph serve`` answers.
-        data_folders: Folders and files that data capabilities may read; none allows no file.
+        scale: How turns run on many workers.
+        data_folders: Folders and files that data capabilities may read; none allows no file. In
+            ``/srv/data/{user}`` everybody has a folder of his own.
         user: Who asks at the command line; whoever is logged in there when not given. A program
             names its user with each run (``configurable.user_id``).
         role: As what the person at the command line asks.
@@ -334,6 +433,7 @@ class Settings(BaseSettings):
     sinks: list[dict[str, Any]] = Field(default_factory=list)
     audit: AuditSettings = Field(default_factory=lambda: AuditSettings())
     serve: ServeSettings = Field(default_factory=lambda: ServeSettings())
+    scale: ScaleSettings = Field(default_factory=lambda: ScaleSettings())
     capabilities: dict[str, dict[str, Any]] = Field(default_factory=dict)
     data_folders: list[str] = Field(default_factory=list)
     user: str | None = None
@@ -342,15 +442,24 @@ class Settings(BaseSettings):
     context: dict[str, dict[str, Any]] = Field(default_factory=dict)
     secrets: list[SecretStr] = Field(default_factory=list)
 
-    def section(self, capability: str) -> dict[str, Any]:
+    def section(self, capability: str, place: str | None = None) -> dict[str, Any]:
         """Return what a capability is told: its own settings, and what holds for all.
 
-        >>> Settings(data_folders=["/srv/data"]).section("query_data")
-        {'data_folders': ['/srv/data']}
+        Args:
+            capability: Its name.
+            place: Name of the folder of who asks; without one nobody's folder is named.
+
+        >>> Settings(data_folders=["/srv/data", "/srv/of/{user}"]).section("query_data", "ada")
+        {'data_folders': ['/srv/data', '/srv/of/ada']}
         """
-        folders = {"data_folders": list(self.data_folders)} if self.data_folders else {}
+        uploads = self.serve.uploads
+        named = [*self.data_folders, *([f"{uploads.folder}/{{user}}"] if uploads else [])]
+        folders = [
+            one.replace("{user}", place or "") for one in named if place or "{user}" not in one
+        ]
         own = self.capabilities.get(capability, {})
-        return {name: own[name] for name in own if name != "behaviors"} | folders
+        told = {name: own[name] for name in own if name not in ("behaviors", "queue")}
+        return told | ({"data_folders": folders} if folders else {})
 
     @classmethod
     def settings_customise_sources(

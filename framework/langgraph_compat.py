@@ -31,6 +31,8 @@ from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
 
+from configs.scoped import scoped
+
 INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
 RESUME = "__resume__"
@@ -138,6 +140,15 @@ def open_interrupts(writes: Any) -> list[Interrupt]:
     return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
 
 
+def answers_tried(writes: Any) -> list[tuple[str, int]]:
+    """Count the answers among a checkpoint's pending writes, by task: one that did not fit stays."""
+    return [
+        (task, len(value) if isinstance(value, list) else 1)
+        for task, channel, value in writes or ()
+        if channel == RESUME
+    ]
+
+
 def given_to_run(found: CheckpointTuple) -> Mapping[str, Any] | None:
     """Return what a run was given, of the checkpoint with which it began; ``None`` for a later one."""
     if found.metadata.get("source") == "loop":
@@ -203,11 +214,9 @@ def called_back(*handlers: Any) -> Iterator[None]:
         added = manager.copy()
         for handler in missing:
             added.add_handler(handler, inherit=True)
-    token = var_child_runnable_config.set({**config, "callbacks": added})
-    try:
+    told: RunnableConfig | None = {**config, "callbacks": added}
+    with scoped(var_child_runnable_config, told):
         yield
-    finally:
-        var_child_runnable_config.reset(token)
 
 
 def is_watched(*known: Any) -> bool:
@@ -227,11 +236,9 @@ def held_back() -> Iterator[None]:
         return
     quiet = manager.copy()
     quiet.add_tags([TAG_NOSTREAM], inherit=True)
-    token = var_child_runnable_config.set({**config, "callbacks": quiet})
-    try:
+    told: RunnableConfig | None = {**config, "callbacks": quiet}
+    with scoped(var_child_runnable_config, told):
         yield
-    finally:
-        var_child_runnable_config.reset(token)
 
 
 class _Counter:

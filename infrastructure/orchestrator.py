@@ -27,6 +27,7 @@ from framework.engine.accept_plan import (
 )
 from framework.engine.recipes import plan_of_recipe
 from framework.engine.routing import LOOKED, due_looks
+from framework.pipeline.run_config import current_caller
 from framework.planning import CLOSING, RESPOND
 from framework.planning.problems import INACTIVE_CAPABILITY
 from framework.planning.reach import stand_ins
@@ -145,7 +146,9 @@ async def _plan(
         "catalog": services.registry_of(view),
         "available": view.contexts,
         "guides": services.registry.planning_guides(active),
-        "notes": await services.registry.planning_notes(active, view.state, services.settings)
+        "notes": await services.registry.planning_notes(
+            active, view.state, services.settings, current_caller().place
+        )
         if services.planner.can_correct
         else {},
         "failure": failure.get("classification"),

@@ -24,7 +24,7 @@ from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.turn_outcome import waiting_outcome
 from framework.engine.undo import closed, offered
-from framework.engine.waiting import waits_in, waits_no_more, waits_over
+from framework.engine.waiting import beside, waits_in, waits_no_more, waits_over
 from framework.governance.budget import BudgetExceededError
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
@@ -125,7 +125,7 @@ class _Work:
         """Let steps go on whose moment or event has come, or that waited for too long."""
         over = await waits_over(self.view, self.services) if self.waits else ()
         if over:
-            left = {key: asked for key, asked in self.view.pending.items() if key not in over}
+            left = beside(self.view.pending, over)
             info = dict(self.state.get("runtime_info") or {})
             now = self.services.clock.now()
             waited = now - info.pop("waits_since", now) + (self.view.waited_seconds or 0.0)

@@ -37,7 +37,8 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     What is said about a file outside of the folders does not depend on whether it exists.
 
     Args:
-        name: Path of the file, or ``vega:NAME`` for one of the package ``vega_datasets``.
+        name: Path of the file, from the working folder or one of the folders that may be read; or
+            ``vega:NAME`` for one of the package ``vega_datasets``.
         settings: ``data_folders`` lists folders and single files; none allows nothing. It is
             compared with the path after all links have been followed.
 
@@ -47,18 +48,22 @@ def find_file(name: str, settings: Mapping[str, Any]) -> Path:
     if name.startswith("vega:"):
         return _packaged(name.removeprefix("vega:"))
     try:
-        path = Path(name).expanduser().resolve()
         allowed = [Path(item).expanduser().resolve() for item in settings.get("data_folders") or ()]
+        path = Path(name).expanduser().resolve()
+        places = [path, *((item / name).resolve() for item in allowed)]
     except (OSError, RuntimeError, ValueError) as exc:
         raise ValidationError(
             f"{name[:200]!r} is no path.", fix="Give the path of a data file."
         ) from exc
     packaged = path.parent.parts[-2:] == ("vega_datasets", "_data") and path.parent == _package()
-    if not packaged and not any(path == item or item in path.parents for item in allowed):
+    inside = [one for one in places if any(one == item or item in one.parents for item in allowed)]
+    if not packaged and not inside:
         raise ValidationError(
             f"The data file {Path(name).name!r} lies outside of the folders that may be read.",
             fix="Add its folder to 'data_folders' in the settings, or move the file there.",
         )
+    if not packaged:
+        path = next((one for one in inside if one.is_file()), inside[0])
     if not path.is_file():
         problem = "is not a file" if path.exists() else "does not exist"
         raise ValidationError(

@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar, cast
@@ -20,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticError
 
+from configs.latest import Latest
 from framework.base import (
     CapabilityError,
     ErrorClassification,
@@ -89,8 +89,7 @@ class Kept:
     """
 
     def __init__(self, most: int = 16) -> None:
-        self._most = most
-        self._results: OrderedDict[Any, Any] = OrderedDict()
+        self._results: Latest[Any, Any] = Latest(most)
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], Result]) -> Result:
@@ -101,9 +100,6 @@ class Kept:
             found = make()
         with self._lock:
             self._results[key] = found
-            self._results.move_to_end(key)
-            while len(self._results) > self._most:
-                self._results.popitem(last=False)
         return cast("Result", found)
 
 

@@ -14,26 +14,8 @@ MONTHS["sept"] = 9
 WEEKDAYS = {name.lower(): number for number, name in enumerate(calendar.day_name)}
 WEEKDAYS |= {"tues": 1, "thurs": 3, "thur": 3, "weds": 2}
 WEEKDAYS |= {name.lower(): number for number, name in enumerate(calendar.day_abbr)}
-NUMBERS = dict(
-    zip(
-        [
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-        ],
-        range(1, 13),
-        strict=True,
-    )
-)
+_NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
+NUMBERS = {name: number for number, name in enumerate(_NUMBERS.split(), 1)}
 ORDINALS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "1st": 1, "2nd": 2, "3rd": 3}
 ORDINALS["4th"] = 4
 

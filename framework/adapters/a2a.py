@@ -31,6 +31,7 @@ from langgraph.types import interrupt
 from pydantic import BaseModel
 
 from framework.adapters.foreign import away, failed, plain_text, task_of
+from framework.base.checked import checked
 from framework.base.step_context import StepContext
 from framework.base.threads import in_thread
 from framework.langgraph_compat import answers_taken
@@ -40,6 +41,7 @@ _BINDINGS = ["JSONRPC", "HTTP+JSON"]
 _WORKS = (State.TASK_STATE_UNSPECIFIED, State.TASK_STATE_SUBMITTED, State.TASK_STATE_WORKING)
 
 
+@checked
 async def agent_card(url: str, headers: Mapping[str, str] | None = None) -> AgentCard:
     """Fetch the card of an A2A agent: what ``remote_capability`` describes it by.
 

@@ -14,6 +14,7 @@ from framework.adapters.request import (
     request_schema,
     services_for,
 )
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 from framework.base.spec import CapabilitySpec
 from framework.engine.as_node import run_request
@@ -22,7 +23,8 @@ from framework.engine.services import Services
 _NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def as_tool(capability: type[Any], services: Services | None = None) -> BaseTool:
+@checked
+def as_tool(capability: Any, services: Services | None = None) -> BaseTool:
     """Return a LangChain tool that runs a capability, with everything that holds in a plan.
 
     Its arguments are the parameters of the capability and, under the name of its type (or role),

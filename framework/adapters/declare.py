@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydantic import BaseModel, create_model
 
 from framework.base.capability import BaseCapability, ContextType
+from framework.base.checked import checked
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
 from framework.base.decorators import capability_node
@@ -21,6 +22,7 @@ Call = Callable[[dict[str, Any], StepContext], Awaitable[Any]]
 """Does the work: parameters by the names of the schema, and the step."""
 
 
+@checked
 def declare(
     name: str,
     description: str,

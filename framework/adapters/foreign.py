@@ -65,8 +65,8 @@ def own_name(given: str, prefix: str = "", taken: Collection[str] = ()) -> str:
 
 def task_of(step: StepContext) -> str:
     """Return what a step is to do, with the values of its inputs behind it."""
-    behind = json.dumps(plain_inputs(step.inputs), ensure_ascii=False) if step.inputs else ""
-    return f"{step.task}\n\n{behind}".strip()
+    behind = "\n\n" + json.dumps(plain_inputs(step.inputs), ensure_ascii=False)
+    return step.task + behind if step.inputs else step.task
 
 
 def failed(what: str, why: str) -> CapabilityError:

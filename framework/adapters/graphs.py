@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from langgraph.pregel import Pregel
 
 from framework.adapters.declare import declare
+from framework.adapters.foreign import task_of
 from framework.adapters.task_graph import task_graph
 from framework.base.capability import BaseCapability, ContextType
+from framework.base.checked import checked
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, ConfigurationError
 from framework.base.step_context import StepContext
 from framework.engine.services import Services
 from framework.langgraph_compat import keys_of
-from framework.pipeline.effect_ledger import plain_inputs
 
 
+@checked
 def graph_capability(
-    graph: Pregel[Any, Any, Any, Any],
+    graph: Pregel[Any, Any, Any, Any] | Any,
     input: type[CapabilityContext],  # noqa: A002
     output: type[CapabilityContext],
     name: str | None = None,
@@ -83,6 +84,7 @@ def graph_capability(
     return declare(name, said, None, call, provides=output, requires=[input], **options)
 
 
+@checked
 def agent_capability(
     agent: Any,
     name: str | None = None,
@@ -121,10 +123,7 @@ def agent_capability(
     inner = _inside(inner, f"The agent {name!r}")
 
     async def call(_: dict[str, Any], step: StepContext) -> Any:
-        task = step.task
-        if step.inputs:
-            task += "\n\n" + json.dumps(plain_inputs(step.inputs), ensure_ascii=False)
-        found = await inner.ainvoke({"task": task})
+        found = await inner.ainvoke({"task": task_of(step)})
         if not found.get("success", True):
             raise CapabilityError(
                 f"{name!r} did not do its task: {found.get('error') or 'it does not say why'}",

@@ -42,6 +42,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from framework.adapters.declare import declare
 from framework.adapters.foreign import own_name, plain_schema, plain_text
 from framework.base.capability import BaseCapability
+from framework.base.checked import checked
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.base.ports import Attempt, CallNext, PermissionMode
@@ -49,6 +50,7 @@ from framework.base.spec import Effect
 from framework.base.step_context import StepContext
 from framework.base.threads import in_thread
 from framework.base.value_context import ValueContext
+from framework.base.values import misfits
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.job import CURRENT
 from framework.planning.json_parameters import json_parameters
@@ -107,6 +109,7 @@ class McpCapabilities(list[type[BaseCapability]]):
         await self.aclose()
 
 
+@checked
 async def mcp_capabilities(
     server: StdioServerParameters | str | Any,
     *,
@@ -383,8 +386,7 @@ class _Caller:
             try:
                 given = _answer_of(interrupt(self._shown(shown)), shown)
             except ValidationError as exc:  # it is asked again
-                problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors()]
-                call.open = ({**shown, "problems": problems}, answer)
+                call.open = ({**shown, "problems": misfits(exc)}, answer)
             else:
                 call.open = None
                 answer.set_result(given)

@@ -23,12 +23,14 @@ from framework.adapters.mcp import KEY
 from framework.adapters.request import request_schema
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.approvals import question_text
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError
 from framework.base.ports import Caller
 from framework.base.spec import CapabilitySpec
 from framework.engine.bind import bind
 from framework.engine.services import Services
 from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.run_config import configurable_of
 from framework.registry import Registry
 
 WhoAsks = Callable[[ServerRequestContext[Any, Any]], Caller]
@@ -36,6 +38,7 @@ _MAX_OPEN = 1_000
 """How many questions wait for their answers in memory; the oldest goes first."""
 
 
+@checked
 def as_mcp_server(
     capabilities: Registry | Services | Iterable[Any],
     *,
@@ -108,7 +111,7 @@ class _Offer:
         if thread is None:
             given = [caller.user_id, spec.name, key] if key else uuid.uuid4().hex
             thread = f"mcp/{digest_of(given)}"
-        config: Any = {"configurable": {"thread_id": thread, **_configured(caller)}}
+        config: Any = {"configurable": {"thread_id": thread, **configurable_of(caller)}}
         graph = self._graph(spec)
         found = await graph.aget_state(config)
         answers: Any = context.input_responses or {}
@@ -244,14 +247,6 @@ def _has_its_answer(found: StateSnapshot, spec: CapabilitySpec) -> bool:
     """Tell whether a call was made before; a failure is an answer only where work acts once."""
     ended = bool(found.values) and not found.next
     return ended and (found.values.get("success", True) or spec.effect == "once")
-
-
-def _configured(caller: Caller) -> dict[str, Any]:
-    known = {"user_id": caller.user_id, "role": caller.role, "tenant": caller.tenant}
-    if not caller.authenticated:
-        return known
-    user = {"identity": caller.user_id, "role": caller.role, "tenant": caller.tenant}
-    return {"langgraph_auth_user": user, "langgraph_auth_user_id": caller.user_id}
 
 
 def said_of(output: Any, *, wrong: bool = False) -> CallToolResult:

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from framework.adapters.declare import declare
 from framework.adapters.foreign import away, failed, own_name, plain_text, task_of
 from framework.base.capability import BaseCapability, ContextType
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, require_extra
 from framework.base.spec import Effect
 from framework.base.step_context import StepContext
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from a2a.types import AgentCard
 
 
+@checked
 def remote_capability(
     agent: str | AgentCard | RemoteGraph,
     name: str | None = None,

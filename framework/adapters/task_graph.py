@@ -8,7 +8,6 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool
-from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
@@ -17,6 +16,7 @@ from framework.adapters.request import output_of, refusal_of, request_of, servic
 from framework.adapters.tools import tool_capability
 from framework.base.awaiting import awaited
 from framework.base.capability import BaseCapability
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 from framework.base.ports import Agent
 from framework.base.spec import CapabilitySpec
@@ -24,6 +24,7 @@ from framework.base.task import TaskInput, TaskOutput
 from framework.base.threads import in_thread, is_sync
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled, one_node
 from framework.langgraph_compat import keys_of
 from framework.planning.parameters import read_parameters, required_parameters
 from framework.planning.schemas import Shape
@@ -36,6 +37,7 @@ class _TaskState(TaskInput, TaskOutput):
     """All keys of a graph that works on a task."""
 
 
+@checked
 def task_graph(
     thing: Any, *, services: Services | None = None, name: str | None = None
 ) -> TaskGraph:
@@ -91,11 +93,8 @@ def _one_node(work: Work, name: str) -> TaskGraph:
     async def node(state: _TaskState, runtime: Runtime[Any]) -> Mapping[str, Any]:
         return {"success": True, "error": None, **await work(state["task"], runtime)}
 
-    builder = StateGraph(_TaskState, input_schema=TaskInput, output_schema=TaskOutput)
-    builder.add_node(name, node)
-    builder.add_edge(START, name)
-    builder.add_edge(name, END)
-    return builder.compile(name=name)
+    builder = one_node(name, node, _TaskState, takes=TaskInput, gives=TaskOutput)
+    return compiled(builder, name=name)
 
 
 def _capability(spec: CapabilitySpec, bound: Services) -> Work:

@@ -25,6 +25,7 @@ from pydantic import create_model
 
 from framework.adapters.declare import declare
 from framework.base.capability import BaseCapability, ContextType
+from framework.base.checked import checked
 from framework.base.classify import ErrorClassification
 from framework.base.errors import CapabilityError, ConfigurationError, ErrorSeverity
 from framework.base.step_context import StepContext
@@ -34,8 +35,9 @@ from framework.telemetry.accounts import CASHIER
 from framework.telemetry.metered import METER
 
 
+@checked
 def tool_capability(
-    tool: BaseTool | Callable[..., Any],
+    tool: BaseTool | Callable[..., Any] | Any,
     provides: ContextType | None = None,
     effect: str = "none",
     permission: Any = None,

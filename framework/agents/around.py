@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
 from configs.scoped import scoped
@@ -21,6 +20,7 @@ from framework.behaviors.base import BaseBehavior
 from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
+from framework.engine.sync_graph import one_node
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT
 from framework.pipeline.run_config import configurable
@@ -100,11 +100,7 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         left = {"given": None, "conversation": talk, "summary": current.summary}
         return {**result.to_plain(), **left}
 
-    builder = StateGraph(state, output_schema=output)
-    builder.add_node("agent", run)
-    builder.add_edge(START, "agent")
-    builder.add_edge("agent", END)
-    return builder
+    return one_node("agent", run, state, gives=output)
 
 
 def execution_id(runtime: Runtime[Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Annotated, Any, NotRequired
@@ -13,22 +13,25 @@ from uuid import uuid4
 from langchain_core.messages import AnyMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_stream_writer
-from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
-from langgraph.types import Command, Interrupt
+from langgraph.types import Checkpointer, Command, Interrupt
 
 from configs.scoped import scoped
 from framework.agents.around import around
 from framework.agents.kept import behind_step, restored, snapshot
 from framework.agents.result import FINAL, AgentResult, AgentStep
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
+from framework.base.ports import Keeper
 from framework.base.task import TaskInput, TaskOutput
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph, compiled, one_node
 from framework.langgraph_compat import INTERRUPT
 from framework.pipeline.run_config import current_runtime
+from framework.stores.checkpoints import CheckpointManager
 
-AgentGraph = CompiledStateGraph[Any, Any, Any, Any]
+AgentGraph = SyncGraph[Any]
 STEP = "agent_step"
 
 
@@ -105,16 +108,17 @@ class BaseAgent:
     agent_id: str = ""
     _compiled: AgentGraph | None = None
 
+    @checked
     def __init__(
         self,
         model: Any = None,
         *,
-        tools: Sequence[Any] | None = None,
-        tool_registry: Sequence[Any] | None = None,
-        behaviors: Sequence[Any] | None = None,
+        tools: Iterable[Any] | None = None,
+        tool_registry: Iterable[Any] | None = None,
+        behaviors: Iterable[Any] | None = None,
         services: Services | None = None,
-        checkpoint_manager: Any = None,
-        state_store: Any = None,
+        checkpoint_manager: CheckpointManager | BaseCheckpointSaver[Any] | None = None,
+        state_store: Keeper | None = None,
         agent_id: str | None = None,
     ) -> None:
         if tools is not None and tool_registry is not None:
@@ -145,9 +149,8 @@ class BaseAgent:
 
     # --- the graph ------------------------------------------------------------------------
 
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> AgentGraph:
+    @checked
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> AgentGraph:
         """Return the agent as a graph that takes ``task`` and leaves ``output``, ``success``, ``error``.
 
         Args:
@@ -156,9 +159,9 @@ class BaseAgent:
         """
         graph = self._work()
         if self.behaviors or self.services is not None:
-            inner = graph.compile(name=self.agent_id, store=options.get("store"))
+            inner = compiled(graph, name=self.agent_id, store=options.get("store"))
             graph = around(self, inner, RunState, RunOutput)
-        return graph.compile(checkpointer=checkpointer, name=self.agent_id, **options)
+        return compiled(graph, checkpointer=checkpointer, name=self.agent_id, **options)
 
     def _work(self) -> StateGraph[Any, Any, Any, Any]:
         """Return the graph of the work alone: what a subclass wrote, else what its kind does."""
@@ -180,11 +183,7 @@ class BaseAgent:
                 found = await own(state["task"], runtime.context)
                 return AgentResult.of(found).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput)
-        builder.add_node("work", work)
-        builder.add_edge(START, "work")
-        builder.add_edge("work", END)
-        return builder
+        return one_node("work", work, RunState, gives=RunOutput)
 
     async def _streamed(self, task: str, context: Any) -> AgentResult:
         """Run what a subclass streams itself, and make a result of it."""
@@ -202,6 +201,7 @@ class BaseAgent:
 
     # --- the doors ------------------------------------------------------------------------
 
+    @checked
     async def execute(self, task: str, context: Any = None) -> AgentResult:
         """Work on a task.
 
@@ -216,6 +216,7 @@ class BaseAgent:
         given = {"task": task, "streamed": False}
         return await self._result(self._go(given, uuid4().hex, context))
 
+    @checked
     async def stream_execute(self, task: str, context: Any = None) -> AsyncIterator[AgentStep]:
         """Work on a task, and yield each step when it is done; takes what :meth:`execute` takes.
 
@@ -233,6 +234,7 @@ class BaseAgent:
                 for step in (*item.steps[told:], *_closing(item)):
                     yield step
 
+    @checked
     async def resume_from(
         self,
         execution_id: str,
@@ -312,7 +314,7 @@ class BaseAgent:
     ) -> AsyncGenerator[AgentStep | AgentResult]:
         """Run the graph: yields the steps that are done, and at the end what came of it."""
         inside = _INSIDE.get() is self
-        graph = self._build().compile(name=self.agent_id) if inside else self._graph()
+        graph = compiled(self._build(), name=self.agent_id) if inside else self._graph()
         nested = current_runtime() is not None
         config: Any = at if at is not None else {}
         if not nested and at is None:

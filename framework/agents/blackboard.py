@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from framework.base.checked import checked
 from framework.base.dict_form import DictForm
 from framework.stores.state_store import BaseStateStore
 
@@ -49,12 +50,14 @@ class Blackboard:
     (2.5, 'gauge', {'unit': 'm'})
     """
 
+    @checked
     def __init__(
         self, store: BaseStateStore, namespace: str = "default", ttl: float | None = None
     ) -> None:
         self._store, self._ttl = store, ttl
         self._prefix = f"blackboard/{quote(namespace, safe='')}/"
 
+    @checked
     async def write(self, key: str, value: Any, author: str, **metadata: Any) -> None:
         """Write a value, in place of what stood under the key.
 
@@ -64,11 +67,13 @@ class Blackboard:
         entry = BlackboardEntry(key, value, author, metadata=metadata)
         await self._store.set(self._prefix + key, entry.to_dict(), self._ttl)
 
+    @checked
     async def read(self, key: str) -> Any:
         """Return a value; ``None`` when there is none."""
         entry = await self.read_entry(key)
         return None if entry is None else entry.value
 
+    @checked
     async def read_entry(self, key: str) -> BlackboardEntry | None:
         """Return a value with its author, moment and metadata."""
         found = await self._store.get(self._prefix + key)
@@ -84,6 +89,7 @@ class Blackboard:
         """Return the keys, the oldest entry's first."""
         return list(await self.list_entries())
 
+    @checked
     async def delete(self, key: str) -> None:
         """Take an entry away; nothing happens when there is none."""
         await self._store.delete(self._prefix + key)

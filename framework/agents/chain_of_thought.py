@@ -13,6 +13,7 @@ from framework.agents.asking import Asker
 from framework.agents.base import BaseAgent, RunOutput, RunState
 from framework.agents.react import needed_model
 from framework.agents.result import AgentStep, said_in
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 
 _THINK = """\
@@ -39,6 +40,7 @@ class ChainOfThoughtAgent(BaseAgent):
     ('4', 'Two and two.')
     """
 
+    @checked
     def __init__(
         self, model: Any = None, *, system_prompt: str | None = None, **options: Any
     ) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from framework.agents.result import AgentResult
-from framework.agents.supervisor import Answer
-from framework.agents.teams import BaseOrchestrator, Work, named, needed, written
-from framework.base.errors import ConfigurationError, ModelError
+from framework.agents.teams import BaseOrchestrator, Work, named, needed
+from framework.base.checked import checked
+from framework.base.errors import ConfigurationError
 from framework.selection import BaseRouter
 
 _REVISE = """\
@@ -53,6 +53,7 @@ class DebateOrchestrator(BaseOrchestrator):
     ('Both.', 4)
     """
 
+    @checked
     def __init__(
         self,
         agents: Iterable[Any] = (),
@@ -89,11 +90,7 @@ class DebateOrchestrator(BaseOrchestrator):
                 for name, own in positions.items()
             ]
         told = _CONCLUDE.format(rounds=self.debate_rounds + 1)
-        try:
-            asked_last = f"Task: {task}\n\nPositions:\n{_listed(positions)}"
-            return (await work.ask(told, asked_last, Answer)).answer
-        except ModelError as exc:
-            return written(exc).strip()
+        return await work.answer(told, f"Task: {task}\n\nPositions:\n{_listed(positions)}")
 
 
 def _listed(positions: dict[str, str], but: str | None = None) -> str:

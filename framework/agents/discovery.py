@@ -10,6 +10,8 @@ from typing import Any
 from configs.logger import get_logger
 from framework.agents.supervisor import SupervisorOrchestrator
 from framework.base.awaiting import awaited
+from framework.base.checked import checked, fits
+from framework.base.errors import ConfigurationError
 
 Discovery = Callable[[], Awaitable[tuple[Mapping[str, Any], Mapping[str, str]]]]
 
@@ -39,6 +41,7 @@ class AgentDiscoveryBehavior:
     ['level']
     """
 
+    @checked
     def __init__(self, discovery_fn: Discovery, interval_seconds: float = 30.0) -> None:
         if not interval_seconds > 0:
             raise ValueError(f"interval_seconds is {interval_seconds!r}. Fix: give more than 0.")
@@ -48,6 +51,7 @@ class AgentDiscoveryBehavior:
         self._task: asyncio.Task[None] | None = None
         self._known: tuple[dict[str, Any], dict[str, str]] | None = None
 
+    @checked
     async def start(self, supervisor: SupervisorOrchestrator) -> None:
         """Look once, and from then on in the background.
 
@@ -79,8 +83,13 @@ class AgentDiscoveryBehavior:
         """
         if self._team is None:
             raise RuntimeError("There is no team to keep up to date. Fix: start(supervisor) first.")
-        agents, descriptions = await awaited(self._discover())
-        found = (dict(agents), dict(descriptions))
+        found = await awaited(self._discover())
+        if not fits(found, tuple[Mapping[str, Any], Mapping[str, str]]):
+            raise ConfigurationError(
+                f"Looking for agents gave {found!r:.80}.",
+                fix="Return two dictionaries by name: the agents, and what each is for.",
+            )
+        found = (dict(found[0]), dict(found[1]))
         if self._known is None or not _same(self._known, found):
             self._team.swap(*found)
             self._known = found

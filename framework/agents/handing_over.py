@@ -8,7 +8,10 @@ from typing import Any
 from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
+from framework.base.checked import checked
 
+
+@checked
 def handoff(
     to: str, update: Mapping[str, Any] | None = None, *, parent: bool = False
 ) -> Command[Any]:
@@ -26,6 +29,7 @@ def handoff(
     return Command(goto=to, update=dict(update) if update else None, graph=graph)
 
 
+@checked
 def handoff_tool(to: str, description: str = "") -> BaseTool:
     """Return a tool by which an agent hands over to another node of the graph around it.
 

@@ -43,7 +43,7 @@ async def restored(
         kept = [] if latest is None else [_messages(latest.state)]
     else:
         found = [_messages(item.state) for item in await manager.list_by_execution(execution_id)]
-        kept = [values for values in found if len(steps(values)) > from_step]
+        kept = [values for values in found if 0 <= from_step < len(steps(values))]
     if not kept:
         behind = "" if from_step is None else f" behind step {from_step}"
         raise ValueError(
@@ -85,6 +85,6 @@ async def behind_step(
     for config in configs:
         history = [past async for past in graph.aget_state_history(config)]
         for past in reversed(history):
-            if len(steps(past.values)) > from_step:
+            if 0 <= from_step < len(steps(past.values)):
                 return past
     raise ValueError(f"The run has no step {from_step}. Fix: give one that it has, counted from 0.")

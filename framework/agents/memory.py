@@ -12,6 +12,7 @@ from langchain_core.messages.utils import count_tokens_approximately, get_buffer
 from langchain_core.tools import StructuredTool
 from langgraph.runtime import Runtime, get_runtime
 
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
 
 _SHORTEN = (
@@ -46,6 +47,7 @@ class Recalled:
         return "\n\n".join(part for part in told if part)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Bounds for what a model is shown of a conversation; the task always is.

@@ -7,6 +7,7 @@ from typing import Any
 
 from framework.agents.result import AgentResult
 from framework.agents.teams import BaseOrchestrator, Work, named
+from framework.base.checked import checked
 from framework.selection import BaseRouter
 
 
@@ -29,6 +30,7 @@ class PipelineOrchestrator(BaseOrchestrator):
     'HELLO!'
     """
 
+    @checked
     def __init__(
         self,
         agents: Iterable[Any] = (),

@@ -16,6 +16,7 @@ from framework.agents.asking import Asker
 from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.react import ReActAgent, as_json, at_least, needed_model
 from framework.agents.result import AgentStep
+from framework.base.checked import checked
 from framework.base.errors import ModelError
 
 _PLAN = """\
@@ -76,6 +77,7 @@ class PlanExecuteAgent(BaseAgent):
     '8'
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,

@@ -29,7 +29,9 @@ from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.memory import Memory
 from framework.agents.result import FINAL, AgentStep, said_in
 from framework.agents.tool_calls import tool_node
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError
+from framework.base.values import misfits
 
 _UNREADABLE = 2
 """How often a model is told that its answer cannot be used."""
@@ -77,6 +79,7 @@ class ReActAgent(BaseAgent):
     ('It is 4.', [('add', '4'), ('Final Answer', 'It is 4.')])
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,
@@ -177,7 +180,7 @@ class ReActAgent(BaseAgent):
                     output = form.model_validate(given).model_dump(mode="json")
                     return self._ended(state, [message], output, None)
                 except PydanticValidationError as exc:
-                    why = f"It is no {form.__name__}: {_problems(exc)}"
+                    why = f"It is no {form.__name__}: {'; '.join(misfits(exc))}"
         told = state["unusable"] + 1
         if told > _UNREADABLE:
             name = form.__name__ if form is not None else "an action or an answer"
@@ -270,11 +273,6 @@ def as_json(text: str) -> Any:
         return json.loads(re.sub(r"^```\w*\s*|\s*```$", "", text.strip()))
     except ValueError:
         return text
-
-
-def _problems(exc: PydanticValidationError) -> str:
-    found = exc.errors(include_url=False, include_input=False)
-    return "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}".lstrip(": ") for p in found)
 
 
 def described(prompt: str, tools: Sequence[Any]) -> str:

@@ -14,6 +14,7 @@ from framework.agents.asking import Asker
 from framework.agents.base import CLEAN, BaseAgent, RunOutput, RunState
 from framework.agents.react import at_least, needed_model
 from framework.agents.result import FINAL, AgentStep
+from framework.base.checked import checked
 
 _JUDGE = """\
 Does this answer do the task, wholly and correctly? Answer with the one word YES; or with NO: and
@@ -57,6 +58,7 @@ class ReflexionAgent(BaseAgent):
     '4'
     """
 
+    @checked
     def __init__(
         self, inner_agent: Any, max_reflections: int = 2, *, model: Any = None, **options: Any
     ) -> None:

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.base.checked import checked
 from framework.base.errors import ModelError
 from framework.base.values import short_text
 from framework.selection import BaseRouter
@@ -46,12 +47,6 @@ class Subtasks(BaseModel):
     subtasks: list[_Subtask]
 
 
-class Answer(BaseModel):
-    """The answer to a task."""
-
-    answer: str
-
-
 class SupervisorOrchestrator(BaseOrchestrator):
     """A model splits the task, the members work side by side, the model joins what they gave.
 
@@ -81,6 +76,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
     '3 m, and 40 mm to come.'
     """
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -122,10 +118,7 @@ class SupervisorOrchestrator(BaseOrchestrator):
             return ""
         results = json.dumps(work.told(), ensure_ascii=False, default=str)
         asked = f"Task: {task}\n\nResults of the members:\n{results}"
-        try:
-            return (await work.ask(_JOIN, asked, Answer)).answer
-        except ModelError as exc:
-            return written(exc).strip()
+        return await work.answer(_JOIN, asked)
 
     async def _plan(self, task: str, work: Work) -> list[tuple[str, str]]:
         members = "\n".join(

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from framework.agents.result import AgentResult
-from framework.agents.supervisor import Answer
 from framework.agents.teams import BaseOrchestrator, Work, needed, written
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, ModelError
 from framework.base.values import short_text
 from framework.selection import BaseRouter
@@ -62,6 +62,7 @@ class SwarmOrchestrator(BaseOrchestrator):
     ('It is at 3 m.', 1)
     """
 
+    @checked
     def __init__(
         self,
         model: Any,
@@ -88,7 +89,8 @@ class SwarmOrchestrator(BaseOrchestrator):
         while True:
             following = await self._next(told, f"Task: {task}\n\n{_history(work)}{remark}", work)
             if following.done:
-                return following.answer or await self._sum_up(task, work)
+                asked = f"Task: {task}\n\n{_history(work)}"
+                return following.answer or await work.answer(_SUM_UP, asked)
             name = following.agent
             if name not in self.members and self.router is not None:
                 name = await work.route(following.task)
@@ -117,13 +119,6 @@ class SwarmOrchestrator(BaseOrchestrator):
             return await work.ask(told, asked, _Next)
         except ModelError as exc:
             return _read(written(exc))
-
-    async def _sum_up(self, task: str, work: Work) -> str:
-        try:
-            found = await work.ask(_SUM_UP, f"Task: {task}\n\n{_history(work)}", Answer)
-        except ModelError as exc:
-            return written(exc).strip()
-        return found.answer
 
 
 def _history(work: Work) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,14 +12,14 @@ from typing import Any, TypeVar
 from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.config import get_stream_writer
 from langgraph.errors import GraphBubbleUp
-from langgraph.func import task
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import StateGraph
 from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
 from framework.agents.result import AgentResult, AgentStep
+from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -28,8 +27,9 @@ from framework.base.errors import (
     Malformed,
     ModelError,
 )
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
+from framework.engine.sync_graph import one_node
 from framework.models.calls import structured
 from framework.models.roles import RoleModel
 from framework.selection import BaseRouter, RoutingRequest
@@ -76,6 +76,7 @@ class BaseOrchestrator(BaseAgent):
         **options: As for :class:`~framework.agents.base.BaseAgent`.
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,
@@ -164,11 +165,7 @@ class BaseOrchestrator(BaseAgent):
                 output = ""
             return work.result(output).to_plain()
 
-        builder = StateGraph(RunState, output_schema=RunOutput)
-        builder.add_node("team", run)
-        builder.add_edge(START, "team")
-        builder.add_edge("team", END)
-        return builder
+        return one_node("team", run, RunState, gives=RunOutput)
 
 
 @dataclass(slots=True)
@@ -176,6 +173,12 @@ class _Done:
     member: str
     subtask: str
     result: AgentResult
+
+
+class Answer(BaseModel):
+    """The answer to the task."""
+
+    answer: str
 
 
 class Work:
@@ -205,12 +208,21 @@ class Work:
                 # Kept as well: asked again, the model may say something else.
                 return {"text": exc.text, "told": exc.message, "fix": exc.fix}
 
-        kept = await _once("ask", ask)
+        kept = await as_task("ask", ask)
         if "found" in kept:
             return form.model_validate(kept["found"])
-        error = Malformed(kept["told"], fix=kept["fix"])
-        error.text = kept["text"]
-        raise error
+        raise Malformed(kept["told"], fix=kept["fix"], text=kept["text"])
+
+    async def answer(self, told: str, asked: str) -> str:
+        """Have the leading model write the answer, in whatever form.
+
+        Raises:
+            ModelError: The call failed.
+        """
+        try:
+            return (await self.ask(told, asked, Answer)).answer
+        except ModelError as exc:
+            return written(exc).strip()
 
     @property
     def _seconds(self) -> float | None:
@@ -225,7 +237,7 @@ class Work:
             assert self._team.router is not None
             return (await self._team.router.route(RoutingRequest(subtask, names))).target
 
-        found: str = await _once("route", route)
+        found: str = await as_task("route", route)
         return found
 
     async def give(self, subtasks: Sequence[tuple[str, str]], context: Any) -> list[AgentResult]:
@@ -236,15 +248,10 @@ class Work:
             context: What their tools find as ``Runtime.context``.
         """
         self.rounds += 1
-        calls = [_once(name, partial(self._member, name, text, context)) for name, text in subtasks]
-        found: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
-        signals = [item for item in found if isinstance(item, GraphBubbleUp)]
-        for item in found:
-            if isinstance(item, BaseException) and item not in signals:
-                raise item
-        if signals:
-            raise one_signal(signals)
-        results = [AgentResult.of(item) for item in found]
+        begun = [
+            as_task(name, partial(self._member, name, text, context)) for name, text in subtasks
+        ]
+        results = [AgentResult.of(item) for item in await side_by_side(begun)]
         write = get_stream_writer()
         for (name, text), result in zip(subtasks, results, strict=True):
             self._done.append(_Done(name, text, result))
@@ -304,14 +311,6 @@ def _step(done: _Done) -> AgentStep:
     result = done.result
     seen = str(result.output) if result.success else f"Failed: {result.error}"
     return AgentStep("", done.member, {"task": done.subtask}, seen)
-
-
-async def _once(name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-    async def body() -> Any:
-        return await work()
-
-    decorate: Any = task(name=name)
-    return await decorate(body)()
 
 
 def named(agents: Iterable[Any]) -> dict[str, Any]:

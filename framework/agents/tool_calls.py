@@ -7,13 +7,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from framework.adapters.as_tools import as_tool
 from framework.adapters.request import output_of, request_of
 from framework.adapters.tools import tool_capability
-from framework.base.errors import FatalExecutionError, PersistenceError, StoppedError
+from framework.base.errors import (
+    ConfigurationError,
+    FatalExecutionError,
+    PersistenceError,
+    StoppedError,
+)
 from framework.base.spec import CapabilitySpec
 from framework.behaviors.guarding import GuardrailBehavior
 from framework.engine.as_node import run_request
@@ -59,8 +65,13 @@ def tool_node(
         if hasattr(item, "capability_spec"):
             given.append(as_tool(item, services))
             own[given[-1].name] = item
-        else:
+        elif callable(item) or isinstance(item, BaseTool):
             given.append(item)
+        else:
+            raise ConfigurationError(
+                f"{item!r:.80} is no tool.",
+                fix="Give a LangChain tool, a function with a docstring, or a capability.",
+            )
     wrap = guarded if guards or services is not None else None
     node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
     if services is not None:

@@ -102,8 +102,6 @@ def question_entry(
     if spec is not None and spec.parameters is not None and kind == STEP:
         entry["parameters_schema"] = spec.parameters.model_json_schema(mode="validation")
     if "element" in shown:
-        # What is changed for one element would change the step of all.
-        entry["decisions"] = [word for word in _DECISIONS[kind] if word != "edit"]
         entry["element"] = shown["element"]
     if "result" in shown:
         entry["result"] = shown["result"]

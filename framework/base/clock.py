@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from configs.scoped import scoped
+from framework.base.errors import ConfigurationError
 
 
 class Clock(Protocol):
@@ -57,9 +58,14 @@ def as_clock(given: Clock | Callable[[], float]) -> Clock:
     Args:
         given: A clock, or a function that returns seconds, such as ``time.monotonic``.
 
+    Raises:
+        ConfigurationError: It is neither.
+
     >>> as_clock(lambda: 12.0).monotonic()
     12.0
     """
+    if not callable(given) and not hasattr(given, "monotonic"):
+        raise ConfigurationError(f"{given!r} is no clock.", fix="Give a function of no argument.")
     return _Seconds(given) if callable(given) else given
 
 

@@ -60,6 +60,33 @@ class CapabilityContext(BaseModel):
         """
         return short_summary(self)
 
+    def get_files(self) -> list[str]:
+        """Return the paths of files that a step made and people may have.
+
+        The default gives ``path`` and ``paths`` of a type with ``CONTEXT_CATEGORY = "ARTIFACT"``.
+        """
+        if self.CONTEXT_CATEGORY != "ARTIFACT":
+            return []
+        named = [getattr(self, "path", None), *(getattr(self, "paths", None) or [])]
+        return [str(path) for path in named if path]
+
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what people may read as tables: rows of plain data, by the name of each.
+
+        The default gives every field that is a list of records.
+
+        >>> class Prices(CapabilityContext):
+        ...     currency: str
+        ...     rows: list[dict[str, float]]
+        >>> Prices(currency="EUR", rows=[{"low": 1.5, "high": 2.0}]).get_tables()
+        {'rows': [{'low': 1.5, 'high': 2.0}]}
+        """
+        return {
+            name: value
+            for name, value in self.model_dump(mode="json").items()
+            if isinstance(value, list) and value and all(isinstance(row, dict) for row in value)
+        }
+
 
 def _upper_snake(name: str) -> str:
     parts: list[str] = []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 
+from framework.base.checked import checked
 from framework.base.errors import ValidationError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class DictForm:
         return asdict(self, dict_factory=_fields)
 
     @classmethod
+    @checked
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_dict` wrote.
 

@@ -8,9 +8,11 @@ plain values, so the place where a step is asked for and the place where it runs
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from framework.base.classify import ErrorClassification
@@ -59,7 +61,7 @@ class Element:
     """The element of a list for which a copy of a step runs.
 
     Attributes:
-        name: By which name the step's parameters mean it.
+        name: By which name the step means it.
         value: The element, as plain data.
         number: Its place, from 0.
         of: How many elements there are.
@@ -109,6 +111,11 @@ class Attempt:
     given: Given | None = None
     asks: tuple[str, ...] = ()
     element: Element | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What only this copy of a step can refer to, by name."""
+        return {} if self.element is None else {self.element.name: self.element.value}
 
     @property
     def replayed(self) -> bool:
@@ -439,6 +446,27 @@ class Caller:
     tenant: str | None = None
     authenticated: bool = False
 
+    @property
+    def place(self) -> str | None:
+        """Name of a folder that is the person's own on any disk; ``None`` for nobody.
+
+        >>> Caller("Ada/..", tenant="b@c").place
+        '%41da%2f%2e%2e@b%40c'
+        """
+        if not self.user_id:
+            return None
+        parts = (self.user_id, self.tenant)
+        name = "@".join(_as_name(part) for part in parts if part is not None)
+        # What is too long for a disk is told apart by its digest; no other name begins so.
+        return name if len(name) < 200 else f"%digest-{sha256(name.encode()).hexdigest()}"
+
+
+def _as_name(text: str) -> str:
+    """Write text so that it differs from all other text also where disks do not know capitals."""
+    kept = b"abcdefghijklmnopqrstuvwxyz0123456789-_"
+    given = text.encode("utf-8", "surrogatepass")
+    return "".join(chr(one) if one in kept else f"%{one:02x}" for one in given)
+
 
 CallNext = Callable[..., Awaitable[Any]]
 
@@ -588,6 +616,14 @@ class AgentOutcome(Protocol):
 
 
 @runtime_checkable
+class Keeper(Protocol):
+    """Anything that keeps a value under a key, such as a state store."""
+
+    async def set(self, key: str, value: Any, /) -> Any:
+        """Keep a value in place of whatever there was."""
+
+
+@runtime_checkable
 class Agent(Protocol):
     """Anything that works on a task. What can ``compile()`` itself is run as a graph instead."""
 
@@ -652,6 +688,54 @@ class Flow(Protocol):
         self, record: StepRecord, spec: Any, labels: Mapping[str, str], view: Any
     ) -> StepRecord:
         """Say of what a step left behind which labels it carries."""
+
+
+class Sender(Protocol):
+    """Has steps run on other workers; ``framework.scale.remote.Steps`` is one."""
+
+    def serves(self, queue: str) -> bool:
+        """Tell whether this very process takes the orders of a queue."""
+
+    async def send(
+        self,
+        name: str,
+        queue: str,
+        request: Mapping[str, Any],
+        *,
+        tell: Callable[[Any], None],
+        seconds: float | None,
+        begins: Callable[[], None],
+        leave: Callable[[], bool],
+        give_up: Callable[[], bool],
+    ) -> Mapping[str, Any] | None:
+        """Have a step run, unless its result is there, and wait for it; or attach to one that runs.
+
+        Args:
+            name: Names it, the same wherever its turn goes on.
+            queue: Its queue.
+            request: What it needs, as plain data.
+            tell: Takes what it tells while it runs.
+            seconds: How long it may take; ``None`` for no bound.
+            begins: Called when a worker has begun it.
+            leave: Whether this process is to stop: another one goes on waiting.
+            give_up: Whether the step is not to begin any more.
+
+        Returns:
+            What came of it; ``None`` when it was left, or given up before it began.
+
+        Raises:
+            TimeoutError: Its time was over before it began.
+            PersistenceError: Another process has the thread.
+        """
+        ...
+
+    def slot(self, name: str, own: int) -> AbstractAsyncContextManager[None]:
+        """Hold one of the slots that a capability has in all processes together.
+
+        Args:
+            name: The capability.
+            own: How many of its steps may run at once.
+        """
 
 
 class Sink(Protocol):

@@ -29,6 +29,9 @@ Effect = Literal["none", "idempotent", "once"]
 OnUnknown = Literal["ask", "rerun", "fail", "skip"]
 
 
+QUEUE = r"^[A-Za-z0-9_.-]{1,64}$"
+"""What the name of a queue looks like."""
+
 _T = TypeVar("_T")
 
 
@@ -150,6 +153,8 @@ class Declarations:
         outside: Whether what it is given leaves the house.
         undo: What takes its effect back: a capability, its name, or an ``Undo``.
         removes_labels: What need no longer be known of what it gives, because it checks that.
+        queue: Its steps run on workers that serve this queue; ``None`` for where their turn runs.
+            Without workers it changes nothing.
     """
 
     effect: Effect = "none"
@@ -168,6 +173,7 @@ class Declarations:
     outside: bool = False
     undo: Annotated[Undo | None, BeforeValidator(Undo.of)] = None
     removes_labels: Annotated[tuple[str, ...], Strict(False), AfterValidator(in_order)] = ()
+    queue: Annotated[str, Field(pattern=QUEUE)] | None = None
 
 
 DECLARED: dict[str, Any] = {

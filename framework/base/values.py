@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.errors import ValidationError
 
@@ -275,6 +276,13 @@ def _kind(value: Any) -> str:
 
 _ITEMS = 20
 _CHARACTERS = 2_000
+
+
+def misfits(exc: PydanticValidationError, whole: str = "") -> list[str]:
+    """Return what does not fit, place by place; without the values, which may be secret."""
+    found = exc.errors(include_url=False, include_context=False, include_input=False)
+    told = ((".".join(map(str, error["loc"])) or whole, error["msg"]) for error in found)
+    return [": ".join(filter(None, parts)) for parts in told]
 
 
 def short_text(value: Any, limit: int = _CHARACTERS) -> str:

@@ -187,9 +187,8 @@ def _refusal(name: str, seconds: float | None, clock: Clock) -> CircuitOpenError
         told = (
             f"{name!r} is out of reach until {_moment(clock, seconds)}: it failed again and again."
         )
-    error = CircuitOpenError(told, fix="Try again then, or take another way.")
-    error.name, error.retry_after = name, seconds
-    return error
+    fix = "Try again then, or take another way."
+    return CircuitOpenError(told, fix=fix, name=name, retry_after=seconds)
 
 
 def _moment(clock: Clock, seconds: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from configs.latest import Latest
 from framework.base.clock import Clock, as_clock, running_clock
 from framework.base.ports import Attempt, CallNext, Given, StepRecord
 from framework.pipeline.effect_ledger import digest_of, plain_inputs
@@ -54,15 +54,14 @@ class CacheBehavior:
                 f"CacheBehavior got max_entries={max_entries!r}, seconds={seconds!r}."
                 " Fix: give more than 0."
             )
-        self._most = max_entries
         self._seconds = seconds
         self._shared = shared
         self._clock = as_clock(clock) if clock is not None else None
-        self._kept: OrderedDict[str, tuple[float, Any]] = OrderedDict()
+        self._kept: Latest[str, tuple[float, Any]] = Latest(max_entries)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"CacheBehavior({len(self._kept)} of {self._most})"
+        return f"CacheBehavior({len(self._kept)} of {self._kept.most})"
 
     def clear(self) -> None:
         """Forget all results."""
@@ -107,7 +106,7 @@ class CacheBehavior:
             if self._seconds is not None and self._now() - kept_at >= self._seconds:
                 del self._kept[key]
                 return None
-            self._kept.move_to_end(key)
+            self._kept[key] = entry  # the last one used is the last to go
             return value
 
     def _keep(self, key: str, record: StepRecord) -> None:
@@ -117,6 +116,3 @@ class CacheBehavior:
         value += [{kind: next(iter(data.values()))} for kind, data in record.contexts.items()]
         with self._lock:
             self._kept[key] = (self._now(), deepcopy(value))
-            self._kept.move_to_end(key)
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)

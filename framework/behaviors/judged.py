@@ -10,6 +10,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 
+from framework.base.values import misfits
 from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
 from framework.pipeline.run_config import running_model
 
@@ -50,11 +51,7 @@ class SchemaGuardrail(OneLook):
         try:
             self._form.validate_python(value)
         except PydanticValidationError as exc:
-            found = exc.errors(include_url=False, include_context=False, include_input=False)
-            told = "; ".join(
-                f"{'.'.join(map(str, error['loc'])) or 'it'}: {error['msg']}" for error in found
-            )
-            return GuardrailOutcome(False, told, self._action)
+            return GuardrailOutcome(False, "; ".join(misfits(exc, "it")), self._action)
         return GuardrailOutcome(True)
 
 

@@ -149,23 +149,22 @@ class RateLimiter:
             raise ConfigurationError(f"timeout is {timeout!r}.", fix="Give seconds, or None.")
         for bucket, amount in zip(self._buckets, amounts, strict=True):
             if amount > bucket.capacity * (1 + _SLACK):
-                error = RateLimitExceededError(
+                raise RateLimitExceededError(
                     f"{amount:g} {bucket.name} are asked for under the rate limit of {key!r},"
                     f" which never has room for more than {bucket.capacity:g}.",
                     fix="Ask for less at once, or raise the limit.",
                     severity=ErrorSeverity.CRITICAL,
+                    key=key,
                 )
-                error.key = key
-                raise error
         taken = await self._take(key, amounts, math.inf if timeout is None else timeout)
         if not taken.granted:
-            error = RateLimitExceededError(
+            raise RateLimitExceededError(
                 f"The rate limit of {key!r} has room in {taken.wait:.3g} s, and"
                 f" {timeout:.3g} s would be waited.",
                 fix="Try again later, or raise the limit.",
+                key=key,
+                retry_after=taken.wait,
             )
-            error.key, error.retry_after = key, taken.wait
-            raise error
         if taken.wait <= 0:
             return
         emit(Status(message=f"Waiting {taken.wait:.3g} s for the rate limit", component=key))

@@ -72,7 +72,7 @@ def packaged_config(name: str) -> Path:
     return Path(configs.__file__).parent / name
 
 
-def read_settings(config: Path | None) -> Settings:
+def read_settings(config: Path | None, *, shared: bool = False) -> Settings:
     """Read the settings; modules beside the configuration file become importable.
 
     What only the command line knows is filled in where the configuration says nothing: the
@@ -80,6 +80,8 @@ def read_settings(config: Path | None) -> Settings:
 
     Args:
         config: The file of ``--config``, if any.
+        shared: Whether others than the person at the command line ask: then only what the
+            configuration names may be read, for threads and tokens may lie in the working folder.
     """
     from configs.settings import load_settings
 
@@ -91,7 +93,8 @@ def read_settings(config: Path | None) -> Settings:
         if folder not in sys.path:
             sys.path.append(folder)
     settings = load_settings(*files)
-    settings.data_folders = settings.data_folders or [str(Path.cwd())]
+    if not shared:
+        settings.data_folders = settings.data_folders or [str(Path.cwd())]
     settings.user = settings.user or _local_user()
     return settings
 
@@ -123,31 +126,6 @@ def data_files(named: Sequence[str]) -> list[str]:
                 f"The data file {name!r} does not exist.", fix="Check the path of --data."
             )
     return found
-
-
-def data_context(files: Sequence[str], registry: Registry) -> dict[str, Any]:
-    """Return the context data that data files stand for.
-
-    They go to the context types that the caller gives and that have a field ``files``.
-
-    Args:
-        files: What :func:`data_files` returned.
-        registry: What the agent is made of.
-
-    Raises:
-        ConfigurationError: Nothing here reads data files.
-    """
-    types = registry.context_types
-    kinds = [
-        kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
-    ]
-    if files and not kinds:
-        raise ConfigurationError(
-            "--data is given, but no context type of the agent takes files.",
-            fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
-            " capabilities.contexts and capabilities.query_data to 'modules'.",
-        )
-    return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}
 
 
 def data_folder() -> Path:
@@ -248,12 +226,13 @@ async def open_agent(
     """
     from configs.logger import SecretMasker, use_masker
     from framework.graph import build_graph
+    from framework.graph.turns import files_given
     from framework.registry import Registry
 
     # Modules are imported, files looked for and models made here; all of it reads files.
     registry = await asyncio.to_thread(Registry.from_settings, settings)
     files = await asyncio.to_thread(data_files, data)
-    given = data_context(files, registry)
+    given = files_given(registry, files)
     kept = {kind: entries for kind, entries in settings.context.items() if kind not in given}
     folders = [*settings.data_folders, *filter(os.path.isabs, files)]
     settings = settings.model_copy(update={"context": kept, "data_folders": folders})

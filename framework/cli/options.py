@@ -41,6 +41,16 @@ Data = Annotated[
     typer.Option("--data", "-d", help="Data file that the question is about; may be repeated."),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a picture that redraws.")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", help="What carries orders to workers: postgres or temporal."),
+]
+Temporal = Annotated[
+    str | None, typer.Option("--temporal", help="Where Temporal is, as host:port.")
+]
+Submit = Annotated[
+    bool, typer.Option("--submit", help="Hand it to workers, and do not wait for what comes of it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

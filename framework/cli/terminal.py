@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterable
@@ -49,14 +50,26 @@ def say(text: object) -> None:
     typer.echo(safe(text))
 
 
-def show_rows(headings: Iterable[str], rows: Iterable[Iterable[object]], *, none: str = "") -> None:
-    """Print rows: as a table on a terminal, else tab-separated without headings.
+def show_rows(
+    headings: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    none: str = "",
+    data: object = None,
+) -> None:
+    """Print rows: as a table on a terminal, else tab-separated without headings; or as JSON.
 
     Args:
         headings: What the columns are.
         rows: Cells of any origin.
         none: What a terminal says when there is no row.
+        data: What is printed as JSON in place of the rows.
     """
+    if data is not None:
+        import typer
+
+        typer.echo(json.dumps(data, indent=2, default=str))
+        return
     console = make_console()
     lines = [[one_line(cell, 1000) for cell in row] for row in rows]
     if not console.is_terminal:

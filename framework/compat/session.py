@@ -28,7 +28,7 @@ from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from configs.logger import get_logger, mask_secrets
-from framework.base.awaiting import awaited, waited
+from framework.base.awaiting import awaited, blocking, waited
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
@@ -329,21 +329,6 @@ class OrchestrationSession:
 
     # Turns
 
-    def run_turn(
-        self,
-        fn: Call,
-        model: str = "",
-        usage: UsageSnapshot | None = None,
-        estimate_usage: UsageSnapshot | None = None,
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-        hook_ctx: HookContext | None = None,
-    ) -> tuple[Any, UsageSnapshot]:
-        """Wait for :meth:`arun_turn`."""
-        return waited(
-            self.arun_turn(fn, model, usage, estimate_usage, timeout, idempotency_key, hook_ctx)
-        )
-
     async def arun_turn(
         self,
         fn: Call,
@@ -379,6 +364,8 @@ class OrchestrationSession:
             idempotency_key,
             lambda: self._turn(fn, model, usage, estimate_usage, timeout, hook_ctx),
         )
+
+    run_turn = blocking(arun_turn)
 
     async def _turn(
         self,
@@ -469,15 +456,16 @@ class OrchestrationSession:
             )
             await self._emit(event.with_data({"budget_usd": budget, "cost_usd": total}))
         if self.agent.enforce_budget:
-            error = BudgetExceededError(
+            self._failed = BudgetExceededError(
                 f"The session would come to ${(total or 0.0) + more:.4f}, and budget_usd is"
                 f" {budget:g}.",
                 fix="Raise budget_usd, or ask for less.",
+                limit="cost_usd",
+                value=budget,
+                used=total or 0.0,
+                asked=more,
             )
-            error.limit, error.value = "cost_usd", budget
-            error.used, error.asked = total or 0.0, more
-            self._failed = error
-            raise error
+            raise self._failed
 
     async def _govern(self) -> None:
         assert self._plane is not None
@@ -576,22 +564,6 @@ class OrchestrationSession:
 
     # Tools
 
-    def run_tool(
-        self,
-        tool: str,
-        fn: Call,
-        *,
-        arguments: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        idempotency_key: str | None = None,
-    ) -> Any:
-        """Wait for :meth:`arun_tool`."""
-        return waited(
-            self.arun_tool(
-                tool, fn, arguments=arguments, timeout=timeout, idempotency_key=idempotency_key
-            )
-        )
-
     async def arun_tool(
         self,
         tool: str,
@@ -617,6 +589,8 @@ class OrchestrationSession:
         return await self._once(
             idempotency_key, lambda: self._tool(tool, fn, dict(arguments or {}), timeout)
         )
+
+    run_tool = blocking(arun_tool)
 
     async def _tool(
         self, tool: str, fn: Call, arguments: dict[str, Any], timeout: float | None
@@ -710,16 +684,6 @@ class OrchestrationSession:
             raise SessionStateError("Nobody waits for input.", fix="Call it after pause_for_input.")
         self._waiting.set_result(value)
 
-    def handoff_to(
-        self, target: str, reason: str = "", context: Mapping[str, Any] | None = None
-    ) -> Handoff:
-        """Hand the work to another role; whoever called runs it.
-
-        Raises:
-            RuntimeError: The session has ended.
-        """
-        return waited(self.ahandoff_to(target, reason, context))
-
     async def ahandoff_to(
         self, target: str, reason: str = "", context: Mapping[str, Any] | None = None
     ) -> Handoff:
@@ -739,6 +703,8 @@ class OrchestrationSession:
         event = AgentEvent.completed(agent.role, agent.phase, reason or None)
         await self._emit(event.with_data({"handoff": handoff.to_dict()}))
         return handoff
+
+    handoff_to = blocking(ahandoff_to)
 
     def evaluate_policy(self, context: PhaseContext | None = None) -> list[Any]:
         """Return the actions that the policies ask for; none without policies.

@@ -7,12 +7,12 @@ import threading
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from framework.base.errors import CapgraphError
+from framework.base.ports import now_text
 
 
 class AgentStatus(StrEnum):
@@ -60,10 +60,6 @@ class InvalidTransitionError(CapgraphError):
         self.current, self.target = current, target
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
-
-
 @dataclass(frozen=True, slots=True)
 class AgentWorkerEvent:
     """One move of a worker.
@@ -80,7 +76,7 @@ class AgentWorkerEvent:
     kind: str
     status: str
     detail: str | None = None
-    timestamp: str = field(default_factory=_now)
+    timestamp: str = field(default_factory=now_text)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; a detail that is empty is left out."""
@@ -119,8 +115,8 @@ class AgentWorker:
     retry_count: int = 0
     last_error: dict[str, Any] | None = None
     provider_used: str | None = None
-    created_at: str = field(default_factory=_now)
-    updated_at: str = field(default_factory=_now)
+    created_at: str = field(default_factory=now_text)
+    updated_at: str = field(default_factory=now_text)
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def transition(

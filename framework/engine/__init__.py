@@ -1,7 +1,9 @@
 """One turn: the ready queue, routing, the gate of plans, and what its nodes share."""
 
-from framework.engine.bind import bind
-from framework.engine.routing import Route, route
-from framework.engine.services import Services
+from configs.lazy import contents
+from framework.engine.bind import bind as bind
+from framework.engine.routing import Route as Route
+from framework.engine.routing import route as route
+from framework.engine.services import Services as Services
 
-__all__ = ["Route", "Services", "bind", "route"]
+__getattr__, __dir__ = contents(__name__)

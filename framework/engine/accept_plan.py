@@ -175,13 +175,19 @@ def held_for(view: TurnView, services: Services) -> AbstractAsyncContextManager[
     spending = running_spending()
     if spending is None or not spending.bounded:
         return nullcontext()
-    return spending.planned(_to_run(view.plan, view), services.registry.capabilities)
+    sender, queues = services.runner.sender, services.runner.queues
+    here = [
+        # A step on another worker is reserved for there.
+        name
+        for name in _to_run(view.plan, view)
+        if sender is None or name not in queues or sender.serves(queues[name])
+    ]
+    return spending.planned(here, services.registry.capabilities)
 
 
 def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanProblemsError:
-    error = PlanProblemsError(message, fix=fix, severity=ErrorSeverity.CRITICAL)
-    error.problems = tuple(problems)
-    return error
+    severity = ErrorSeverity.CRITICAL
+    return PlanProblemsError(message, fix=fix, severity=severity, problems=tuple(problems))
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:

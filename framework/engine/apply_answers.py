@@ -15,6 +15,7 @@ from framework.base.ports import Caller, Failure, StepRecord
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.run_scope import brings_answer
 from framework.engine.services import Services
+from framework.engine.waiting import beside
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
 from framework.pipeline.permit import agreement_digest
@@ -52,14 +53,14 @@ async def apply_answers(
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         step = view.step_of(key)
-        decisions[key] = _decision(answer, asked, step, prints.get(plan_key(key)))
+        decisions[key] = _decision(answer, asked, step, prints.get(plan_key(key)), view.plan_id)
         if by.user_id is not None:
             decisions[key]["by"] = by.user_id
         asked = asked or {"kind": MISSING, "capability": step["capability"]}
         refused = await take_up(key, asked, answer, ledger, services, by)
         if refused:
             decisions[key]["refused"] = refused
-        if answer.decision == "edit":
+        if answer.decision == "edit" and key in steps:
             steps[key]["parameters"] = answer.parameters
         if answer.decision == "skip" and asked.get("kind") != UNKNOWN:
             place = list(steps).index(plan_key(key))
@@ -67,7 +68,7 @@ async def apply_answers(
             results[key] = StepRecord(*about, skipped="Skipped by a person.").entry()
     for key, entry in decisions.items():
         if entry["decision"] not in {"reject", "respond"}:
-            pending.pop(key, None)
+            pending = beside(pending, {key})
     update: dict[str, Any] = {
         "execution_pending_approvals": pending,
         "approval_decisions": decisions,
@@ -75,7 +76,7 @@ async def apply_answers(
             key: answer.model_dump(mode="json") for key, answer in answers.items()
         },
     }
-    if any(answer.decision == "edit" for answer in answers.values()):
+    if any(answer.decision == "edit" and key in steps for key, answer in answers.items()):
         plan = {**view.plan, "steps": list(steps.values())}
         digest = Accepted(plan_digest(plan))
         update |= {"planning_execution_plan": plan, "planning_accepted": digest}
@@ -181,11 +182,18 @@ def plan_rejected(answer: Answer, view: TurnView) -> dict[str, dict[str, Any]]:
 
 
 def _decision(
-    answer: Answer, asked: Mapping[str, Any], step: Mapping[str, Any], fingerprint: str | None
+    answer: Answer,
+    asked: Mapping[str, Any],
+    step: Mapping[str, Any],
+    fingerprint: str | None,
+    plan: str,
 ) -> dict[str, Any]:
     entry: dict[str, Any] = {"decision": answer.decision}
     if answer.decision == "edit":
         entry["before"] = step.get("parameters") or {}
+        if step["context_key"] != plan_key(step["context_key"]):
+            # What is changed for one element is not the step of all.
+            entry |= {"parameters": answer.parameters, "plan": plan}
     if asked.get("kind") == UNKNOWN:
         entry |= {UNKNOWN: answer.decision, "run": asked.get("run")}
     if answer.decision in {"approve", "reject"}:

@@ -7,14 +7,13 @@ what the step left behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
 from langgraph.config import get_config
-from langgraph.func import task
 
 from framework.approvals import Answer, question_entry, question_of, standing_rules
 from framework.base.budget import TurnBudget
@@ -31,6 +30,7 @@ from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
 from framework.engine.asking import ask_person, reader, remember
 from framework.engine.bind import unbound_services
+from framework.engine.envelopes import as_task
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.governance.spending import running_spending
@@ -73,15 +73,16 @@ async def run_capability_node(
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
-    record = await _visit(
-        attempt,
-        view,
-        bound,
-        budget,
-        apart=in_run and not view.begun and not attempt.step,
-        state_keys=channels_of_graph() if in_run else None,
-        unsorted=not in_run,
-    )
+    async with _entered(view, bound, budget):
+        record = await _answered(
+            attempt,
+            view,
+            bound,
+            budget,
+            apart=in_run and not view.begun and not attempt.step,
+            state_keys=channels_of_graph() if in_run else None,
+            unsorted=not in_run,
+        )
     update = _update(record, view, plain=not in_run)
     if in_run:
         if view.begun:
@@ -121,20 +122,14 @@ async def run_request(
         objective=view.objective_of({"capability": spec.name, **step}),
     )
     apart, nowhere = current_runtime() is not None, frozenset[str]()
-    return await _visit(attempt, view, bound, TurnBudget(), apart=apart, state_keys=nowhere)
+    budget = TurnBudget()
+    async with _entered(view, bound, budget):
+        return await _answered(attempt, view, bound, budget, apart=apart, state_keys=nowhere)
 
 
-async def _visit(
-    attempt: Attempt,
-    view: TurnView,
-    services: Services,
-    budget: TurnBudget,
-    *,
-    apart: bool,
-    state_keys: frozenset[str] | None,
-    unsorted: bool = False,
-) -> StepRecord:
-    # In a graph of one's own nobody has said yet what holds inside its run.
+@asynccontextmanager
+async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> AsyncIterator[None]:
+    """Say what holds inside a node: in a graph of one's own nobody has, so far."""
     inside: AbstractContextManager[None] = nullcontext()
     if current_runtime() is not None:
         inside = run_scope(services, get_config())
@@ -146,21 +141,9 @@ async def _visit(
         nested = outer is not None and outer.draws_on(services.purse)
         account = None if nested else services.spending(view)
         told = (METER, CASHIER) if services.purse.budgets else (METER,)
-        with (
-            inside,
-            counting(budget, services.limits.max_model_calls),
-            paying(account),
-            called_back(*told),
-        ):
-            return await _answered(
-                attempt,
-                view,
-                services,
-                budget,
-                apart=apart,
-                state_keys=state_keys,
-                unsorted=unsorted,
-            )
+        calls = counting(budget, services.limits.max_model_calls)
+        with inside, calls, paying(account), called_back(*told):
+            yield
     finally:
         await end_run(inside)
 
@@ -229,7 +212,7 @@ async def _answered(
     *,
     apart: bool,
     state_keys: frozenset[str] | None,
-    unsorted: bool,
+    unsorted: bool = False,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -328,10 +311,9 @@ async def _ask(
         # Who answers is kept with the answer: another person's run may come back to it.
         return [digest_of(shown), ask_person(shown, read), asdict(current_caller())]
 
-    decorate: Any = task(name=f"ask about {attempt.capability}")
     while True:
         # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        about, given, who = await decorate(ask)()
+        about, given, who = await as_task(f"ask about {attempt.capability}", ask)
         if about == digest_of(shown):
             answers, _ = read(given)
             await remember(answers, shown, view, store)

@@ -21,7 +21,7 @@ from framework.engine.strategies import choose_strategies
 from framework.governance.flow import InformationFlow, declares_labels
 from framework.governance.spending import BudgetStage, Purse, declared_budgets, declared_prices
 from framework.langgraph_compat import lent_saver, running_checkpoints
-from framework.pipeline.journal import Journal
+from framework.pipeline.journal import LENT, Journal
 from framework.pipeline.runner import StepRunner
 from framework.prompts import get_framework_prompts
 from framework.registry import Registry
@@ -291,14 +291,19 @@ def policies_of(
 
 def running_journal(checkpointer: BaseCheckpointSaver[Any] | None = None) -> Journal:
     """Return the journal of the running thread; a server may have brought its own saver."""
+    lent = LENT.get()
     try:
         config = get_config()
     except RuntimeError:
-        return Journal()
+        return lent or Journal()
+    saver = lent_saver(config)
+    if lent is not None and saver is None:
+        return lent
     thread = (config.get("configurable") or {}).get("thread_id")
-    saver = lent_saver(config) or checkpointer
     return Journal(
-        saver, None if thread is None else str(thread), checkpoints=running_checkpoints(config)
+        saver or checkpointer,
+        None if thread is None else str(thread),
+        checkpoints=running_checkpoints(config),
     )
 
 

@@ -23,6 +23,7 @@ from framework.base.ports import Attempt, Element, Failure, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import LISTED
 from framework.engine.envelopes import Envelope, one_signal, own
+from framework.planning.references import element_name
 from framework.state import TurnView
 
 MOST_AT_ONCE = 1000
@@ -76,11 +77,7 @@ class Copies:
 
     def attempt_at(self, number: int) -> Attempt:
         """Return what is asked for one element."""
-        step, key = self._attempt.step, self.key(number)
-        name = (step.get("for_each") or {}).get("as", "item")
-        element = Element(name, self._elements[number], number, len(self._elements))
-        own_step = PlannedStep(**{**step, "context_key": key})
-        return replace(self._attempt, key=key, step=own_step, element=element)
+        return attempt_for(self._attempt, self._elements, number, self._view)
 
     async def run(self, window: int) -> list[Envelope]:
         """Run the copies that have not ended yet; return what they left, in order.
@@ -215,6 +212,24 @@ class Copies:
                 own_labels = known.get(kind, {}).get(key, {})
                 found.setdefault(kind + LISTED, {}).update(own_labels)
         return {kind: labels for kind, labels in found.items() if labels}
+
+
+def attempt_for(attempt: Attempt, elements: list[Any], number: int, view: TurnView) -> Attempt:
+    """Return what is asked for one element of a step's list.
+
+    Args:
+        attempt: The step.
+        elements: The list.
+        number: Which element, from 0.
+        view: The turn; a person may have changed the parameters of a copy.
+    """
+    step, key = attempt.step, copy_key(attempt.key, number)
+    element = Element(element_name(step) or "item", elements[number], number, len(elements))
+    own_step = PlannedStep(**{**step, "context_key": key})
+    decided = view.decisions.get(key) or {}
+    if decided.get("decision") == "edit" and decided.get("plan") == view.plan_id:
+        own_step["parameters"] = decided["parameters"]
+    return replace(attempt, key=key, step=own_step, element=element)
 
 
 async def _first(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.func import task
 
 from framework.base.errors import InfrastructureError
 from framework.base.ports import StepRecord
 from framework.pipeline.state_update import to_state
 
+T = TypeVar("T")
 Envelope = dict[str, Any]
 """``key`` and ``update``, and where there is one ``question``, ``failure``, or ``plan`` with its
 author (``by``); of a step that ran for each element of a list also what its ``copies`` left, and
@@ -58,6 +61,29 @@ def let_go(record: StepRecord) -> StepRecord:
     if error is None or not error.final or error.metadata.get("code") in _ENDS_THE_TURN:
         return record
     return replace(record, skipped=error.message)
+
+
+def as_task(name: str, work: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    """Begin work as a LangGraph task: what it gave is kept, so that none is done twice."""
+
+    async def body() -> T:
+        return await work()
+
+    decorate: Any = task(name=name)
+    begun: Awaitable[T] = decorate(body)()
+    return begun
+
+
+async def side_by_side(begun: Iterable[Awaitable[T]]) -> list[T]:
+    """Return what several tasks gave; an error comes before questions, and those as one signal."""
+    found = await asyncio.gather(*begun, return_exceptions=True)
+    signals = [item for item in found if isinstance(item, GraphBubbleUp)]
+    for item in found:
+        if isinstance(item, BaseException) and item not in signals:
+            raise item
+    if signals:
+        raise one_signal(signals)
+    return [item for item in found if not isinstance(item, BaseException)]
 
 
 def one_signal(signals: Sequence[GraphBubbleUp]) -> GraphBubbleUp:

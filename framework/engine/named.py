@@ -60,7 +60,7 @@ def _inside(value: Any, where: str, kind: Kind) -> Any:
     if not isinstance(value, Mapping) or not ("use" in value or "object" in value):
         return value
     if "object" in value:
-        return _imported(value["object"], where)
+        return imported(value["object"], where)
     cls = _found(value["use"], where, kind)
     arguments = {
         name: _inside(item, f"{where}.{name}", kind)
@@ -89,7 +89,7 @@ def _found(name: Any, where: str, kind: Kind) -> Any:
     if name in shipped or name in room.__all__:
         return getattr(room, shipped.get(name, name))
     if ":" in str(name):
-        return _imported(name, where)
+        return imported(name, where)
     near = nearest(str(name), shipped) if name else None
     said = f"there is no {kind} called {name!r}" if name else f"it does not say which {kind} it is"
     raise ConfigurationError(
@@ -100,13 +100,18 @@ def _found(name: Any, where: str, kind: Kind) -> Any:
     )
 
 
-def _imported(name: Any, where: str) -> Any:
+def imported(name: Any, where: str) -> Any:
+    """Return what ``"module:attribute"`` names.
+
+    Raises:
+        ConfigurationError: There is none; says ``where`` it was named.
+    """
     module, _, attribute = str(name).partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as exc:
         raise ConfigurationError(
-            f"{where}: {name!r} cannot be imported ({exc}).", fix="Write 'module:Class'."
+            f"{where}: {name!r} cannot be imported ({exc}).", fix="Write 'module:attribute'."
         ) from exc
 
 

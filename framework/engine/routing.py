@@ -161,7 +161,8 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
     if asked:
         return Route("approval", f"{len(asked)} step(s) need a decision.", steps=asked)
     if waiting:
-        told = "; ".join(f"{key} waits {pending[key]['reason']}" for key in ready)
+        ours = (key for key in pending if plan_key(key) in order)
+        told = "; ".join(f"{key} waits {pending[key]['reason']}" for key in ours)
         return Route("approval", f"{told}.")
     return Route("error", "No step of the plan can run: an input has no supplier.")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
+from framework.base.plan import plan_key
 from framework.engine.services import Services
 from framework.langgraph_compat import lent_saver
 from framework.pipeline.waiting import over, wake_at
@@ -20,6 +22,17 @@ from framework.telemetry.audit import note
 def waits_in(view: TurnView) -> dict[str, Any]:
     """Return what steps of a turn wait for, by context key."""
     return {key: asked["shown"] for key, asked in view.pending.items() if asked.get("kind") == WAIT}
+
+
+def beside(pending: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Return what is pending without copies of steps that go on: they wait, or ask, anew.
+
+    Args:
+        pending: What steps wait for, or ask, by context key.
+        keys: The copies, or steps, that go on.
+    """
+    on = {plan_key(key) for key in keys}
+    return {key: asked for key, asked in pending.items() if plan_key(key) not in on}
 
 
 async def waits_over(view: TurnView, services: Services) -> set[str]:

@@ -11,55 +11,38 @@ choice, and F1 of a plan's nodes and edges, it does not have. A graph of this pr
 ordinary async function to it, for those who keep their sets there.
 """
 
-from framework.evaluation.dataset import AnswerCheck, Case, Dataset, Thresholds, load_dataset
-from framework.evaluation.from_threads import dataset_of_threads, write_dataset
-from framework.evaluation.metrics import Counts, count_edges, count_items, plan_edges, plan_nodes
-from framework.evaluation.recording import (
-    Cost,
-    Recording,
-    Said,
-    TurnEnd,
-    Visit,
-    load_recording,
-    record,
-)
-from framework.evaluation.replay import Difference, Replay, replay
-from framework.evaluation.report import METRICS, CaseResult, Report, ShortFall
-from framework.evaluation.run import check_names, evaluate
-from framework.evaluation.script import NoRecordError
-from framework.evaluation.takeover import Obstacle, Takeover, check_threads
+from configs.lazy import contents
+from framework.evaluation.dataset import AnswerCheck as AnswerCheck
+from framework.evaluation.dataset import Case as Case
+from framework.evaluation.dataset import Dataset as Dataset
+from framework.evaluation.dataset import Thresholds as Thresholds
+from framework.evaluation.dataset import load_dataset as load_dataset
+from framework.evaluation.from_threads import dataset_of_threads as dataset_of_threads
+from framework.evaluation.from_threads import write_dataset as write_dataset
+from framework.evaluation.metrics import Counts as Counts
+from framework.evaluation.metrics import count_edges as count_edges
+from framework.evaluation.metrics import count_items as count_items
+from framework.evaluation.metrics import plan_edges as plan_edges
+from framework.evaluation.metrics import plan_nodes as plan_nodes
+from framework.evaluation.recording import Cost as Cost
+from framework.evaluation.recording import Recording as Recording
+from framework.evaluation.recording import Said as Said
+from framework.evaluation.recording import TurnEnd as TurnEnd
+from framework.evaluation.recording import Visit as Visit
+from framework.evaluation.recording import load_recording as load_recording
+from framework.evaluation.recording import record as record
+from framework.evaluation.replay import Difference as Difference
+from framework.evaluation.replay import Replay as Replay
+from framework.evaluation.replay import replay as replay
+from framework.evaluation.report import METRICS as METRICS
+from framework.evaluation.report import CaseResult as CaseResult
+from framework.evaluation.report import Report as Report
+from framework.evaluation.report import ShortFall as ShortFall
+from framework.evaluation.run import check_names as check_names
+from framework.evaluation.run import evaluate as evaluate
+from framework.evaluation.script import NoRecordError as NoRecordError
+from framework.evaluation.takeover import Obstacle as Obstacle
+from framework.evaluation.takeover import Takeover as Takeover
+from framework.evaluation.takeover import check_threads as check_threads
 
-__all__ = [
-    "METRICS",
-    "AnswerCheck",
-    "Case",
-    "CaseResult",
-    "Cost",
-    "Counts",
-    "Dataset",
-    "Difference",
-    "NoRecordError",
-    "Obstacle",
-    "Recording",
-    "Replay",
-    "Report",
-    "Said",
-    "ShortFall",
-    "Takeover",
-    "Thresholds",
-    "TurnEnd",
-    "Visit",
-    "check_names",
-    "check_threads",
-    "count_edges",
-    "count_items",
-    "dataset_of_threads",
-    "evaluate",
-    "load_dataset",
-    "load_recording",
-    "plan_edges",
-    "plan_nodes",
-    "record",
-    "replay",
-    "write_dataset",
-]
+__getattr__, __dir__ = contents(__name__)

@@ -8,12 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from langchain_core.messages import (
-    AIMessage,
-    convert_to_messages,
-    messages_from_dict,
-    messages_to_dict,
-)
+from langchain_core.messages import convert_to_messages, messages_from_dict, messages_to_dict
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.types import Overwrite
@@ -23,6 +18,7 @@ from configs.errors import ConfigurationError
 from configs.logger import mask_data
 from framework.base.errors import PersistenceError
 from framework.base.values import to_plain
+from framework.graph.turns import last_answer
 from framework.langgraph_compat import (
     INTERRUPT,
     RESUME,
@@ -305,8 +301,6 @@ def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -
             for kind, name in (entry.get("outputs") or {}).items()
         }
         results[key] = to_plain({**told, **({"gave": gave} if gave else {})}, lenient=True)
-    messages = values.get("messages") or []
-    last = messages[-1] if messages else None
     return TurnEnd(
         status="waiting" if waiting else outcome.get("status", "unfinished"),
         reason=outcome.get("reason") or "",
@@ -314,7 +308,7 @@ def _end(values: Mapping[str, Any], visits: Sequence[Visit], *, waiting: bool) -
         results=results,
         # What a body asked was asked in it, which a replay does not run.
         asked=[e for visit in visits if visit.node != "router" for e in asked_of(visit.question)],
-        answer=str(last.text) if isinstance(last, AIMessage) else "",
+        answer=last_answer(values),
     )
 
 

@@ -6,11 +6,10 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
@@ -18,10 +17,11 @@ from configs.errors import ConfigurationError
 from configs.near import nearest
 from framework.evaluation.dataset import Case, Dataset
 from framework.evaluation.metrics import plan_edges, plan_nodes
-from framework.evaluation.recording import TurnEnd, load_recording
+from framework.evaluation.recording import Cost, TurnEnd, load_recording
 from framework.evaluation.replay import Meter, replay
 from framework.evaluation.report import CaseResult, Report
 from framework.graph import build_graph
+from framework.graph.turns import last_answer
 from framework.planning.recipes import work_of
 from framework.registry import Registry
 
@@ -102,23 +102,24 @@ async def _replayed(
     started = time.perf_counter()
     recording = await asyncio.to_thread(load_recording, case.recording or "")
     found = await replay(recording, registry, settings=settings, model=model, **options)
-    end, plan = found.replayed, {"steps": found.replayed.plan}
-    nodes = tuple(plan_nodes(plan))
+    end = found.replayed
+    told = _told({"steps": end.plan}, end.cost)
     return CaseResult(
         case,
-        chosen=tuple(dict.fromkeys(nodes)),
-        nodes=nodes,
-        edges=tuple(plan_edges(plan)),
+        **told,
+        chosen=tuple(dict.fromkeys(told["nodes"])),
         answer=end.answer,
         outcome=end.status,
         reason=end.reason,
-        model_calls=end.cost.model_calls,
-        input_tokens=end.cost.input_tokens,
-        output_tokens=end.cost.output_tokens,
         seconds=time.perf_counter() - started,
         results=_gave(end),
         recorded=_gave(recording.end),
     )
+
+
+def _told(plan: Mapping[str, Any] | None, cost: Cost) -> dict[str, Any]:
+    used = cost.model_dump(exclude={"cost_usd"})
+    return {"nodes": tuple(plan_nodes(plan)), "edges": tuple(plan_edges(plan)), **used}
 
 
 def _gave(end: TurnEnd) -> tuple[str, ...]:
@@ -149,19 +150,13 @@ async def _run_case(case: Case, graph: Any) -> CaseResult:
         # A case that raises is a finding like any other; the rest of the set still runs.
         outcome, reason = "raised", f"{type(exc).__name__}: {exc}"
     seconds = time.perf_counter() - started
-    plan = values.get("planning_execution_plan")
-    used = list(meter.usage_metadata.values())
     return CaseResult(
         case,
+        **_told(values.get("planning_execution_plan"), meter.cost()),
         chosen=tuple(values.get("planning_active_capabilities") or ()),
-        nodes=tuple(plan_nodes(plan)),
-        edges=tuple(plan_edges(plan)),
-        answer=_answer(values),
+        answer=last_answer(values),
         outcome=outcome,
         reason=reason,
-        model_calls=meter.calls,
-        input_tokens=sum(usage["input_tokens"] for usage in used),
-        output_tokens=sum(usage["output_tokens"] for usage in used),
         seconds=seconds,
     )
 
@@ -171,12 +166,6 @@ def _outcome(values: dict[str, Any]) -> tuple[str, str]:
         return "waiting", "A person is asked."
     outcome = values.get("execution_outcome") or {}
     return outcome.get("status", "failed"), outcome.get("reason") or ""
-
-
-def _answer(values: dict[str, Any]) -> str:
-    messages = values.get("messages") or []
-    last = messages[-1] if messages else None
-    return str(last.text) if isinstance(last, AIMessage) else ""
 
 
 def check_names(dataset: Dataset, registry: Registry) -> None:

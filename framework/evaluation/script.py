@@ -19,9 +19,8 @@ from framework.base.plan import ExecutionPlan
 from framework.base.ports import Attempt, CallNext, Failure, Given, Question, StepRecord
 from framework.engine.default_strategies import ChainPlanner, LastMessageExtractor
 from framework.evaluation.recording import Recording, Said, Visit, asked_of
-from framework.pipeline.effect_ledger import digest_of, plain_inputs
 from framework.pipeline.job import STOPPED
-from framework.pipeline.settle import Skipped
+from framework.pipeline.settle import Skipped, work_of
 from framework.pipeline.sort_result import KEPT_BY_THE_GRAPH
 from framework.planning.strategies import AnswerRequest, ExtractedTask, PlanRequest
 from framework.registry import Registry
@@ -144,7 +143,7 @@ class Script:
         Raises:
             NoRecordError: Nothing was.
         """
-        work = digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
+        work = work_of(attempt)
         if self._by_work is None:
             found = self._steps[attempt.capability, attempt.key]
             if found:

@@ -14,9 +14,10 @@ from framework.approvals.questions import QUESTION_VERSION
 from framework.approvals.rules import list_rules
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import CapgraphError, PersistenceError, ValidationError
-from framework.base.plan import ExecutionPlan
+from framework.base.plan import ExecutionPlan, plan_key
 from framework.base.ports import Attempt
 from framework.engine.caller_plan import plan_digest
+from framework.engine.copies import attempt_for
 from framework.langgraph_compat import (
     LATEST_VERSION,
     is_between_nodes,
@@ -32,6 +33,7 @@ from framework.pipeline.permit import agreement_digest, shown_of
 from framework.pipeline.screen import resolved
 from framework.pipeline.settle import Skipped
 from framework.planning import CLOSING, check_plan, repair_plan
+from framework.planning.references import value_at
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema, TurnView, load_context
 from framework.state.agent_state import fitting
@@ -75,7 +77,7 @@ class Takeover:
 class _Reading(Journal):
     """Reads the records of a thread, and writes none."""
 
-    async def write(self, key: str, record: dict[str, Any]) -> None:
+    async def write(self, key: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
         """Keep nothing."""
 
 
@@ -210,21 +212,26 @@ class _Thread:
         """Find agreements, given or asked for, to what this code would not run."""
         ledger = EffectLedger(_Reading(self.saver, self.view.thread_id), self.view)
         now = time.time()
-        for step in self.view.steps:
-            key, asked = step["context_key"], self.view.pending.get(step["context_key"])
-            spec = self.registry.capabilities.get(step["capability"])
+        for key in dict.fromkeys((*self.view.pending, *self.view.decisions)):
+            step, asked = self.view.planned.get(plan_key(key)), self.view.pending.get(key)
+            spec = self.registry.capabilities.get(step["capability"]) if step else None
             agreed = (self.view.decisions.get(key) or {}).get("decision") in {"approve", "edit"}
             # A middleware's question names what it likes.
             waits = asked is not None and "rests_on" in (asked.get("shown") or {})
-            if spec is None or key in self._over or not (waits or agreed):
+            if step is None or spec is None or key in self._over or not (waits or agreed):
                 continue
             types = self.registry.context_types
             try:
                 found = needed(spec, step, self.view, types)
                 if isinstance(found, Skipped):
                     continue
-                ready = resolved(Attempt(spec.name, found, key), spec, self.view, types)
-            except CapgraphError:
+                attempt = Attempt(spec.name, found, plan_key(key))
+                if each := found.get("for_each"):
+                    elements = value_at(each["of"], self.view.contexts, types)
+                    number = int(key[len(attempt.key) + 1 : -1])
+                    attempt = attempt_for(attempt, elements, number, self.view)
+                ready = resolved(attempt, spec, self.view, types)
+            except (CapgraphError, LookupError):
                 continue  # said of the plan, or of the data
             digest = agreement_digest(spec.name, shown_of(ready, self.view.plan))
             if waits and asked is not None and asked.get("digest") != digest:
@@ -232,9 +239,8 @@ class _Thread:
                 yield self._told("approval", told, "Have it answered before, or it is asked anew.")
             elif not waits and agreed:
                 policy = ApprovalPolicy.of(spec.requires_approval)
-                consent = await ledger.agreements.consent(
-                    digest, key, [*self.view.planned], policy, now
-                )
+                others = [*self.view.planned, *self.view.decisions]
+                consent = await ledger.agreements.consent(digest, key, others, policy, now)
                 if not consent.enough:
                     told = f"What was agreed to of the step {key!r} ({spec.name}) is not what would"
                     yield self._told("approval", f"{told} run.", "It would be asked about anew.")

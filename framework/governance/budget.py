@@ -53,10 +53,8 @@ class BudgetExceededError(LimitError):
 
     def saying(self, message: str) -> BudgetExceededError:
         """Return the same error with other words."""
-        other = type(self)(message, fix=self.fix)
-        other.limit, other.value, other.used = self.limit, self.value, self.used
-        other.asked = self.asked
-        return other
+        told: Any = {name: getattr(self, name) for name in ("limit", "value", "used", "asked")}
+        return type(self)(message, fix=self.fix, **told)
 
 
 class Budget:
@@ -260,14 +258,16 @@ class Budget:
         asked = value_of(over, refusal.asked)
         whose = f"{self.per} {place.subject!r}" if place.subject else f"the {self.per}"
         more = f", and {asked:g} more would be needed" if asked else ""
-        error = BudgetExceededError(
+        return BudgetExceededError(
             f"The budget of {whose} does not hold it: {over} is limited to {limit:g}"
             f"{' per ' + self.window if self.window else ''}, {used:g} is used or reserved{more}.",
             fix=f"Ask for less, {'wait for the next ' + self.window + ', ' if self.window else ''}"
             f"or raise Budget({over}=…).",
+            limit=over,
+            value=limit,
+            used=used,
+            asked=asked,
         )
-        error.limit, error.value, error.used, error.asked = over, limit, used, asked
-        return error
 
 
 class Reservation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from configs.latest import Latest
 from configs.logger import get_logger
 from framework.base.plan import PlannedStep
 from framework.base.ports import Caller, PermissionMode, Verdict, View
@@ -38,7 +39,7 @@ class CallerPermissions:
     def __init__(self, registry: Registry, permissions: Permissions) -> None:
         self._registry = registry
         self._permissions = permissions
-        self._cuts: dict[frozenset[str], Registry] = {}
+        self._cuts: Latest[frozenset[str], Registry] = Latest(_KEPT)
 
     def outcome(self, name: str, caller: Caller) -> PermissionOutcome:
         """Decide about one capability; what cannot be decided is denied."""
@@ -71,10 +72,8 @@ class CallerPermissions:
         denied = frozenset(found_denied)
         if not denied:
             return self._registry
-        found = self._cuts.pop(denied, None) or self._registry.with_(without=denied).frozen()
+        found = self._cuts.get(denied) or self._registry.with_(without=denied).frozen()
         self._cuts[denied] = found  # the last one used is the last to go
-        while len(self._cuts) > _KEPT:
-            del self._cuts[next(iter(self._cuts))]
         return found
 
     def check_plan(self, plan: Any, view: View) -> None:

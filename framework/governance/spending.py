@@ -379,14 +379,14 @@ class Spending:
         if cost is not None:
             return cost
         if isinstance(budget.unknown_price, str):
-            error = BudgetExceededError(
+            raise BudgetExceededError(
                 f"Nobody knows the price of the model {model!r}, and cost_usd is limited to"
                 f" {budget.limits['cost_usd']:g}.",
                 fix="register_pricing(…), pip install 'capgraph[costs]', or give"
                 " Budget(unknown_price=ModelPricing(…)).",
+                limit="price",
+                value=budget.limits["cost_usd"],
             )
-            error.limit, error.value = "price", budget.limits["cost_usd"]
-            raise error
         return budget.unknown_price.cost(used)
 
     async def ended(

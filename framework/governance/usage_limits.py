@@ -91,14 +91,15 @@ class UsageLimits:
             if ceiling is None or (observed is not None and observed <= ceiling):
                 continue
             told = "a cost that nobody knows" if observed is None else f"{observed:g}"
-            error = UsageLimitExceededError(
+            raise UsageLimitExceededError(
                 f"The session used {told}, and {name} is {ceiling:g}.",
                 fix=f"Raise {name}, or register_pricing(…) for its models."
                 if observed is None
                 else f"Raise {name}, or ask for less.",
+                limit_name=name,
+                observed=observed,
+                ceiling=ceiling,
             )
-            error.limit_name, error.observed, error.ceiling = name, observed, ceiling
-            raise error
 
 
 @dataclass(slots=True)
@@ -252,12 +253,12 @@ class GovernancePlane:
         found = self.evaluate()
         for outcome in found:
             if outcome.breached and outcome.on_breach == "terminate":
-                error = GovernanceBreachError(
+                raise GovernanceBreachError(
                     f"The session came to {outcome.observed:g}, and {outcome.limit_name} is"
                     f" {outcome.ceiling:g}.",
                     fix="Begin a new session, or raise the limit.",
+                    limit_name=outcome.limit_name,
+                    observed=outcome.observed,
+                    ceiling=outcome.ceiling,
                 )
-                error.limit_name, error.observed = outcome.limit_name, outcome.observed
-                error.ceiling = outcome.ceiling
-                raise error
         return found

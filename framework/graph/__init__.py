@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import found_in
-from framework.graph.build import build_graph
-from framework.graph.open import open_graph
+from configs.lazy import contents
+from framework.graph.build import build_graph as build_graph
+from framework.graph.open import open_graph as open_graph
 
 if TYPE_CHECKING:
-    from framework.graph.signals import signal, wake
+    from framework.graph.signals import signal as signal
+    from framework.graph.signals import wake as wake
 
-__all__ = ["build_graph", "open_graph", "signal", "wake"]
-
-__getattr__, __dir__ = found_in(__name__, ("signals",), __all__)
+__getattr__, __dir__ = contents(__name__)

@@ -1,14 +1,9 @@
-"""The compiled graph with ``invoke`` and ``stream`` for callers without an event loop."""
+"""The compiled graph of an agent: its door, and the lease of the thread."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
-import queue
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, cast
 
@@ -26,26 +21,22 @@ from framework.base.ports import Sink
 from framework.engine.entry import addressed, admitted
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
 from framework.stores.history import know_channels
-
-_AHEAD = 64
-"""Parts that a run may be ahead of the one who reads them."""
+from framework.stores.leases import leases_of
 
 _END = object()
-_Make = Callable[[], AsyncIterator[Any]]
 
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel, default=Any)
 
 
-class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, AnswerT]):
+class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
     """A compiled LangGraph graph whose nodes are coroutines, and that runs a thread once at a time.
 
-    ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread. ``invoke`` and
-    ``stream`` run the same path on an event loop of their own, in a thread of their own, so that
-    they also work where a loop is running already (a notebook).
+    ``ainvoke`` and ``astream`` are LangGraph's own, held by the lease of the thread.
 
     Args:
         services: What the operator decided; without, every input may pass.
@@ -55,6 +46,8 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
     def __init__(self, *, services: Services | None = None, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.services = services
+        if isinstance(self.checkpointer, BaseCheckpointSaver):
+            _introduce(self, self.checkpointer)
 
     def answer_of(self, out: Mapping[str, Any]) -> AnswerT:
         """Return the answer of a turn as an instance of ``answer_type``.
@@ -110,6 +103,7 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
 
         The offline choice is fitted, and libraries that capabilities name are imported.
 
+        >>> import asyncio
         >>> from framework import build_graph
         >>> asyncio.run(build_graph([]).warm_up())
         """
@@ -143,7 +137,7 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         stream = run()
         if saver is not None and "thread_id" in config.get("configurable", {}):
             if saver is not self.checkpointer:
-                know_channels(saver, self.channels)  # one that an outer graph or a server lends
+                _introduce(self, saver)  # one that an outer graph or a server lends
             retention = services.retention if services is not None else None
             stream = run_alone(saver, config, inputs, run, retention)
         error: BaseException | None = None
@@ -165,7 +159,7 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand; see :meth:`abulk_update_state`."""
-        found: RunnableConfig = _in_thread(lambda: self.abulk_update_state(config, supersteps))
+        found: RunnableConfig = in_own_loop(lambda: self.abulk_update_state(config, supersteps))
         return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
@@ -181,87 +175,15 @@ class AgentGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT, 
         async with hold(saver, merged):
             return await super().abulk_update_state(config, supersteps)
 
-    def invoke(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
-        return _in_thread(lambda: self.ainvoke(*args, **kwargs))
-
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Run the graph and yield what it streams; takes what ``astream`` takes."""
-        return _iterate(lambda: self.astream(*args, **kwargs))
-
 
 def agent_graph(
     graph: CompiledStateGraph[Any, Any, Any, Any], services: Services | None = None
 ) -> AgentGraph[Any, Any]:
     """Give a compiled graph its door, the lease and the synchronous calls."""
-    # StateGraph.compile names its class itself; this is how a graph copies itself.
-    attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
-    if isinstance(graph.checkpointer, BaseCheckpointSaver):
-        know_channels(graph.checkpointer, graph.channels)
-    return AgentGraph(services=services, **attributes)
+    return graph_of(AgentGraph, graph, services=services)
 
 
-def _in_thread(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    async def one() -> AsyncIterator[Any]:
-        yield await make()
-
-    [result] = _iterate(one)
-    return result
-
-
-def _iterate(make: _Make) -> Iterator[Any]:
-    run = _Run(make)
-    try:
-        yield from run.parts()
-    finally:
-        # Also when the caller stops reading, or presses Ctrl-C; what is finished stays saved.
-        run.stop()
-
-
-class _Run:
-    """An asynchronous iterator on an event loop of its own, in a thread of its own."""
-
-    def __init__(self, make: _Make) -> None:
-        self._make = make
-        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
-        self._ended: Future[None] = Future()
-        self._room = asyncio.Semaphore(_AHEAD)
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._work,), name="capgraph run", daemon=True
-        )
-        self._thread.start()
-
-    def parts(self) -> Iterator[Any]:
-        """Yield what the run gives, then raise what it raised."""
-        loop, _ = self._started.result()
-        while (part := self._items.get()) is not self._ended:
-            yield part
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
-                loop.call_soon_threadsafe(self._room.release)
-        self._ended.result()
-
-    def stop(self) -> None:
-        """Cancel the run if it goes on, and wait for its end."""
-        loop, task = self._started.result()
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(task.cancel)
-        self._thread.join()
-
-    def _work(self) -> None:
-        try:
-            asyncio.run(self._pump())
-        except BaseException as exc:  # handed to the caller's thread, whatever it is
-            self._ended.set_exception(exc)
-        else:
-            self._ended.set_result(None)
-        self._items.put(self._ended)
-
-    async def _pump(self) -> None:
-        task: Any = asyncio.current_task()
-        self._started.set_result((asyncio.get_running_loop(), task))
-        async with contextlib.aclosing(cast("Any", self._make())) as parts:
-            async for part in parts:
-                await self._room.acquire()
-                self._items.put(part)
+def _introduce(graph: AgentGraph[Any, Any], saver: BaseCheckpointSaver[Any]) -> None:
+    know_channels(saver, graph.channels)
+    if graph.services is not None:
+        leases_of(saver).follow(graph.services.settings.scale)

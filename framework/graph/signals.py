@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.graph.state import CompiledStateGraph
 
+from framework.base.checked import checked
 from framework.base.errors import (
     ConfigurationError,
     PersistenceError,
@@ -28,10 +29,11 @@ _TRIES = 20
 _BETWEEN = 0.1
 
 
+@checked
 async def signal(
     graph: CompiledStateGraph[Any, Any, Any, Any],
     thread: str,
-    key: str,
+    key: str | Any,
     value: Any = None,
     *,
     config: RunnableConfig | None = None,
@@ -73,11 +75,7 @@ async def signal(
     """
     saver = _saver(graph)
     _check(key, value, graph)
-    found = await saver.aget_tuple(_config(thread))
-    if found is None:
-        raise PersistenceError(
-            f"There is no thread {thread!r}.", fix="List the threads to see which there are."
-        )
+    found = await _last(saver, thread)
     waiting = [wait for wait in open_waits(found) if wait.get("for") == key]
     known = await waits_of(saver).of(thread)
     _admit(graph, caller_of((config or {}).get("configurable") or {}), known, waiting)
@@ -91,6 +89,7 @@ async def signal(
     return True
 
 
+@checked
 async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> None:
     """Let a thread that waits go on, as whoever began its turn, until it ends or waits again.
 
@@ -100,8 +99,12 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
     Args:
         graph: A graph of ``build_graph`` with a saver.
         thread: Id of the thread, such as one that :func:`framework.stores.due` names.
+
+    Raises:
+        PersistenceError: There is no such thread.
     """
     saver = _saver(graph)
+    await _last(saver, thread)
     known = await waits_of(saver).of(thread)
     config = _config(thread, known.caller if known is not None else Caller())
     for left in reversed(range(_TRIES)):
@@ -115,6 +118,15 @@ async def wake(graph: CompiledStateGraph[Any, Any, Any, Any], thread: str) -> No
     found = await saver.aget_tuple(_config(thread))
     if known is not None and (found is None or not open_waits(found)):
         await waits_of(saver).drop(known)
+
+
+async def _last(saver: BaseCheckpointSaver[Any], thread: str) -> CheckpointTuple:
+    found = await saver.aget_tuple(_config(thread))
+    if found is None:
+        raise PersistenceError(
+            f"There is no thread {thread!r}.", fix="List the threads to see which there are."
+        )
+    return found
 
 
 def _saver(graph: CompiledStateGraph[Any, Any, Any, Any]) -> BaseCheckpointSaver[Any]:

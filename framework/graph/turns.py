@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from configs.logger import get_logger, mask_secrets
-from framework.base.errors import CapgraphError, InfrastructureError
+from framework.base.context import CapabilityContext
+from framework.base.errors import (
+    CapgraphError,
+    ConfigurationError,
+    InfrastructureError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
     from langgraph.types import StateSnapshot
 
+    from framework.registry import Registry
     from framework.state import ContextTypes
 
 DRAIN_SECONDS = 20.0
@@ -261,15 +268,51 @@ def last_answer(values: Mapping[str, Any]) -> str:
 
 
 def files_made(types: ContextTypes, values: Mapping[str, Any]) -> list[str]:
-    """Return the paths that the plan's finished steps name in contexts of category ARTIFACT."""
+    """Return the paths of the files that the plan's finished steps made."""
     data = values.get("capability_context_data") or {}
     found: list[str] = []
     for record in (values.get("execution_step_results") or {}).values():
         for kind, key in (record.get("outputs") or {}).items():
-            cls = types.get(kind)
-            if cls is None or cls.CONTEXT_CATEGORY != "ARTIFACT":
-                continue
-            entry = (data.get(kind) or {}).get(key) or {}
-            paths = [entry.get("path"), *(entry.get("paths") or [])]
-            found += [path for path in paths if isinstance(path, str) and path]
+            for context in contexts_of(types, kind, key, (data.get(kind) or {}).get(key)):
+                found += context.get_files()
     return list(dict.fromkeys(found))
+
+
+def contexts_of(types: ContextTypes, kind: str, key: str, entry: Any) -> list[CapabilityContext]:
+    """Read an entry of the context data; nothing where no type of the agent fits it any more."""
+    from framework.state import load_context
+
+    found: Any = None
+    if kind in types and entry is not None:
+        with contextlib.suppress(ValidationError):
+            found = load_context(kind, key, entry, types)
+    return [one for one in _listed(found) if isinstance(one, CapabilityContext)]
+
+
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+def files_given(registry: Registry, files: Sequence[str]) -> dict[str, Any]:
+    """Return the context data that data files stand for.
+
+    They go to the context types that the caller gives and that have a field ``files``.
+
+    Args:
+        registry: What the agent is made of.
+        files: Their names.
+
+    Raises:
+        ConfigurationError: Nothing here reads data files.
+    """
+    types = registry.context_types
+    kinds = [
+        kind for kind in registry.given if kind in types and "files" in types[kind].model_fields
+    ]
+    if files and not kinds:
+        raise ConfigurationError(
+            "There are data files, but no context type of the agent takes files.",
+            fix="Name one that has a field 'files' under 'given', such as DATA_SOURCE, and add"
+            " capabilities.contexts and capabilities.query_data to 'modules'.",
+        )
+    return {kind: {"data": {"files": list(files)}} for kind in kinds} if files else {}

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import TYPE_CHECKING, Any
+
 from framework.base.capability import BaseCapability
 from framework.base.errors import RegistryError
 from framework.base.spec import ROLES
+from framework.pipeline.away import STAYS
+from framework.pipeline.runner import queue_of
 from framework.planning.catalog import gives, wanted
 from framework.planning.parameters import required_parameters
 from framework.registry import Registry
 
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
 RESERVED = frozenset({"__start__", "__end__", "capabilities", "fatal"})
+_ONLY_WITH_THE_TURN = {
+    "interrupt": "a person can only be asked where the turn runs, so on another worker it is refused",
+    "runtime": "the run on another worker has no 'context' of the caller's",
+    **dict.fromkeys(sorted(STAYS), "this key of the state does not travel to another worker"),
+}
 
 
 def problems_of(registry: Registry) -> list[str]:
@@ -74,6 +87,31 @@ def warnings_of(registry: Registry, *, offline: bool, saved: bool) -> list[str]:
                 " persistence.url; a server that brings its own saver is as good."
             )
     return told
+
+
+def queued_warnings(registry: Registry, settings: Settings) -> list[str]:
+    """Return what capabilities with a queue ask for that only the worker of their turn has."""
+    told = []
+    for name, spec in registry.capabilities.items():
+        if queue_of(spec, settings) is None:
+            continue
+        for word, what in _ONLY_WITH_THE_TURN.items():
+            if word in _words_of(spec.cls):
+                told.append(
+                    f"The capability {name!r} has a queue and uses {word!r}: {what}."
+                    " Fix: leave out its queue, so that it runs where its turn does."
+                )
+    return told
+
+
+def _words_of(cls: type[Any]) -> set[str]:
+    """Name what the code of a capability's work reads, without what it calls elsewhere."""
+    work = inspect.unwrap(getattr(cls, "__wrapped__", cls.execute))
+    code = getattr(work, "__code__", None)
+    if code is None:
+        return set()
+    strings = {const for const in code.co_consts if isinstance(const, str)}
+    return {*code.co_names, *code.co_varnames[: code.co_argcount], *strings}
 
 
 def validate(registry: Registry) -> None:

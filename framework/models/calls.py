@@ -342,8 +342,8 @@ def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malfo
     error = Malformed(
         f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for.",
         fix="Use a model that supports structured output.",
+        text=text,
     )
-    error.text = text
     error.__cause__ = cause
     return error
 

@@ -21,6 +21,7 @@ from framework.base import (
 )
 from framework.base.clock import Clock
 from framework.base.ports import AnyBehavior
+from framework.base.values import misfits
 
 ROLES = ("extraction", "selection", "planning", "answer", "capability")
 """What a chat model can be for; ``default`` stands for those that are not named."""
@@ -152,8 +153,7 @@ def _settings(role: str, value: Any) -> ModelSettings:
     try:
         return ModelSettings.model_validate({"model": value} if isinstance(value, str) else value)
     except PydanticValidationError as exc:
-        problems = exc.errors(include_url=False, include_input=False)
-        told = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in problems)
+        told = "; ".join(misfits(exc))
         raise ConfigurationError(
             f"The model of the role {role!r} is {type(value).__name__} and cannot be used: {told}.",
             fix="Give 'provider:name', a LangChain chat model or the fields of ModelSettings.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +16,7 @@ from framework.models.extraction import ModelExtractor
 from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
+from framework.models.surrounded import surrounded
 from framework.pipeline.runner import fitting
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
@@ -72,7 +74,8 @@ def model_strategies(
         )
         for role, model in models.items()
     }
-    chosen: dict[str, Any] = {"chat_model": models.get}
+    around = {role: surrounded(replace(roles[role], model=models[role])) for role in models}
+    chosen: dict[str, Any] = {"chat_model": around.get}
     if "extraction" in roles:
         builder = prompts.get_task_extraction_prompt_builder()
         chosen["extractor"] = ModelExtractor(roles["extraction"], builder)

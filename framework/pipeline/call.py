@@ -17,7 +17,7 @@ from framework.base.threads import in_thread, is_sync
 from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.lifecycle import Lifecycle
-from framework.pipeline.run_config import current_runtime
+from framework.pipeline.run_config import current_caller, current_runtime
 from framework.pipeline.settle import announce
 from framework.pipeline.step_state import StepState
 
@@ -50,13 +50,16 @@ async def call(job: Job, attempt: Attempt) -> Any:
         step_index=attempt.index,
         total_steps=attempt.total,
         # Steps beside this one have their own place in the plan.
-        state=StepState({**job.view.state, "planning_current_step_index": attempt.index}),
+        state=StepState(
+            {**job.view.state, "planning_current_step_index": attempt.index},
+            absent=job.door.absent,
+        ),
         inputs=dict(attempt.inputs),
         parameters=attempt.parameters,
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
-        config=runner.settings.section(spec.name),
+        config=runner.settings.section(spec.name, current_caller().place),
         model=runner.chat_model,
         runtime=current_runtime(),
         notify=job.door.notify or _streamed(attempt),

@@ -74,6 +74,12 @@ class Capacity:
         """How many slots of the process are taken."""
         return self._running
 
+    @property
+    def held(self) -> dict[str, int]:
+        """How many slots each capability has."""
+        with self._lock:
+            return {name: len(slots) for name, slots in self._held.items()}
+
     async def take(
         self, name: str, own: int | None, whole: int | None, outer: Slot | None = None
     ) -> Slot:

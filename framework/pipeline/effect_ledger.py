@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langgraph.errors import GraphBubbleUp
@@ -110,9 +110,11 @@ class EffectLedger:
         view: The state; what it holds of effects counts where nothing is durable.
         lock: Keeps claims of parallel steps apart.
         visit: Tells this visit of a node from others, where no plan tells its steps apart.
+        claimed: What whoever sent the step here claimed for it: only one process claims in a turn.
 
     Attributes:
         agreements: What people agreed to.
+        visit: As given.
     """
 
     def __init__(
@@ -122,13 +124,15 @@ class EffectLedger:
         lock: asyncio.Lock | None = None,
         *,
         visit: str = "",
+        claimed: Claim | None = None,
     ) -> None:
-        self._journal = journal
+        self.journal = journal
         self._view = view
+        self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
         self._turn = "/".join(part for part in (journal.room, safe) if part)
-        self._visit = visit
+        self.visit = visit
         # A later plan may have another step under the same key.
         self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
@@ -146,12 +150,7 @@ class EffectLedger:
     @property
     def durable(self) -> bool:
         """Whether records outlive the process."""
-        return self._journal.durable
-
-    @property
-    def journal(self) -> Journal:
-        """The records of the thread."""
-        return self._journal
+        return self.journal.durable
 
     async def wait_begun(self, key: str) -> dict[str, Any]:
         """Return since when a step waits, and for what; empty when it does not."""
@@ -165,24 +164,24 @@ class EffectLedger:
 
     def key(self, name: str) -> str:
         """Return the idempotency key of an effect, to hand to the outside system."""
-        return f"{self._journal.thread_id or 'thread'}/{name}"
+        return f"{self.journal.thread_id or 'thread'}/{name}"
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
         return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
     def _owner(self, key: str) -> str:
-        return f"{self._visit}/{key}" if self._visit else key
+        return f"{self.visit}/{key}" if self.visit else key
 
     # --- effects --------------------------------------------------------------------------
 
-    async def ready(self, *, confirm: bool) -> None:
+    async def ready(self) -> None:
         """Wait until a restart would come back to this plan.
 
         Raises:
-            PersistenceError: The checkpoint is not saved, or another process has the thread.
+            PersistenceError: The checkpoint is not saved.
         """
-        await self._journal.ready_for_effects(confirm=confirm)
+        await self.journal.ready_for_effects()
 
     async def go_on(self, *, confirm: bool = False) -> None:
         """Make sure that nobody stopped the run; ``confirm`` before an effect begins.
@@ -191,7 +190,7 @@ class EffectLedger:
             StoppedError: Somebody did.
         """
         if self.durable:
-            await self._journal.go_on(self._view.users, confirm=confirm)
+            await self.journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
         self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
@@ -204,6 +203,8 @@ class EffectLedger:
             plan: Which plan, or which run of an agent, the step belongs to.
             taken: Records that other steps of the plan stand for.
         """
+        if (known := self._claimed) is not None:
+            return replace(known, record=await self._read(known.name))
         base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
         number, asks = 0, self._owner(attempt.key)
         async with self._lock:
@@ -221,6 +222,10 @@ class EffectLedger:
                 if owner == asks:
                     return Claim(name, record, new=False, mine=True)
 
+    def forget(self, name: str) -> None:
+        """Read the record of an effect anew: another process has written it."""
+        self._rows.pop(name, None)
+
     def acted_before(self, spec: CapabilitySpec, plan: str, name: str, taken: set[str]) -> bool:
         """Tell whether the capability acted in an earlier plan of the turn, in another way."""
         return any(
@@ -231,24 +236,54 @@ class EffectLedger:
             for other, entry in self._view.effects.items()
         )
 
+    async def act_inside(self, key: str) -> None:
+        """Leave word that an attempt inside a step acted once."""
+        await self._write(f"{self._waiting}/inside/{digest_of(key)}", {"acted": True})
+
+    async def acted_inside(self, key: str) -> bool:
+        """Tell whether an attempt inside a step acted once, in whatever process."""
+        return bool(await self._read(f"{self._waiting}/inside/{digest_of(key)}"))
+
     async def begin(self, name: str) -> int:
-        """Leave word that an effect is about to happen; return which run of it this is."""
+        """Leave word that an effect is about to happen; return which run of it this is.
+
+        Raises:
+            PersistenceError: It cannot be left, or another process has the thread.
+        """
         record = await self._read(name)
+        await self.journal.have(ask=True)
         run = int(record.get("run", 0)) + 1
         # The audit comes first: an effect that nobody could prove does not begin.
         await must("effect", effect=name, status="begun", run=run)
         await self._write(name, {**record, "status": "begun", "run": run})
+        await self.have()
         return run
 
+    async def have(self) -> None:
+        """Make sure that this process still has the thread; what follows begins at once.
+
+        Raises:
+            PersistenceError: Another process has it: who was frozen begins nothing.
+        """
+        await self.journal.have()
+
     async def end(self, name: str, status: str, **more: Any) -> None:
-        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``."""
-        record = await self._read(name)
+        """Leave word how an effect ended: ``finished``, ``failed``, ``unknown`` or ``asking``.
+
+        Raises:
+            PersistenceError: It cannot be left, or it is not ``finished`` and another process,
+                which may have begun it again, has the thread.
+        """
+        record, done = await self._read(name), status == "finished"
+        if not done:
+            await self.have()
         try:
-            await self._write(name, {**record, "status": status, **more})
+            await self._write(name, {**record, "status": status, **more}, past_lease=done)
         except (PersistenceError, TypeError, ValueError):
             if "result" not in more:
                 raise
-            # What cannot be kept is done all the same.
+            # What cannot be kept is done all the same; who was cut off and replaced does not say so.
+            await self.have()
             await self._write(name, {**record, "status": status, "lost": True})
         await may("effect", effect=name, status=status)
 
@@ -356,7 +391,7 @@ class EffectLedger:
         if self._waits is None:
             async with self._lock:
                 if self._waits is None:
-                    self._waits = await self._journal.read(self._waiting)
+                    self._waits = await self.journal.read(self._waiting)
         entry = self._waits.get(key)
         if entry is None:
             return 0, None
@@ -368,7 +403,7 @@ class EffectLedger:
         entry = {"failures": failures, "until": now + delay, "delay": delay}
         async with self._lock:
             self._waits = {**(self._waits or {}), key: entry}
-            await self._journal.write(self._waiting, self._waits)
+            await self.journal.write(self._waiting, self._waits)
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -376,15 +411,15 @@ class EffectLedger:
         known = self._rows.get(name)
         if known is not None:
             return known
-        found = await self._journal.read(name)
+        found = await self.journal.read(name)
         if not found and name in self._view.effects:
             found = _from_state(self._view.effects[name])
         if found:
             self._rows[name] = found
         return found
 
-    async def _write(self, name: str, record: dict[str, Any]) -> None:
-        await self._journal.write(name, record)
+    async def _write(self, name: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
+        await self.journal.write(name, record, past_lease=past_lease)
         self._rows[name] = record
 
 

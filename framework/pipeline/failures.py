@@ -164,6 +164,8 @@ def decisive(failures: Sequence[Failure]) -> Failure:
 
 def after_effect(failure: Failure) -> Failure:
     """Return the failure of a step whose effect happened: nothing may repeat it."""
+    if failure.metadata.get("effect_done"):
+        return failure
     return replace(
         failure,
         severity=ErrorSeverity.CRITICAL,

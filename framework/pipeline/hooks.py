@@ -56,7 +56,7 @@ async def hooks(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        record = failed_record(job, attempt, exc)
+        record = await failed_record(job, attempt, exc)
     if not isinstance(record, StepRecord) or record.error is None:
         return record
     raised = job.failure[0] if job.failure is not None else None
@@ -66,7 +66,7 @@ async def hooks(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as second:
-        return failed_record(job, attempt, second)
+        return await failed_record(job, attempt, second)
     return record if found is None else await settled(record, Given(found, "fallback"))
 
 

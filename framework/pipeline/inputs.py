@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from framework.base.context import CapabilityContext
 from framework.base.errors import ErrorSeverity, ValidationError
 from framework.base.plan import PlannedStep
 from framework.base.spec import CapabilitySpec
-from framework.base.value_context import LISTED, item_types
+from framework.base.value_context import LISTED, ValueContext, item_types
 from framework.state import ContextTypes, load_context
 
 
@@ -17,8 +18,16 @@ def resolve_inputs(
     step: PlannedStep,
     context_data: Mapping[str, Mapping[str, Any]],
     types: ContextTypes,
+    own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Read and validate what the step names as inputs.
+
+    Args:
+        spec: The capability.
+        step: The step.
+        context_data: The stored results by type and key.
+        types: The registered types.
+        own: The element of a list for which the step runs, by its name.
 
     Returns:
         Role or context type to object, list of objects (``many``) or ``None`` (an absent
@@ -29,9 +38,15 @@ def resolve_inputs(
             may help, so the severity is REPLANNING.
     """
     named: dict[str, list[str]] = {}
+    kinds = {need.label: need.type for need in spec.requires}
     for entry in step.get("inputs") or []:
         for label, key in entry.items():
             named.setdefault(label, []).append(key)
+            if key in (own or {}):
+                kind, value = kinds.get(label, label), (own or {})[key]
+                if issubclass(types.get(kind, CapabilityContext), ValueContext):
+                    value = {"value": value}
+                context_data = {**context_data, kind: {**context_data.get(kind, {}), key: value}}
     inputs: dict[str, Any] = {}
     for need in spec.requires:
         keys = named.pop(need.label, [])

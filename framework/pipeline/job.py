@@ -61,6 +61,7 @@ class Door:
         types: Takes up the classes of context objects that come back; ``None`` for nobody.
         budget: Where the turn's tries are counted.
         begun: Whether a try has begun.
+        absent: Keys of the state that are not here: they stayed with the turn, on another worker.
     """
 
     view: TurnView
@@ -78,6 +79,7 @@ class Door:
     types: dict[str, type[CapabilityContext]] | None = None
     budget: TurnBudget = field(default_factory=TurnBudget)
     begun: bool = False
+    absent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Job:
         runner: Whose stages these are.
         door: What the asker brought.
         outer: The attempt inside which this one runs.
+        key: Key of the step.
         asked: How often its body asked for each capability, by LangGraph's task.
         slot: The slot in which it runs, its own or the outer one's.
         returned: What the capability returned in the last try.
@@ -114,6 +117,7 @@ class Job:
     runner: StepRunner
     door: Door
     outer: Job | None = None
+    key: str = ""
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     slot: Slot | None = None
     returned: Any = None

@@ -13,8 +13,9 @@ history of its turn (``prune_threads``, the settings' ``persistence.keep_…``) 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -24,11 +25,13 @@ from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.langgraph_compat import given_to_run
 from framework.stores.leases import leases_of
-from framework.stores.records import read_record, write_record
+from framework.stores.records import PAST_LEASE, read_record, write_record
 from framework.stores.rows import rows_of
 from framework.stores.stops import stops_of
 
 _CHECKPOINT_SECONDS = 10.0
+LENT: ContextVar[Journal | None] = ContextVar("capgraph_lent_journal", default=None)
+"""The journal of the turn to which a step belongs that runs elsewhere than its turn."""
 
 
 @contextmanager
@@ -49,6 +52,10 @@ class Journal:
         thread_id: The thread.
         checkpoints: Namespace and id of the checkpoints on which the running superstep builds, the
             outermost graph's first; none when the run saves nothing before its end.
+        fence: Does what :meth:`have` does, where another process holds the thread's lease.
+
+    Attributes:
+        checkpoints: As given.
     """
 
     def __init__(
@@ -57,21 +64,23 @@ class Journal:
         thread_id: str | None = None,
         *,
         checkpoints: Sequence[tuple[str, str]] = (),
+        fence: Callable[[bool], Awaitable[None]] | None = None,
     ) -> None:
-        self._saver = saver
-        self._thread_id = thread_id
+        self.checkpoints = tuple(checkpoints)
+        self._saver, self._fence = saver, fence
+        self.thread_id = thread_id
         self._checkpoint = checkpoints[-1] if checkpoints else None
         self._unsure = list(checkpoints)
 
     @property
-    def thread_id(self) -> str | None:
-        """The thread whose records these are."""
-        return self._thread_id
-
-    @property
     def durable(self) -> bool:
         """Whether records outlive the process."""
-        return self._saver is not None and self._thread_id is not None
+        return self._saver is not None and self.thread_id is not None
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether another process runs the turn whose records these are."""
+        return self._fence is not None
 
     @property
     def rows(self) -> Rows | None:
@@ -85,23 +94,36 @@ class Journal:
         # The identity of a task changes when its graph starts anew; its node's name does not.
         return "|".join(part.partition(":")[0] for part in namespace.split("|"))
 
-    async def ready_for_effects(self, *, confirm: bool) -> None:
+    async def have(self, *, ask: bool = False) -> None:
+        """Make sure that this process still has the thread.
+
+        Args:
+            ask: Whether to ask the database in any case; else it is asked where the last heartbeat
+                is late.
+
+        Raises:
+            PersistenceError: Another process has the thread.
+        """
+        if self._saver is None or self.thread_id is None:
+            return
+        with _ending_the_run():
+            if self._fence is not None:
+                await self._fence(ask)
+            else:
+                await leases_of(self._saver).confirm(self.thread_id, ask=ask)
+
+    async def ready_for_effects(self) -> None:
         """Wait until a restart would come back to the plan that is being run.
 
         LangGraph saves checkpoints in the background. An effect that happens before its plan is
         saved would be planned anew after a crash, perhaps in other words, and happen again.
 
-        Args:
-            confirm: Whether to make sure in the database that this process has the thread.
-
         Raises:
-            PersistenceError: The checkpoint is not saved, or another process has the thread.
+            PersistenceError: The checkpoint is not saved.
         """
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         with _ending_the_run():
-            if confirm:
-                await leases_of(self._saver).confirm(self._thread_id)
             # An outer graph that starts anew would start this one anew.
             for checkpoint in self._unsure:
                 await self._rock(self._saver, *checkpoint)
@@ -113,7 +135,7 @@ class Journal:
         """Return the checkpoint on which the superstep builds, as soon as it is saved."""
         config: RunnableConfig = {
             "configurable": {
-                "thread_id": self._thread_id,
+                "thread_id": self.thread_id,
                 "checkpoint_ns": namespace,
                 "checkpoint_id": checkpoint_id,
             }
@@ -123,7 +145,7 @@ class Journal:
         while (found := await saver.aget_tuple(config)) is None:
             if loop.time() > end:
                 raise PersistenceError(
-                    f"The plan of thread {self._thread_id!r} was not saved in"
+                    f"The plan of thread {self.thread_id!r} was not saved in"
                     f" {_CHECKPOINT_SECONDS:g} s, so no effect is begun.",
                     fix="Look at the database; then run the thread again.",
                 )
@@ -133,7 +155,7 @@ class Journal:
 
     async def began(self) -> CheckpointTuple | None:
         """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
-        if self._saver is None or self._thread_id is None or self._checkpoint is None:
+        if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
         found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
         while found is not None and found.parent_config and given_to_run(found) is None:
@@ -150,22 +172,32 @@ class Journal:
         Raises:
             StoppedError: Somebody did.
         """
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return
         with _ending_the_run():
-            await stops_of(self._saver).go_on(self._thread_id, users, confirm=confirm)
+            await stops_of(self._saver).go_on(self.thread_id, users, confirm=confirm)
 
     async def read(self, key: str) -> dict[str, Any]:
         """Return the last record under a key; empty when there is none."""
-        if self._saver is None or self._thread_id is None:
+        if self._saver is None or self.thread_id is None:
             return {}
         with _ending_the_run():
-            return await read_record(self._saver, self._thread_id, key)
+            return await read_record(self._saver, self.thread_id, key)
 
-    async def write(self, key: str, record: dict[str, Any]) -> None:
-        """Put a record under a key; it is durable when this returns."""
-        if self._saver is None or self._thread_id is None:
+    async def write(self, key: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
+        """Put a record under a key; it is durable when this returns.
+
+        Args:
+            key: Name of the record.
+            record: Plain data.
+            past_lease: Whether it is written also where another process has the thread by now.
+
+        Raises:
+            PersistenceError: It cannot be kept, or another process has the thread.
+        """
+        if self._saver is None or self.thread_id is None:
             return
         base = self._checkpoint[1] if self._checkpoint else None
+        told: dict[str, Any] = {PAST_LEASE: True} if past_lease else {}
         with _ending_the_run():
-            await write_record(self._saver, self._thread_id, key, record, builds_on=base)
+            await write_record(self._saver, self.thread_id, key, record, builds_on=base, **told)

@@ -14,7 +14,7 @@ from typing import Any
 from langgraph.errors import GraphBubbleUp
 
 from framework.approvals import ACTED, UNKNOWN
-from framework.base.errors import CapabilityError, ErrorSeverity
+from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity
 from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Failure, Question
 from framework.pipeline.effect_ledger import Claim, UnknownOutcome, digest_of, encode
@@ -43,9 +43,17 @@ async def ledger(job: Job, attempt: Attempt, inner: Inner) -> Any:
     spec, book = job.spec, job.door.ledger
     await book.go_on(confirm=spec.effect == "idempotent")
     if spec.effect == "none":
-        return await last_look(job, attempt) or await _parts_of(job, inner, attempt)
-    # What knows its keys bears being called by two; what acts once does not.
-    await book.ready(confirm=spec.effect == "once")
+        question = await last_look(job, attempt)
+        if question is None and not book.journal.is_lent:
+            await book.have()  # elsewhere, what comes of it is kept for the next who runs the turn
+        return question or await _parts_of(job, inner, attempt)
+    if book.journal.is_lent and job.outer is not None:
+        raise CapabilityError(
+            f"{spec.name!r} has an effect and is asked for inside {job.outer.spec.name!r}, which runs"
+            " on another worker than its turn: a restart could not tell it from another effect.",
+            fix="Plan it as a step of its own, or leave out the queue of the outer one.",
+        )
+    await book.ready()
     taken = kept_effects(job.view.results, [k for k in job.door.plan_keys if k != attempt.key])
     plan = job.view.plan_id
     claim = await book.claim(spec, attempt, plan, taken)
@@ -73,6 +81,11 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
     run = await book.begin(claim.name)
     try:
         await book.go_on(confirm=True)
+    except CapgraphError:
+        await book.end(claim.name, "failed")
+        raise
+    await book.have()
+    try:
         result = await inner(job, attempt)
     except UnknownOutcome as signal:
         await book.end(claim.name, "asking" if signal.question else "unknown")
@@ -108,18 +121,26 @@ async def _act(job: Job, attempt: Attempt, claim: Claim, inner: Inner) -> Any:
 
 async def _finished(job: Job, claim: Claim, result: Any) -> None:
     """Write down at once, before anybody looks at the result, that the effect happened."""
+    await acted(job)
+    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
+
+
+async def acted(job: Job) -> None:
+    """Have a step, and those around it, know that it acted once."""
     job.effect_done = True
     durable, outer = job.door.ledger.durable, job.outer
     while outer is not None:
         # Another try of it finds what is kept; another plan would act anew.
+        if not outer.acted_inside:
+            await outer.door.ledger.act_inside(outer.key)
         outer.acted_inside = True
         outer.effect_done, outer = outer.effect_done or not durable, outer.outer
-    await job.door.ledger.end(claim.name, "finished", result=encode(result, job.stored))
 
 
 async def _repeatable(job: Job, attempt: Attempt, inner: Inner) -> Any:
     """Run an effect that bears being repeated; the audit knows of it all the same."""
     await must("effect", effect=job.effect, status="begun", run=attempt.number)
+    await job.door.ledger.have()
     status = "failed"
     try:
         result = await _parts_of(job, inner, attempt)

@@ -36,9 +36,9 @@ async def observe(job: Job, attempt: Attempt, inner: Inner) -> Any:
     with about(**job.view.ids, step_id=attempt.key):
         left = job.door.seconds_left()
         if left is not None and left <= 0:
-            return failed_record(job, attempt, run_limit_reached(job, attempt))
+            return await failed_record(job, attempt, run_limit_reached(job, attempt))
         try:
             await job.door.ledger.go_on()
         except StoppedError as exc:
-            return failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc)
         return await inner(job, attempt)

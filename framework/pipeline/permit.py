@@ -35,13 +35,13 @@ async def permit(
         try:
             reasons += await _labels_in_the_way(job, attempt, job.flow)
         except PolicyError as exc:
-            return failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc)
     if policies:
         step: Any = {**step_of(attempt), "parameters": dict(attempt.values)}
         try:
             verdict = await judge(policies, step, job.view)
         except PolicyError as exc:
-            return failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc)
         if verdict.decision == "ask":
             reasons += verdict.problems or ["A policy asks for a person's agreement."]
     if reasons or needs_approval(job.spec, job.view.switches, job.runner.settings):

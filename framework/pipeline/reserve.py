@@ -18,6 +18,15 @@ async def reserve(job: Job, attempt: Attempt, inner: Inner) -> Any:
         CapabilityError: The wait would never end: who holds the slots waits for this attempt.
         LimitError: The turn has no tries left.
     """
+    spec, sender = job.spec, job.runner.sender
+    if sender is not None and spec.max_parallel is not None:
+        # Held while a slot of this process is waited for: that wait is short, and by itself.
+        async with sender.slot(spec.name, spec.max_parallel):
+            return await _here(job, attempt, inner)
+    return await _here(job, attempt, inner)
+
+
+async def _here(job: Job, attempt: Attempt, inner: Inner) -> Any:
     spec, outer = job.spec, job.outer
     job.door.budget.take_attempt()
     whole = job.runner.limits.max_parallel if outer is None else None

@@ -8,6 +8,7 @@ import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity
 from framework.base.ports import Attempt, Failure, RetryRule, StepRecord
 from framework.langgraph_compat import new_try
+from framework.pipeline.failures import after_effect
 from framework.pipeline.job import Inner, Job, Result
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
 from framework.pipeline.settle import with_attempts
@@ -44,6 +45,8 @@ async def retry(job: Job, attempt: Attempt, inner: Inner, rule: RetryRule | None
             return None  # the journal holds the attempt and the wait
         if wait is None or door.stopping():
             # Cut short by another failure, it may have tries left; that one has not.
+            if wait is None and job.acted_inside:
+                result = replace(result, error=after_effect(result.error))
             return with_attempts(result, failures, final=wait is None)
         new_try()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,13 +26,15 @@ from framework.base.ports import (
     Question,
     Reach,
     RetryRule,
+    Sender,
     StepPolicy,
     StepRecord,
     TimeLimit,
     TurnGuard,
 )
-from framework.base.spec import CapabilitySpec, InfrastructureSpec
+from framework.base.spec import QUEUE, CapabilitySpec, InfrastructureSpec
 from framework.pipeline import (
+    away,
     bound,
     call,
     hooks,
@@ -93,6 +96,9 @@ class StepRunner:
         step_policies: What is asked before a step starts.
         flow: Knows the labels of data; ``None`` where nothing declares one.
         schema: Keys of the graph's state.
+
+    Attributes:
+        sender: Has steps run on other workers, where this process is one of several.
     """
 
     def __init__(
@@ -137,7 +143,13 @@ class StepRunner:
                 if isinstance(i, Reach)
             ),
         ]
-        self._chains: dict[tuple[str, bool], Inner] = {}
+        self._chains: dict[tuple[str, bool], tuple[Inner, Inner]] = {}
+        self.queues = {
+            name: queue
+            for name, spec in known.items()
+            if (queue := queue_of(spec, settings)) is not None
+        }
+        self.sender: Sender | None = None
 
     @property
     def limits(self) -> Limits:
@@ -163,16 +175,12 @@ class StepRunner:
         outer = CURRENT.get()
         around = outer is not None and outer.bounded
         bounded = self._bounded or around or bool(door.view.plan.get("budget"))
-        chain = self._chains.get((spec.name, bounded))
-        if chain is None:
-            chain = self._chain(spec, self._where_bounded if bounded else ())
-            self._chains[spec.name, bounded] = chain
         flow = self.flow or (outer.flow if outer else None)
-        job = Job(spec, self, door, outer, flow=flow, bounded=bounded)
+        job = Job(spec, self, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
             job.labels = {**(outer.labels if outer is not None else {}), **given}
-        result: Result = await chain(job, attempt)
+        result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
         if job.flow is None or not isinstance(result, StepRecord):
             return result
         record = job.flow.labelled(result, spec, job.labels, door.view)
@@ -180,6 +188,22 @@ class StepRunner:
             for labels in record.labels.values():
                 outer.labels = {**labels, **outer.labels}
         return record
+
+    def inside(self, spec: CapabilitySpec, *, bounded: bool) -> Inner:
+        """Return one try of a capability: the stages inside of ``retry``.
+
+        Args:
+            spec: The capability.
+            bounded: Whether a budget is asked.
+        """
+        return self._stages(spec, bounded=bounded)[1]
+
+    def _stages(self, spec: CapabilitySpec, *, bounded: bool) -> tuple[Inner, Inner]:
+        chain = self._chains.get((spec.name, bounded))
+        if chain is None:
+            chain = self._chain(spec, self._where_bounded if bounded else ())
+            self._chains[spec.name, bounded] = chain
+        return chain
 
     async def elements(self, attempt: Attempt, door: Door) -> list[Any] | StepRecord:
         """Return for what a step with ``for_each`` runs; or its record, where it cannot run.
@@ -211,7 +235,7 @@ class StepRunner:
             around = [guards[0].beside(guards[1:]), *others]
         return fitting(in_parts(around), _kind(spec))
 
-    def _chain(self, spec: CapabilitySpec, more: Sequence[Any]) -> Inner:
+    def _chain(self, spec: CapabilitySpec, more: Sequence[Any]) -> tuple[Inner, Inner]:
         around = self._around(spec, more)
         asked = [item for item in around if callable(getattr(item, "decide", None))]
         told: dict[str, dict[str, Any]] = {
@@ -227,7 +251,24 @@ class StepRunner:
             inner = _within(stage, around, inner, told.get(stage, {}))
             if stage == "settle":
                 again = inner
-        return inner
+                if spec.name in self.queues:
+                    inner = partial(away.away, inner=inner, queue=self.queues[spec.name])
+        return inner, again
+
+
+def queue_of(spec: CapabilitySpec, settings: Settings) -> str | None:
+    """Return the queue of a capability: what the settings say, else what it declares itself.
+
+    Raises:
+        ConfigurationError: The settings name none that there could be.
+    """
+    found = settings.capabilities.get(spec.name, {}).get("queue", spec.queue)
+    if found is None or (isinstance(found, str) and re.match(QUEUE, found)):
+        return found
+    raise ConfigurationError(
+        f"capabilities.{spec.name}.queue is {found!r}, which names no queue.",
+        fix="Use letters, digits, '_', '.' and '-'.",
+    )
 
 
 def _kind(spec: CapabilitySpec) -> Kind:
@@ -316,14 +357,14 @@ async def _around_record(
     except (GraphBubbleUp, FatalExecutionError):
         raise
     except Exception as exc:
-        return settle.failed_record(job, attempt, exc)
+        return await settle.failed_record(job, attempt, exc)
     if isinstance(result, (StepRecord, Question)) or (result is None and put_off):
         return result
     told = CapabilityError(
         f"{middleware!r} (stage {middleware.stage}) gave {result!r:.80} for {attempt.key!r}.",
         fix="Return what 'await call_next(attempt)' gave, or a StepRecord of one's own.",
     )
-    return settle.failed_record(job, attempt, told)
+    return await settle.failed_record(job, attempt, told)
 
 
 _WRAPS: dict[str, Any] = {

@@ -50,7 +50,7 @@ async def _prepared(
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        return failed_record(job, attempt, exc)
+        return await failed_record(job, attempt, exc)
     result: Result = await inner(job, ready)
     return result
 
@@ -87,11 +87,10 @@ def resolved(
         ValidationError: They are not there, or do not fit.
     """
     contexts, step = view.contexts, attempt.step
-    inputs = resolve_inputs(spec, step, contexts, types)
+    inputs = resolve_inputs(spec, step, contexts, types, attempt.own)
     given = step.get("parameters") or {}
     if any(references_of(given)):
-        one = attempt.element
-        own = {**({} if one is None else {one.name: one.value}), **(own or {})}
+        own = {**attempt.own, **(own or {})}
         given = resolve_references(given, contexts, types, own)
         step = {**step, "parameters": given}
     parameters, values = validated_parameters(spec, given)
@@ -118,7 +117,7 @@ async def elements(job: Job, attempt: Attempt) -> list[Any] | StepRecord:
             severity=ErrorSeverity.REPLANNING,
         )
     except ValidationError as exc:
-        return failed_record(job, attempt, exc)
+        return await failed_record(job, attempt, exc)
 
 
 async def _agreeing(job: Job, attempt: Attempt) -> Attempt:

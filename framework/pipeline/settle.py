@@ -60,7 +60,7 @@ async def settle(job: Job, attempt: Attempt, inner: Inner) -> Result:
     except GraphBubbleUp:
         raise
     except Exception as exc:
-        return failed_record(job, attempt, exc)
+        return await failed_record(job, attempt, exc)
     return found
 
 
@@ -118,7 +118,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
     with about(attempt_id=name):
         may_ask = (checked or job.spec.gate is not None) and attempt.given is None
         held = await job.door.ledger.held(attempt.key) if may_ask else {}
-        if held and held["of"] == _work(attempt):
+        if held and held["of"] == work_of(attempt):
             # A person is asked about this very result; another try would give another one.
             job.began, job.effect = asyncio.get_running_loop().time(), held["effect"]
             kept = {name: held[name] for name in ("contexts", "quality")}
@@ -127,7 +127,7 @@ async def finished(job: Job, attempt: Attempt, inner: Inner, *, checked: bool) -
         else:
             job.settling = True
             try:
-                found = _as_it_leaves(job, attempt, await inner(job, attempt))
+                found = await _as_it_leaves(job, attempt, await inner(job, attempt))
             finally:
                 job.settling = False
             if job.effect_done and isinstance(found, StepRecord):
@@ -157,13 +157,13 @@ async def _kept_as_it_leaves(job: Job, found: StepRecord) -> None:
         await job.door.ledger.amend(str(job.effect), result=[], withheld=True)
 
 
-def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
+async def _as_it_leaves(job: Job, attempt: Attempt, found: Result) -> Result:
     """Check what stands around the stage made of a record."""
     if isinstance(found, StepRecord) and found.success and found.contexts is not job.made:
         try:
             return replace(found, contexts=_valid(job, found.contexts))
         except ValidationError as exc:
-            return failed_record(job, attempt, exc)
+            return await failed_record(job, attempt, exc)
     return found
 
 
@@ -194,13 +194,13 @@ async def _asked(job: Job, attempt: Attempt, record: StepRecord) -> Question | N
         return None
     if not record.updates and record.plan is None:
         kept: dict[str, Any] = {"contexts": record.contexts, "effect": job.effect}
-        kept |= {"of": _work(attempt), "asks": list(record.asks), "quality": record.quality}
+        kept |= {"of": work_of(attempt), "asks": list(record.asks), "quality": record.quality}
         await job.door.ledger.hold(attempt.key, kept)
     shown = {"parameters": dict(attempt.values), "result": gave}
     return Question(RESULT, attempt.capability, " ".join(record.asks), digest=digest, shown=shown)
 
 
-def _work(attempt: Attempt) -> str:
+def work_of(attempt: Attempt) -> str:
     """Name what a step does: another plan may have another step under its key."""
     return digest_of([attempt.capability, attempt.values, plain_inputs(attempt.inputs)])
 
@@ -240,7 +240,7 @@ def read_job_failure(job: Job, attempt: Attempt, exc: Exception) -> Failure:
     return failure
 
 
-def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
+async def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     """Return the record of a try that failed.
 
     Raises:
@@ -253,6 +253,8 @@ def failed_record(job: Job, attempt: Attempt, exc: Exception) -> StepRecord:
     failure = read_job_failure(job, attempt, exc)
     if failure.severity is ErrorSeverity.FATAL:
         raise fatal(job.spec.name, failure) from exc
+    # An earlier process, or the run that asked a person, may have come as far as acting inside.
+    job.acted_inside = job.acted_inside or await job.door.ledger.acted_inside(attempt.key)
     again = failure.severity is ErrorSeverity.RETRIABLE
     if job.effect_done or (job.acted_inside and not again):
         failure = after_effect(failure)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from framework.base.errors import CapabilityError
 from framework.base.values import copied
 
 _CONTEXT_LEVELS = 2
@@ -20,6 +21,7 @@ class StepState(Mapping[str, Any]):
         state: The state when the step began.
         levels: How many levels below are opened key by key as well; context data has two (type
             and key).
+        absent: Keys that stayed with the turn, which runs on another worker.
 
     >>> state = {"ui_captured_figures": ["a.png"]}
     >>> StepState(state)["ui_captured_figures"].append("b.png")
@@ -27,14 +29,22 @@ class StepState(Mapping[str, Any]):
     {'ui_captured_figures': ['a.png']}
     """
 
-    __slots__ = ("_copies", "_levels", "_state")
+    __slots__ = ("_absent", "_copies", "_levels", "_state")
 
-    def __init__(self, state: Mapping[str, Any], levels: int = 0) -> None:
+    def __init__(
+        self, state: Mapping[str, Any], levels: int = 0, absent: Collection[str] = ()
+    ) -> None:
         self._state = state
+        self._absent = absent
         self._levels = levels
         self._copies: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
+        if key in self._absent:
+            raise CapabilityError(
+                f"The state's {key!r} is not here: the step runs on another worker than its turn.",
+                fix="Take what is needed from its inputs (requires), or leave out the queue.",
+            )
         if key not in self._copies:
             value = self._state[key]
             levels = _CONTEXT_LEVELS if key == "capability_context_data" else self._levels

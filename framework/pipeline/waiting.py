@@ -100,7 +100,7 @@ def wake_at(shown: Mapping[str, Any], now: float) -> float:
 def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[str, Any]:
     def value(given: Any) -> Any:
         types = job.runner.registry.context_types
-        return resolve_references(given, job.view.contexts, types)
+        return resolve_references(given, job.view.contexts, types, attempt.own)
 
     try:
         until = moment_of(value(step.get("wait_until") or 0), now)
@@ -122,7 +122,10 @@ def _begun(job: Job, attempt: Attempt, step: PlannedStep, now: float) -> dict[st
             fix="Plan it later, or raise the limit.",
             severity=ErrorSeverity.CRITICAL,
         )
-    return {"until": until, "for": key or "", "latest": latest, "since": now}
+    # To the microsecond, as it is shown: whoever wakes the thread goes by that, and must not find
+    # that the wait is over while the step finds that it is not.
+    moments = {"until": until, "latest": latest, "since": now}
+    return {"for": key or "", **{name: round(moment, 6) for name, moment in moments.items()}}
 
 
 def _shown(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,83 +14,37 @@ Everything here is pure: plain data in, plain data out, no I/O and no graph engi
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import found_in
+from configs.lazy import contents
 
 if TYPE_CHECKING:
-    from framework.planning.catalog import (
-        CLARIFY,
-        CLOSING,
-        RESPOND,
-        Available,
-        Catalog,
-        StaticCatalog,
-    )
-    from framework.planning.chain import chain_plan, requires_closure
-    from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
-    from framework.planning.diagram import StepStatus, plan_mermaid
-    from framework.planning.draft import Repair, RepairedPlan
-    from framework.planning.order import by_depth
-    from framework.planning.parameters import validated_parameters
-    from framework.planning.plan import Plan
-    from framework.planning.problems import PROBLEM_KINDS, Problem
-    from framework.planning.recipes import Recipe, expand_recipes, recipe_of
-    from framework.planning.repair import repair_plan
-    from framework.planning.replan import (
-        CarryOver,
-        PlanVersion,
-        carry_over,
-        fingerprints,
-    )
-    from framework.planning.schedule import (
-        dependencies,
-        ready_steps,
-    )
+    from framework.planning.catalog import CLARIFY as CLARIFY
+    from framework.planning.catalog import CLOSING as CLOSING
+    from framework.planning.catalog import RESPOND as RESPOND
+    from framework.planning.catalog import Available as Available
+    from framework.planning.catalog import Catalog as Catalog
+    from framework.planning.catalog import StaticCatalog as StaticCatalog
+    from framework.planning.chain import chain_plan as chain_plan
+    from framework.planning.chain import requires_closure as requires_closure
+    from framework.planning.check import DEFAULT_MAX_STEPS as DEFAULT_MAX_STEPS
+    from framework.planning.check import check_plan as check_plan
+    from framework.planning.diagram import StepStatus as StepStatus
+    from framework.planning.diagram import plan_mermaid as plan_mermaid
+    from framework.planning.draft import Repair as Repair
+    from framework.planning.draft import RepairedPlan as RepairedPlan
+    from framework.planning.order import by_depth as by_depth
+    from framework.planning.parameters import validated_parameters as validated_parameters
+    from framework.planning.plan import Plan as Plan
+    from framework.planning.problems import PROBLEM_KINDS as PROBLEM_KINDS
+    from framework.planning.problems import Problem as Problem
+    from framework.planning.recipes import Recipe as Recipe
+    from framework.planning.recipes import expand_recipes as expand_recipes
+    from framework.planning.recipes import recipe_of as recipe_of
+    from framework.planning.repair import repair_plan as repair_plan
+    from framework.planning.replan import CarryOver as CarryOver
+    from framework.planning.replan import PlanVersion as PlanVersion
+    from framework.planning.replan import carry_over as carry_over
+    from framework.planning.replan import fingerprints as fingerprints
+    from framework.planning.schedule import dependencies as dependencies
+    from framework.planning.schedule import ready_steps as ready_steps
 
-__all__ = [
-    "CLARIFY",
-    "CLOSING",
-    "DEFAULT_MAX_STEPS",
-    "PROBLEM_KINDS",
-    "RESPOND",
-    "Available",
-    "CarryOver",
-    "Catalog",
-    "Plan",
-    "PlanVersion",
-    "Problem",
-    "Recipe",
-    "Repair",
-    "RepairedPlan",
-    "StaticCatalog",
-    "StepStatus",
-    "by_depth",
-    "carry_over",
-    "chain_plan",
-    "check_plan",
-    "dependencies",
-    "expand_recipes",
-    "fingerprints",
-    "plan_mermaid",
-    "ready_steps",
-    "recipe_of",
-    "repair_plan",
-    "requires_closure",
-    "validated_parameters",
-]
-
-_PARTS = (
-    "catalog",
-    "problems",
-    "schedule",
-    "order",
-    "replan",
-    "parameters",
-    "chain",
-    "draft",
-    "check",
-    "repair",
-    "recipes",
-    "diagram",
-    "plan",
-)
-__getattr__, __dir__ = found_in(__name__, _PARTS, __all__)
+__getattr__, __dir__ = contents(__name__)

@@ -16,10 +16,10 @@ from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.references import Read, fields_of, references_of
+from framework.planning.references import Read, element_name, fields_of, references_of
 from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
-from framework.planning.waits import WAITS, references_in, wait_faults
+from framework.planning.waits import SIGNAL, WAITS, references_in, wait_faults
 
 DEFAULT_MAX_STEPS = 1000
 """Longest plan that is accepted when no limit is given."""
@@ -200,6 +200,7 @@ class _Checker:
         if inputs is not None and not isinstance(inputs, list):
             self.add(codes.MALFORMED_INPUT, index, inputs, "is not a list of objects")
         contract, places = self.view.contracts[index], self.view.places
+        alias = element_name(self.view.steps[index])
         wants = contract.wants if contract is not None else {}
         for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
             if type(entry) is not dict or not entry:
@@ -213,6 +214,9 @@ class _Checker:
                     cause = "is given a second time"
                 else:
                     keys.add(key)
+                    if key == alias:
+                        self._element(index, ("inputs", number, label), key)
+                        continue
                     first = places.get(key, (index,))[0]
                     if first >= index or not self.view.fits(first, wants.get(label, label)):
                         self._resolve(index, Read(("inputs", number, label), label, key))
@@ -221,6 +225,12 @@ class _Checker:
                 self.add(codes.MALFORMED_INPUT, index, key, cause, path=path)
         if contract is not None:
             self._cardinality(index, contract, given)
+
+    def _element(self, index: int, path: Path, alias: str) -> None:
+        """Check an input that is an element of the list over which the step runs."""
+        if not self.view.takes_element(index, str(path[-1])):
+            cause = f"an element of the list is {self.view.element(index)}, and no {path[-1]}"
+            self.add(codes.TYPE_MISMATCH, index, alias, cause, path=path)
 
     def _resolve(self, index: int, read: Read) -> None:
         """Find what an input reads."""
@@ -308,9 +318,11 @@ class _Checker:
             cause = "no step and no stored context has this context_key"
             self.add(code, index, text, cause, remedy, path)
             return None
-        # Without a reader it means the element of a list.
+        # Without a reader it means the element of a list, or what comes with an event.
         key = text.partition(".")[0] if read is None else read.key
-        results = [view.element(index)] if read is None else view.results(index, read)
+        of_list = key == element_name(view.steps[index])
+        unread = [view.element(index)] if of_list else None
+        results = unread if read is None else view.results(index, read)
         if results is None:
             return None  # of unknown type: what stands there is read when the step runs
         fields = fields_of(text, key)
@@ -338,6 +350,9 @@ class _Checker:
             self.add(codes.FOR_EACH, index, alias, cause, path=(name, "as"))
         elif alias in self.view.places or self.view.stored_as(str(alias)):
             cause = "is the context_key of a result"
+            self.add(codes.FOR_EACH, index, alias, cause, "take another name", (name, "as"))
+        elif alias == SIGNAL and self.view.steps[index].get("wait_for") is not None:
+            cause = "means what comes with the event"
             self.add(codes.FOR_EACH, index, alias, cause, "take another name", (name, "as"))
         if mode not in ("stop", "collect"):
             remedy = "write 'stop' or 'collect'"
@@ -374,9 +389,6 @@ class _Checker:
             return
         for where, value, cause in wait_faults(name, given):
             self.add(codes.SHAPE, index, value, cause, "correct it", (name, *where))
-        if self.view.steps[index].get("for_each") is not None:
-            remedy = "let a step before it wait"
-            self.add(codes.SHAPE, index, given, "cannot stand beside 'for_each'", remedy, (name,))
         for path, text in references_in({name: given}):
             self._found(index, path, text, codes.SHAPE, _REFERENCE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from framework.base.checked import checked
 from framework.base.errors import PlanError
 from framework.base.plan import ExecutionPlan, bounds_of
 from framework.planning.reading import make_key
@@ -31,12 +32,14 @@ class Plan:
     {'of': 'tanks.names', 'as': 'item', 'on_failure': 'stop'}
     """
 
+    @checked
     def __init__(
         self, *, deadline: float | None = None, budget: Mapping[str, float] | None = None
     ) -> None:
         self._bounds = bounds_of({"deadline": deadline, "budget": dict(budget or {})})
         self._steps: list[dict[str, Any]] = []
 
+    @checked
     def step(
         self,
         capability: Any,
@@ -78,6 +81,7 @@ class Plan:
         self._steps.append({k: v for k, v in {**found, **more}.items() if v is not None})
         return self
 
+    @checked
     def for_each(self, of: str, *, name: str = "item", on_failure: str = "stop") -> Plan:
         """Run the last step once for each element of a list.
 
@@ -88,6 +92,7 @@ class Plan:
         """
         return self._last(for_each={"of": of, "as": name, "on_failure": on_failure})
 
+    @checked
     def when(self, condition: Mapping[str, Any]) -> Plan:
         """Have the last step run only where a condition holds."""
         return self._last(when=dict(condition))

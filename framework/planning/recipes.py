@@ -27,6 +27,7 @@ from framework.base import (
     Requirement,
     capability_node,
 )
+from framework.base.checked import checked
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.planning.catalog import CLOSING, Catalog
 from framework.planning.check import DEFAULT_MAX_STEPS, check_plan
@@ -124,6 +125,7 @@ class Recipe(_Part):
     uses: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @classmethod
+    @checked
     def from_turn(
         cls,
         values: Mapping[str, Any],

@@ -92,10 +92,10 @@ def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
     if not isinstance(step, dict):
         return []
     found = []
-    inputs = step.get("inputs")
+    inputs, alias = step.get("inputs"), element_name(step)
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
-            if isinstance(label, str) and isinstance(key, str):
+            if isinstance(label, str) and isinstance(key, str) and key != alias:
                 found.append(Read(("inputs", number, label), label, key))
     if not _BY_PATH.isdisjoint(step):
         found += [Read(path, FROM, key_in(text, known)) for path, text in paths_of(step)]
@@ -104,12 +104,15 @@ def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
 
 def paths_of(step: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield what a step reads by a path, as the path says it, each with where it stands."""
+    alias = element_name(step)
     if step.get("parameters"):
-        own = {element_name(step), SIGNAL if step.get("wait_for") else None} - {None}
+        own = {alias, SIGNAL if step.get("wait_for") else None} - {None}
         for path, text in references_of(step["parameters"]):
-            if not any(is_of_element(text, alias) for alias in own if alias):
+            if not any(is_of_element(text, name) for name in own if name):
                 yield ("parameters", *path), text
-    yield from references_in(step)
+    for path, text in references_in(step):
+        if alias is None or not is_of_element(text, alias):
+            yield path, text
     if step.get("when") is not None:
         for path, comparison in comparisons(step["when"]):
             yield ("when", *path, "of"), comparison["of"]
@@ -124,8 +127,21 @@ def takes_signal(step: Mapping[str, Any]) -> bool:
     return any(is_of_element(text, SIGNAL) for _, text in given)
 
 
+def takes_element(step: Mapping[str, Any]) -> bool:
+    """Tell whether anything in a step means the element of the list over which it runs."""
+    alias = element_name(step) or ""
+    read = (*references_of(step.get("parameters")), *references_in(step))
+    pairs = [
+        pair
+        for entry in step.get("inputs") or ()
+        if isinstance(entry, dict)
+        for pair in entry.items()
+    ]
+    return any(is_of_element(text, alias) for _, text in (*read, *pairs) if isinstance(text, str))
+
+
 def element_name(step: Mapping[str, Any]) -> str | None:
-    """Return by which name the parameters of a step mean the element; ``None`` without a list."""
+    """Return by which name a step means the element; ``None`` without a list."""
     each = step.get("for_each")
     alias = each.get("as", "item") if isinstance(each, dict) else None
     return alias if isinstance(alias, str) else None

@@ -13,7 +13,7 @@ from framework.planning.graphs import stable_order
 from framework.planning.names import closest_name
 from framework.planning.problems import Path, Problem
 from framework.planning.reading import capability_of, is_key, make_key
-from framework.planning.references import Read
+from framework.planning.references import Read, element_name
 from framework.planning.view import PlanView
 
 _MAX_DEPTH = 20  # of producers that need producers
@@ -43,9 +43,11 @@ def mend_links(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         else:
             new_label, new_key = label, view.only_input(index, label)
             reason = "the only supplier of the type"
+            if new_key is None and (new_key := view.unused_element(index, label)) is not None:
+                reason = "the element of its list is one, and nothing else of the step takes it"
         if (new_label, new_key) == (label, key) or (new_label, new_key) in present:
             continue
-        if new_key is not None:
+        if new_key is not None and new_key != element_name(draft.steps[index]):
             read = Read((), new_label, new_key)
             place = view.resolve(index, read)
             if place is not None:

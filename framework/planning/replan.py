@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from framework.base import ExecutionPlan, PlanError
 from framework.planning.catalog import CLOSING
 from framework.planning.reading import capability_of, step_key, steps_of
-from framework.planning.references import Read, reads_of
+from framework.planning.references import Read, element_name, reads_of
 
 
 def fingerprints(plan: ExecutionPlan) -> dict[str, str]:
@@ -70,7 +70,10 @@ def _content(step: Mapping[str, Any]) -> list[Any]:
     if not isinstance(text, str) or parameters:
         text = ""
     objective = " ".join(text.casefold().split()).rstrip(".!? ")
-    more = [step["for_each"]] if step.get("for_each") else []
+    alias, more = element_name(step), [step["for_each"]] if step.get("for_each") else []
+    if alias is not None:
+        pairs = (pair for entry in step.get("inputs") or () for pair in entry.items())
+        more += [label for label, key in pairs if key == alias]
     return [capability_of(step), parameters, step.get("expected_output"), objective, *more]
 
 

@@ -152,7 +152,9 @@ def _shape_of(model: type[BaseModel], mode: Literal["validation", "serialization
     return Shape(schema, schema.get("$defs", {}))
 
 
-def result_shape(kind: type[CapabilityContext]) -> Shape:
+def result_shape(
+    kind: type[CapabilityContext], mode: Literal["validation", "serialization"] = "serialization"
+) -> Shape:
     """Return what a parameter can take of a result: of a plain value, the value itself."""
-    whole = Shape.of(kind, "serialization")
+    whole = Shape.of(kind, mode)
     return (whole.at(("value",)) or whole) if issubclass(kind, ValueContext) else whole

@@ -22,7 +22,14 @@ from framework.planning.catalog import (
 )
 from framework.planning.graphs import reachable_from
 from framework.planning.reading import capability_of
-from framework.planning.references import FROM, Read, fields_of, reads_of
+from framework.planning.references import (
+    FROM,
+    Read,
+    element_name,
+    fields_of,
+    reads_of,
+    takes_element,
+)
 from framework.planning.schemas import Shape, result_shape
 
 
@@ -251,6 +258,19 @@ class PlanView:
                 found = [one.at((0,)) for one in lists if one is not None]
                 return next((one for one in found if one is not None), Shape({}))
         return Shape({})
+
+    def takes_element(self, index: int, label: str) -> bool:
+        """Tell whether an input can be an element of the list over which a step runs."""
+        wanted = self.type_of(self.wants(index, label).removesuffix(MANY))
+        return wanted is None or self.element(index).fits(result_shape(wanted, "validation"))
+
+    def unused_element(self, index: int, label: str) -> str | None:
+        """Return the name of a step's element if an input can be it and nothing else takes it."""
+        step = self.steps[index]
+        alias, known = element_name(step), {form.kind for form in self.element(index).forms()}
+        if alias is None or known != {"object"} or takes_element(step):
+            return None
+        return alias if self.takes_element(index, label) else None
 
     def type_of(self, kind: str) -> type[CapabilityContext] | None:
         """Return the class of a result, of a list the class of its items."""

@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from configs.lazy import found_in
+from configs.lazy import contents
 
 if TYPE_CHECKING:
-    from framework.registry.candidate import Candidate
-    from framework.registry.recipe_yaml import load_recipe, recipe_files, save_recipe
-    from framework.registry.registry import Registry
+    from framework.registry.candidate import Candidate as Candidate
+    from framework.registry.recipe_yaml import load_recipe as load_recipe
+    from framework.registry.recipe_yaml import recipe_files as recipe_files
+    from framework.registry.recipe_yaml import save_recipe as save_recipe
+    from framework.registry.registry import Registry as Registry
 
-__all__ = ["Candidate", "Registry", "load_recipe", "recipe_files", "save_recipe"]
-
-_PARTS = ("candidate", "registry", "recipe_yaml")
-__getattr__, __dir__ = found_in(__name__, _PARTS, __all__)
+__getattr__, __dir__ = contents(__name__)

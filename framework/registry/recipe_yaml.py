@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from configs.yaml_files import read_yaml
 from framework.base.errors import ConfigurationError
 from framework.base.files import write_whole
+from framework.base.values import misfits
 from framework.planning.recipes import Recipe
 
 _ENDINGS = (".yml", ".yaml")
@@ -26,12 +27,8 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
     try:
         return Recipe.model_validate(read_yaml(path, variables=False))
     except ValidationError as exc:
-        told = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}"
-            for error in exc.errors(include_url=False, include_input=False)
-        )
         raise ConfigurationError(
-            f"The recipe {os.fspath(path)!r} cannot be used: {told}.",
+            f"The recipe {os.fspath(path)!r} cannot be used: {'; '.join(misfits(exc, 'the file'))}.",
             fix="Correct the file; 'capgraph recipe save' writes one.",
         ) from exc
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from framework.base.context import CapabilityContext
-from framework.base.errors import RegistryError
+from framework.base.errors import CapgraphError, RegistryError
 from framework.base.guides import OrchestratorExample
 from framework.base.spec import CapabilitySpec, InfrastructureSpec
 from framework.neighbours import PACKAGES, check_neighbour
@@ -154,13 +155,24 @@ class Registry:
         return "# CAPABILITY PLANNING GUIDELINES\n" + "\n".join(text for _, text in entries)
 
     async def planning_notes(
-        self, names: Iterable[str], state: Mapping[str, Any], settings: Settings
+        self,
+        names: Iterable[str],
+        state: Mapping[str, Any],
+        settings: Settings,
+        place: str | None = None,
     ) -> dict[str, str]:
-        """Return what capabilities tell a planner about the state at hand, by their names."""
+        """Return what capabilities tell a planner about the state at hand, by their names.
+
+        Args:
+            names: Of which capabilities.
+            state: The state.
+            settings: All settings.
+            place: Name of the folder of who asks.
+        """
         found = {}
         for name in sorted(set(names) & set(self._capabilities)):
             notes = getattr(self._capabilities[name].cls, "planning_notes", None)
-            text = await notes(state, settings.section(name)) if notes is not None else ""
+            text = await notes(state, settings.section(name, place)) if notes is not None else ""
             if text:
                 found[name] = text
         return found
@@ -373,28 +385,40 @@ class Registry:
             self.unregister(name)
 
     @classmethod
-    def from_settings(cls, settings: Any) -> Registry:
+    def from_settings(cls, settings: Any, problems: list[CapgraphError] | None = None) -> Registry:
         """Build the registry that settings describe.
 
         Args:
             settings: ``configs.settings.Settings``.
+            problems: Takes what is wrong with a module or the recipes, each by itself; raised when
+                not given.
 
         Raises:
             RegistryError: Something named cannot be imported or does not fit together.
         """
         registry = cls(infrastructure=settings.infrastructure, given=settings.given)
-        for module in settings.modules:
-            registry.discover(module)
-        if settings.recipes:
+        chosen = {name: getattr(settings, name) for name in ("include", "exclude", "override")}
+        works: list[Callable[[], Any]] = [
+            *(partial(registry.discover, module) for module in settings.modules),
+            partial(registry._load_recipes, settings.recipes),
+            partial(registry.configure, **chosen),
+        ]
+        for work in works:
+            try:
+                work()
+            except CapgraphError as exc:
+                if problems is None:
+                    raise
+                problems.append(exc)
+        return registry
+
+    def _load_recipes(self, places: Sequence[str]) -> None:
+        if places:
             from framework.planning.recipes import in_order
             from framework.registry.recipe_yaml import load_recipe, recipe_files
 
-            for recipe in in_order(load_recipe(file) for file in recipe_files(settings.recipes)):
-                registry.register(recipe)
-        registry.configure(
-            include=settings.include, exclude=settings.exclude, override=settings.override
-        )
-        return registry
+            for recipe in in_order(load_recipe(file) for file in recipe_files(places)):
+                self.register(recipe)
 
     def _add(self, table: dict[str, Any], name: str, value: Any, kind: str, override: bool) -> None:
         known = table.get(name)

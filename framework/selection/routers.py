@@ -18,6 +18,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
+from framework.base.checked import checked, fits
 from framework.base.errors import ConfigurationError, Malformed, ModelError, ValidationError
 from framework.base.numbers import check_number
 from framework.base.values import json_in, short_text
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # chat models cost more to import than all of this room
     from framework.base.ports import ModelCaller
 
 
+@checked
 @dataclass
 class RoutingRequest:
     """Who asks, and who could take it.
@@ -79,10 +81,12 @@ class BaseRouter(ABC):
     'sales'
     """
 
+    @checked
     def __init__(self, fallback_target: str | None = None) -> None:
         self.fallback_target = fallback_target
 
     @abstractmethod
+    @checked
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose one of ``request.available_agents``."""
 
@@ -124,6 +128,7 @@ class RuleBasedRouter(BaseRouter):
     'accounts'
     """
 
+    @checked
     def __init__(
         self,
         rules: Iterable[tuple[Condition, str]] | None = None,
@@ -132,10 +137,12 @@ class RuleBasedRouter(BaseRouter):
         super().__init__(fallback_target)
         self._rules = list(rules or ())
 
+    @checked
     def add_rule(self, condition: Condition, target: str) -> None:
         """Add a rule behind those there are."""
         self._rules.append((condition, target))
 
+    @checked
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose by the first rule that fits; what a condition raises is raised."""
         for number, (condition, target) in enumerate(self._rules):
@@ -164,6 +171,7 @@ class SemanticRouter(BaseRouter):
     'office'
     """
 
+    @checked
     def __init__(
         self,
         embed_fn: Embeddings | Callable[[str], Any],
@@ -171,10 +179,14 @@ class SemanticRouter(BaseRouter):
         similarity_threshold: float = 0.0,
     ) -> None:
         super().__init__(fallback_target)
+        if not callable(embed_fn) and not hasattr(embed_fn, "aembed_query"):
+            told = f"{embed_fn!r} embeds nothing."
+            raise ConfigurationError(told, fix="Give Embeddings, or a function of the text.")
         self._embed: Any = embed_fn
         self._threshold = similarity_threshold
         self._routes: dict[str, tuple[list[float], str]] = {}
 
+    @checked
     async def add_route(self, name: str, description: str) -> None:
         """Say what an agent is for; said again, it takes the place of what was said before."""
         of_documents = getattr(self._embed, "aembed_documents", None)
@@ -187,6 +199,7 @@ class SemanticRouter(BaseRouter):
             )
         self._routes[name] = (vector, description)
 
+    @checked
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose the nearest of those that are available and have a route."""
         known = [name for name in request.available_agents if name in self._routes]
@@ -213,7 +226,11 @@ class SemanticRouter(BaseRouter):
 
 
 def _unit(vector: Sequence[float]) -> list[float]:
-    length = math.hypot(*vector)
+    try:
+        length = math.hypot(*vector)
+    except TypeError as exc:
+        told = f"The embedding of a text is {vector!r:.80}."
+        raise ModelError(told, fix="Return a list of numbers.") from exc
     if not math.isfinite(length):
         raise ModelError("The embedding of a text holds NaN or infinity.", fix="Use another model.")
     return [float(value) / length if length else 0.0 for value in vector]
@@ -241,6 +258,7 @@ class LoadBalancingRouter(BaseRouter):
     'small'
     """
 
+    @checked
     def __init__(
         self,
         agent_weights: Mapping[str, float] | None = None,
@@ -254,6 +272,7 @@ class LoadBalancingRouter(BaseRouter):
         self._credit: dict[str, float] = {}
         self._lock = threading.Lock()
 
+    @checked
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Choose one of those that are available and have a weight."""
         names = [name for name in request.available_agents if self._weights.get(name, 1)]
@@ -263,9 +282,10 @@ class LoadBalancingRouter(BaseRouter):
         if self._load is not None:
             for name in names:
                 loads[name] = await awaited(self._load(name))
-                if math.isnan(loads[name]):
+                if not fits(loads[name], float) or math.isnan(loads[name]):
                     raise ValidationError(
-                        f"The load of {name!r} is NaN.", fix="Give a number, or infinity."
+                        f"The load of {name!r} is {loads[name]!r:.80}.",
+                        fix="Give a number, or infinity.",
                     )
             least = min(loads.values())
             if least == math.inf:
@@ -310,6 +330,7 @@ class LLMRouter(BaseRouter):
     'sales'
     """
 
+    @checked
     def __init__(
         self,
         model: BaseChatModel | ModelCaller,
@@ -317,9 +338,12 @@ class LLMRouter(BaseRouter):
         fallback_target: str | None = None,
     ) -> None:
         super().__init__(fallback_target)
+        if not callable(model) and not hasattr(model, "ainvoke"):
+            raise ConfigurationError(f"{model!r} is no model.", fix="Give a chat model.")
         self.agent_descriptions = dict(agent_descriptions or {})
         self._model = model
 
+    @checked
     async def route(self, request: RoutingRequest) -> RoutingDecision:
         """Ask the model; what it raises is raised, what it says amiss goes to the fallback."""
         from langchain_core.messages import HumanMessage, SystemMessage

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from configs.latest import Latest
 from framework.base import ValidationError, require_extra
 from framework.registry import Candidate
 from framework.selection.protocols import NOTHING_EXCLUDED, Selection
@@ -64,7 +64,7 @@ class LexicalSelector:
                 )
         self._margin = margin
         self._threshold = threshold
-        self._fits: OrderedDict[tuple[Candidate, ...], Fit] = OrderedDict()
+        self._fits: Latest[tuple[Candidate, ...], Fit] = Latest(_KEPT_FITS)
         # A lock of asyncio belongs to one event loop; an instance may serve several.
         self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             weakref.WeakKeyDictionary()
@@ -157,10 +157,8 @@ class LexicalSelector:
     async def _fitted(self, candidates: tuple[Candidate, ...]) -> Fit:
         lock = self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
-            found = self._fits.pop(candidates, None) or await self._fit(candidates)
+            found = self._fits.get(candidates) or await self._fit(candidates)
             self._fits[candidates] = found  # the last one used is the last to go
-            while len(self._fits) > _KEPT_FITS:
-                self._fits.popitem(last=False)
             return found
 
     async def _fit(self, candidates: tuple[Candidate, ...]) -> Fit:

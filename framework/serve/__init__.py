@@ -2,29 +2,22 @@
 
 from typing import TYPE_CHECKING, Any
 
-from configs.lazy import found_in
+from configs.lazy import contents
 from framework.base.errors import require_extra
 
 if TYPE_CHECKING:
-    from framework.serve.app import create_app
-    from framework.serve.identity import Identity
-    from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
-    from framework.serve.runs import Run, Runs
+    from framework.serve.app import create_app as create_app
+    from framework.serve.identity import Identity as Identity
+    from framework.serve.problems import AnswerRefusedError as AnswerRefusedError
+    from framework.serve.problems import ConflictError as ConflictError
+    from framework.serve.problems import NotThereError as NotThereError
+    from framework.serve.runs import Run as Run
+    from framework.serve.runs import Runs as Runs
 
-__all__ = [
-    "AnswerRefusedError",
-    "ConflictError",
-    "Identity",
-    "NotThereError",
-    "Run",
-    "Runs",
-    "create_app",
-]
-
-_find, __dir__ = found_in(__name__, ("problems", "identity", "runs", "app"), __all__)
+_find, __dir__ = contents(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in __dir__():
         require_extra("starlette", "serve")
     return _find(name)

@@ -25,19 +25,23 @@ from framework.base.errors import (
     MissingExtraError,
     require_extra,
 )
+from framework.serve.files import MadeFiles, Uploads
 from framework.serve.identity import Identity, Logins
 from framework.serve.ledger import Ledger
 from framework.serve.observed import Observed
 from framework.serve.problems import problem, problem_of
-from framework.serve.routes import agui, api, console, health, ledger, login, oidc, openai
+from framework.serve.routes import agui, api, console, files, health, ledger, login, oidc, openai
 from framework.serve.runs import Runs
 from framework.serve.shield import Shield, settings_of
+from framework.serve.standing import Standing
 from framework.serve.threads import Threads
 from framework.serve.tokens import TokenFile
+from framework.serve.webhook import Webhook
 from framework.stores.run_log import RunLog
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings, Settings
+    from framework.scale.engine import Engine
 
 
 def create_app(
@@ -46,6 +50,7 @@ def create_app(
     settings: Settings | None = None,
     auth: str | Path | Identity | None = None,
     host: str | None = None,
+    engine: Engine | None = None,
 ) -> Starlette:
     """Return an ASGI application that serves a graph to people and to other agents.
 
@@ -59,6 +64,8 @@ def create_app(
             Without one there is one user, ``local``, who comes by the one-time link
             (``app.state.link``).
         host: On which address the server listens; ``None`` behind somebody else's server.
+        engine: Hands runs to workers, as :func:`framework.scale.connect` opens it; without one they
+            go on in this process.
 
     Raises:
         ConfigurationError: The graph has no saver, or was not made by ``build_graph``.
@@ -80,7 +87,7 @@ def create_app(
     threads = Threads(
         graph, log, shared=auth is None and serve.oidc is None and serve.proxy is None
     )
-    runs = Runs(graph, threads, log, serve)
+    runs = Runs(graph, threads, log, serve, engine)
     identity: Identity
     if auth is None or isinstance(auth, (str, Path)):
         tokens = TokenFile(Path(auth)) if auth is not None else None
@@ -94,7 +101,15 @@ def create_app(
         if serve.oidc is not None:
             entries += oidc.routes(identity, serve.oidc, serve.base_url)
 
+    uploads = None
+    if serve.uploads is not None:
+        uploads = Uploads(serve.uploads, services.registry)
+        if auth is not None or by_provider or serve.proxy is not None:
+            uploads.check(services.settings.data_folders)
+    made = MadeFiles(graph, threads, serve.downloads)
     protocols, entered = protocol_routes(graph, runs, threads, serve)
+    if serve.webhook is not None:
+        entered.append(Webhook(graph, threads, log, serve).running)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -131,8 +146,9 @@ def create_app(
     kept = Ledger(graph, threads, serve.overseers)
     app = Starlette(
         routes=[
-            *api.routes(runs, threads),
-            *ledger.routes(kept),
+            *files.routes(uploads, made),
+            *api.routes(runs, threads, uploads),
+            *ledger.routes(kept, Standing(graph, threads, serve)),
             *agui.routes(runs),
             *openai.routes(runs, serve),
             *health.routes(runs, services.settings.name, registry),
@@ -142,7 +158,14 @@ def create_app(
         ],
         middleware=[
             Middleware(Observed, registry),
-            Middleware(Shield, serve, identity, host=host, styles=[login.STYLE_HASH]),
+            Middleware(
+                Shield,
+                serve,
+                identity,
+                host=host,
+                styles=[login.STYLE_HASH],
+                uploads=[files.UPLOADS],
+            ),
         ],
         exception_handlers=handlers | dict.fromkeys((404, 405), _unrouted),
         lifespan=lifespan,
@@ -162,6 +185,8 @@ def protocol_routes(
         try:
             require_extra(module, extra)
         except MissingExtraError as exc:
+            if extra == "mcp" and settings.mcp.tools:
+                raise
             get_logger("serve", "app").warning("/%s is not there: %s", extra, exc.fix)
             continue
         made = importlib.import_module(f"framework.serve.routes.{extra}")

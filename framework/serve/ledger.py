@@ -1,4 +1,4 @@
-"""What is kept of who did what: effects, usage, the audit; and what the agent can do."""
+"""What is kept of who did what: effects, usage, the audit."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ class Ledger:
             raise MalformedError(f"by is {by[:40]!r}.", fix="Use model, day or user.")
         if self._rows is None:
             return [], None
-        whose = None if self._range(caller) == "" else caller.user_id
-        found = await usage_totals(self._rows, user_id=whose, by=by)
+        mine = {"user_id": caller.user_id, "tenant": caller.tenant or ""}
+        await self._services.purse.book.written()
+        found = await usage_totals(self._rows, by=by, **(mine if self._range(caller) else {}))
         return [{by: one.model, **asdict(one)} for one in found], None
 
     async def audit(self, caller: Caller, *, limit: int, after: int) -> Page:
@@ -150,29 +151,10 @@ class Ledger:
                     found.append({**record, "data": {**record["data"], **shown}})
         return found, None
 
-    async def verified(self) -> dict[str, Any]:
-        """Check every record of the audit."""
+    async def verified(self, caller: Caller) -> dict[str, Any]:
+        """Check every record of the audit; how many there are is for whoever oversees them."""
         if self._audit is None:
-            return {"valid": True, "records": 0, "problem": None}
+            return {"valid": True}
         found = asdict(await self._audit.averify())
-        return {name: found[name] for name in ("valid", "records", "problem")}
-
-    def capabilities(self, caller: Caller) -> list[dict[str, Any]]:
-        """Describe what a caller may use."""
-        permissions = self._services.permissions
-        known = self._services.registry
-        if permissions is not None:
-            known = permissions.registry_of(caller)
-        return [
-            {
-                "name": spec.name,
-                "description": spec.description,
-                "provides": list(spec.provides),
-                "requires": [need.label for need in spec.requires],
-                "effect": spec.effect,
-                "requires_approval": bool(spec.requires_approval),
-                "permission": spec.permission.name.lower() if spec.permission else None,
-                "parameters": spec.parameters.model_json_schema() if spec.parameters else None,
-            }
-            for spec in known.capabilities.values()
-        ]
+        told = ("valid", "records", "problem") if self._range(caller) == "" else ("valid",)
+        return {name: found[name] for name in told}

@@ -16,4 +16,13 @@ def base_of(settings: ServeSettings, request: Request) -> str:
 
 def thread_link(settings: ServeSettings, request: Request, thread_id: str) -> str:
     """Return the address of a thread in the console."""
-    return f"{base_of(settings, request)}/?thread={quote(thread_id, safe='')}"
+    return f"{base_of(settings, request)}/{opened(thread_id)}"
+
+
+def opened(thread_id: str) -> str:
+    """Return what the address of the console ends with to show a thread.
+
+    >>> opened("a b")
+    '?thread=a%20b'
+    """
+    return f"?thread={quote(thread_id, safe='')}"

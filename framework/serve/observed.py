@@ -77,9 +77,8 @@ class Observed:
 
 def _route(scope: Scope) -> str:
     """Return the path as it is declared; what nothing answers has no name of its own."""
-    if "endpoint" not in scope:
-        return "other"
-    found = str(scope["path"])
-    for name, value in (scope.get("path_params") or {}).items():
-        found = found.replace(f"/{value}", f"/{{{name}}}", 1)
-    return found
+    found = scope.get("endpoint", scope)
+    return next(
+        (one.path_format for one in scope["app"].routes if getattr(one, "endpoint", 0) is found),
+        "other",
+    )

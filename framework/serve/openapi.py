@@ -61,6 +61,16 @@ _EFFECT = _object(
         "approved_by": {"type": "array", "items": _TEXT},
     }
 )
+_FILE = _object({"file_id": _TEXT, "name": _TEXT, "media_type": _TEXT}, bytes={"type": "integer"})
+_MADE = _object(
+    {"file_id": _TEXT, "name": _TEXT, "media_type": _TEXT},
+    kind={"enum": ["image", "table", "file"]},
+    type=_TEXT,
+    step=_NAME_OR_NULL,
+    bytes={"type": "integer"},
+    rows={"type": "integer"},
+)
+_BYTES: Schema = {"type": "string", "format": "binary"}
 _PROBLEM = _object(
     {"status": {"type": "integer"}, "code": _TEXT, "detail": _TEXT},
     type=_TEXT,
@@ -87,6 +97,7 @@ class Operation(NamedTuple):
     query: Mapping[str, Schema] = {}
     body: Schema | None = None
     media: str = "application/json"
+    takes: str = "application/json"
 
 
 OPERATIONS = (
@@ -105,7 +116,19 @@ OPERATIONS = (
     Operation("get", "/api/threads/{id}/state", "Read what a thread holds, or held", _ANY,
               query={"checkpoint_id": _NAME}),
     Operation("post", "/api/threads/{id}/runs", "Begin a run", _RUN, 202,
-              body=_object({}, message=_TEXT, plan=_ANY, context=_ANY)),
+              body=_object({}, message=_TEXT, plan=_ANY, context=_ANY,
+                           files={"type": "array", "items": _TEXT})),
+    Operation("post", "/api/files", "Bring a file along", _FILE, 201, query={"name": _TEXT},
+              body=_BYTES, takes="application/octet-stream"),
+    Operation("get", "/api/files", "List the files that one brought along", _list_of(_FILE)),
+    Operation("get", "/api/files/{id}", "Have a file", _BYTES, media="*/*"),
+    Operation("delete", "/api/files/{id}", "Drop a file", None, 204),
+    Operation("get", "/api/threads/{id}/files", "List what steps of a thread made",
+              _list_of(_MADE)),
+    Operation("get", "/api/threads/{id}/files/{file_id}", "Have a file, or a table as CSV",
+              _BYTES, media="*/*"),
+    Operation("get", "/api/threads/{id}/files/{file_id}/rows", "Read a table",
+              _list_of(_ANY), query={"limit": _COUNT, "after": _COUNT}),
     Operation("post", "/api/threads/{id}/signals/{key}", "Tell a thread that an event came",
               _object({"waited": {"type": "boolean"}, "run_id": _NAME_OR_NULL}), 202,
               body=_object({}, value={})),
@@ -126,6 +149,17 @@ OPERATIONS = (
     Operation("get", "/api/audit/verify", "Check the audit",
               _object({"valid": {"type": "boolean"}})),
     Operation("get", "/api/capabilities", "List what the agent can do", _list_of(_ANY)),
+    Operation("get", "/api/budgets", "Read what may be used up, and what is left", _list_of(_ANY),
+              query={"thread_id": _NAME}),
+    Operation("get", "/api/limits", "Read slots that are taken, and what is out of reach now",
+              _list_of(_ANY)),
+    Operation("get", "/api/graph", "Read the nodes and edges of the graph",
+              _object({"nodes": {"type": "array"}, "edges": {"type": "array"}})),
+    Operation("get", "/api/findings", "Read what would fail, as 'capgraph check' finds it",
+              _list_of(_ANY)),
+    Operation("get", "/api/workers", "List the workers that live", _list_of(_ANY)),
+    Operation("get", "/api/evaluations", "Read what evaluations of the agent gave",
+              _list_of(_ANY)),
     Operation("post", "/agui", "Run over AG-UI", _TEXT, body=_object(
         {"threadId": _NAME, "runId": _NAME, "messages": {"type": "array", "items": _ANY}},
         resume={"type": "array", "items": _ANY}), media="text/event-stream"),
@@ -189,8 +223,8 @@ def _described(operation: Operation) -> dict[str, Any]:
         },
     }
     if operation.body is not None:
-        needed = bool(operation.body["required"])
-        content = {"application/json": {"schema": operation.body}}
+        needed = bool(operation.body.get("required"))
+        content = {operation.takes: {"schema": operation.body}}
         found["requestBody"] = {"required": needed, "content": content}
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,9 @@ _STATUS: tuple[tuple[type[CapgraphError], int], ...] = (
     (ConfigurationError, 500),
 )
 
+_ADDRESS = re.compile(r" '\w+://[^']*'")
+"""Where a database is concerns nobody who asks."""
+
 
 class MalformedError(ValidationError):
     """A request that cannot be read.
@@ -36,6 +40,12 @@ class MalformedError(ValidationError):
     >>> problem_of(MalformedError("The body is no JSON.")).status_code
     400
     """
+
+
+class TooLargeError(ValidationError):
+    """More was sent than is taken."""
+
+    code = "CG-TOO-LARGE"
 
 
 class NotThereError(CapgraphError):
@@ -67,8 +77,8 @@ class AnswerRefusedError(ValidationError):
     code = "CG-ANSWER"
 
     def __init__(self, problems: list[dict[str, str]]) -> None:
-        told = "; ".join(f"{one['path']}: {one['message']}" for one in problems)
-        super().__init__(f"The answer does not fit: {told}.", fix="Answer again.")
+        told = " ".join(f"{one['path'] or 'answer'}: {one['message']}" for one in problems)
+        super().__init__(f"The answer does not fit. {told}", fix="Answer again.")
         self.problems = problems
 
 
@@ -91,14 +101,24 @@ def problem(
         **more: Further members.
     """
     body = {"type": f"errors/{code}", "title": code, "status": status, "code": code}
-    told = {"detail": mask_secrets(detail), **({"fix": fix} if fix else {}), **more}
+    told = {
+        "detail": _ADDRESS.sub("", mask_secrets(detail)),
+        **({"fix": fix} if fix else {}),
+        **more,
+    }
     return JSONResponse(
         {**body, **told}, status, dict(headers or {}), media_type="application/problem+json"
     )
 
 
 def problem_of(exc: Exception) -> JSONResponse:
-    """Return the answer for whatever was raised; of what is not ours nothing is told."""
+    """Return the answer for whatever was raised; of what is not ours nothing is told.
+
+    >>> import json
+    >>> answer = problem_of(PersistenceError("The database 'sqlite:////srv/t.db' is away."))
+    >>> answer.status_code, json.loads(answer.body)["detail"]
+    (503, 'The database is away.')
+    """
     if isinstance(exc, NotThereError):
         return problem(404, exc.code, exc.message, exc.fix)
     if isinstance(exc, ConflictError):
@@ -107,6 +127,8 @@ def problem_of(exc: Exception) -> JSONResponse:
         return problem(422, exc.code, exc.message, exc.fix, problems=exc.problems)
     if isinstance(exc, MalformedError):
         return problem(400, exc.code, exc.message, exc.fix)
+    if isinstance(exc, TooLargeError):
+        return problem(413, exc.code, exc.message, exc.fix)
     if isinstance(exc, CapgraphError):
         status = next((number for kind, number in _STATUS if isinstance(exc, kind)), 500)
         if status < 500 or isinstance(exc, PersistenceError):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from framework.approvals import read_answers
 from framework.approvals.questions import is_personal
 from framework.base.errors import (
     CapgraphError,
-    InfrastructureError,
     LimitError,
     PersistenceError,
     ThreadBusyError,
@@ -32,22 +30,24 @@ from framework.base.ports import Caller
 from framework.engine.entry import admitted
 from framework.engine.thread_lease import lend
 from framework.graph.signals import signal as send_signal
-from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
+from framework.graph.turns import DRAIN_SECONDS
 from framework.pipeline.run_config import configurable_of
+from framework.scale.advance import MARK, Runner, given_of, question_of, stopped
+from framework.scale.order import TurnOrder
 from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
-from framework.serve.translate import Translator, interrupt_of
 from framework.state import TurnView
-from framework.stores.leases import Lease, leases_of
-from framework.stores.run_log import LoggedRun, RunLog
+from framework.stores.leases import leases_of
+from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.threads import open_questions
 from framework.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings
+    from framework.scale.engine import Engine
     from framework.serve.threads import Threads
 
 _LOOK_SECONDS = 1.0
-_RECOVER_SECONDS = 30.0
+_RECOVER_SECONDS = 5.0
 _HOUR = 3600.0
 _TURNS = 500
 """So many runs are looked through for those of a turn."""
@@ -78,26 +78,37 @@ class Runs:
         threads: The threads, user by user.
         log: Where runs and their events are kept.
         settings: Bounds.
+        engine: Hands runs to workers; without one they go on in this process.
     """
 
-    def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        threads: Threads,
+        log: RunLog,
+        settings: ServeSettings,
+        engine: Engine | None = None,
+    ) -> None:
+        self._engine = engine
         self._graph = graph
         self._saver = graph.checkpointer
         self._threads = threads
         self._log = log
         self._settings = settings
-        self._slots = asyncio.Semaphore(settings.runs_at_once)
-        self._turns: dict[str, Turn] = {}
+        self._runner = Runner(graph, log, at_once=settings.runs_at_once)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._owners: dict[str, str] = {}
-        self._draining = False
         self._next_recovery = self._next_pruning = 0.0
-        self.ended: dict[str, int] = {}
 
     @property
     def draining(self) -> bool:
         """Whether nothing else begins here."""
-        return self._draining
+        return self._runner.draining
+
+    @property
+    def ended(self) -> Mapping[str, int]:
+        """How many runs ended here, by how."""
+        return self._runner.ended
 
     @property
     def under_way(self) -> int:
@@ -135,9 +146,11 @@ class Runs:
         """
         if message is None and plan is None and answers is None:
             raise ValidationError("There is neither a message nor a plan.", fix="Send one.")
+        if plan is not None and not isinstance(plan, Mapping):
+            raise ValidationError(f"The plan is {type(plan).__name__}.", fix='Send {"steps": […]}.')
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        given = {
+        given: dict[str, Any] = {
             "message": message,
             "plan": plan,
             "answers": answers,
@@ -145,137 +158,60 @@ class Runs:
             "history": list(history) if history else None,
         }
         request = {name: value for name, value in given.items() if value is not None}
+        # A person who writes in place of an answer ends what was asked.
+        request["abandon"] = True
         kept = self._threads.kept(caller, thread_id)
         if answers is None:
             # What the graph would refuse is refused before anything is kept of it.
-            admitted(_given(request), _config(kept), self._graph.services, saved=True)
+            admitted(given_of(request), _config(kept), self._graph.services, saved=True)
         return await self._begin(caller, kept, request)
 
     async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
-        if self._draining:
+        if self.draining:
             raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
         owner = self._threads.owner_of(kept)
-        if list(self._owners.values()).count(owner) >= self._settings.open_runs_per_user:
+        under_way = list(self._owners.values()).count(owner)
+        if self._engine is not None:
+            under_way = sum(run.is_open for run in await self._log.of_owner(owner, _TURNS))
+        if under_way >= self._settings.open_runs_per_user:
             raise LimitError(
                 f"{self._settings.open_runs_per_user} of your runs are under way.",
                 fix="Wait until one ends, or stop one.",
             )
-        lease = await leases_of(self._saver).take(kept)
         run = LoggedRun(
             str(uuid.uuid4()), kept, owner, request={**request, "caller": asdict(caller)}
         )
+        if self._engine is not None:
+            if await self._log.open_of(kept):
+                raise ThreadBusyError(
+                    f"The thread {self._threads.shown(caller, kept)!r} is being run already.",
+                    fix="Wait until that run ends or asks a person.",
+                )
+            await self._log.open(run, here=False)
+            await self._engine.submit(TurnOrder(kept, run.run_id))
+            return self._shown(caller, run)
+        lease = await leases_of(self._saver).take(kept)
         try:
             await self._log.open(run)
         except BaseException:
             await leases_of(self._saver).release(lease)
             raise
-        self._go(run, lease, caller, [])
+        self._go(run, self._runner.run(run, lease))
         return self._shown(caller, run)
 
-    def _go(self, run: LoggedRun, lease: Lease, caller: Caller, told: list[dict[str, Any]]) -> None:
-        thread = self._threads.shown(caller, run.thread_id)
-        translator = Translator(thread, run.run_id)
+    def _go(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
         self._owners[run.run_id] = run.owner
-        config = {
-            "metadata": {"run_id": run.run_id},
-            "configurable": {"thread_id": run.thread_id, **configurable_of(caller)},
-        }
-        turn = self._turns[run.run_id] = Turn(self._graph, config)
-        work = self._work(run, lease, turn, translator, told)
-        task = self._tasks[run.run_id] = asyncio.create_task(work)
+        task = self._tasks[run.run_id] = asyncio.create_task(self._left(run, work))
         task.add_done_callback(lambda _: self._gone(run.run_id))
 
+    async def _left(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
+        # Whoever looks next goes on with it: it stands in the log as not ended.
+        with suppress(PersistenceError, ThreadBusyError):
+            await work
+
     def _gone(self, run_id: str) -> None:
-        for known in (self._turns, self._tasks, self._owners):
+        for known in (self._tasks, self._owners):
             known.pop(run_id, None)
-
-    async def _work(
-        self,
-        run: LoggedRun,
-        lease: Lease,
-        turn: Turn,
-        translator: Translator,
-        told: list[dict[str, Any]],
-    ) -> None:
-        try:
-            try:
-                async with self._slots:
-                    with lend(lease):
-                        end = await self._run_turn(run, turn, translator, told)
-            finally:
-                # Whoever hears of the end may ask the thread again at once.
-                await leases_of(self._saver).release(lease)
-            if end is not None:
-                await self._end(run, end, translator)
-        except PersistenceError as exc:
-            # Whoever starts next goes on with it: it stands in the log as not ended.
-            get_logger("serve", "runs").error("The run %s was left: %s", run.run_id, exc)
-        except Exception as exc:
-            get_logger("serve", "runs").error("The run %s failed", run.run_id, exc_info=exc)
-            broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
-            await self._end(run, TurnEnd(run.thread_id, error=broken), translator)
-        finally:
-            self._log.leave(run.run_id)
-
-    async def _run_turn(
-        self, run: LoggedRun, turn: Turn, translator: Translator, told: list[dict[str, Any]]
-    ) -> TurnEnd | None:
-        if self._draining:
-            return None
-        if told and told[-1]["type"] in _ENDS:
-            # The process ended between the last event and the word of it.
-            status = (told[-1].get("result") or {}).get("status", "failed")
-            await self._log.set_status(run.run_id, status)
-            return None
-        await self._log.set_status(run.run_id, "running")
-        given, over = await self._input(run, again=bool(told) or run.status == "running")
-        values = {} if self._is_new_turn(run) else await thread_values(self._graph, run.thread_id)
-        begun = (
-            translator.taken_up(told) if told else translator.started(values, step_states(values))
-        )
-        self._log.tell(run.run_id, begun)
-        if over:
-            return await turn.read()
-        end = await turn.run(
-            given, lambda event: self._log.tell(run.run_id, translator.event(event))
-        )
-        return None if end.status == "drained" else end
-
-    @staticmethod
-    def _is_new_turn(run: LoggedRun) -> bool:
-        return "message" in run.request or "plan" in run.request
-
-    async def _input(self, run: LoggedRun, *, again: bool) -> tuple[Any, bool]:
-        """Return what the graph begins with, and whether nothing of it is left to do."""
-        from langgraph.types import Command
-
-        request = run.request
-        found = None
-        if again:
-            found = await self._saver.aget_tuple(_config(run.thread_id))
-        if "answers" in request:
-            answers = dict(request["answers"])
-            if again and (found is None or not answers.keys() <= open_questions(found).keys()):
-                return None, not await self._is_unfinished(run.thread_id)
-            return Command(resume=answers), False
-        if not self._is_new_turn(run):
-            return None, False
-        if found is not None and (found.metadata or {}).get("run_id") == run.run_id:
-            return None, not await self._is_unfinished(run.thread_id)
-        return _given(request), False
-
-    async def _is_unfinished(self, kept: str) -> bool:
-        snapshot = await self._graph.aget_state(_config(kept))
-        return bool(snapshot.tasks) and not snapshot.interrupts
-
-    async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> None:
-        asked = [_question(run.thread_id, key, value) for key, value in end.questions.items()]
-        result = {**end.as_data(), "thread_id": translator.thread_id}
-        result.pop("questions", None)
-        shown = [{**one, "thread_id": translator.thread_id} for one in asked]
-        self._log.tell(run.run_id, translator.finished(result, [interrupt_of(q) for q in shown]))
-        await self._log.set_status(run.run_id, end.status)
-        self.ended[end.status] = self.ended.get(end.status, 0) + 1
 
     # --- look -----------------------------------------------------------------------------
 
@@ -300,14 +236,14 @@ class Runs:
             NotThereError: There is no such run, or it began no turn.
         """
         first = await self._mine(caller, run_id)
-        if not self._is_new_turn(first):
+        if not first.is_new_turn:
             raise NotThereError("No turn began with this run.", fix="Name the first run of one.")
         found: list[LoggedRun] = []
         for run in await self._log.of_thread(first.thread_id, _TURNS):
             found = [run, *found]
             if run.run_id == run_id:
                 break
-            if self._is_new_turn(run):
+            if run.is_new_turn:
                 found = []
         else:
             found = [first]
@@ -316,10 +252,11 @@ class Runs:
     async def begun(self, caller: Caller) -> list[Run]:
         """Return the runs that began a turn of the caller's, the latest first."""
         found = await self._log.of_owner(self._threads.owner(caller), _TURNS)
-        return [self._shown(caller, run) for run in found if self._is_new_turn(run)]
+        return [self._shown(caller, run) for run in found if run.is_new_turn]
 
     def _shown(self, caller: Caller, run: LoggedRun) -> Run:
-        return Run(run.run_id, self._threads.shown(caller, run.thread_id), run.status)
+        status = "running" if run.status == STOPPING else run.status
+        return Run(run.run_id, self._threads.shown(caller, run.thread_id), status)
 
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
@@ -357,14 +294,14 @@ class Runs:
         return True
 
     async def stop(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a run; one that has ended stays as it is.
+        """Cancel a run, in whichever process it goes on; one that has ended stays as it is.
 
         Raises:
             NotThereError: There is no such run.
         """
         run = await self._mine(caller, run_id)
-        if (turn := self._turns.get(run_id)) is not None:
-            turn.stop()
+        if not self._runner.stop(run_id):
+            await self._log.stop(run.thread_id, run_id)
         return self._shown(caller, run)
 
     async def withdraw(self, caller: Caller, run_id: str) -> Run:
@@ -377,14 +314,9 @@ class Runs:
         run = await self._mine(caller, run_id)
         lease = await leases_of(self._saver).take(run.thread_id)
         try:
-            # Written as a node that ends a turn, so that nothing is left to run.
             with lend(lease):
-                await self._graph.aupdate_state(
-                    _config(run.thread_id), {"execution_outcome": {"status": "cancelled"}}, "error"
-                )
-            if (wait := await waits_of(self._saver).of(run.thread_id)) is not None:
-                await waits_of(self._saver).drop(wait)
-            await self._log.set_status(run_id, "cancelled")
+                await stopped(self._graph, run.thread_id, "cancelled")
+            await self._log.end(run_id, "cancelled")
         finally:
             await leases_of(self._saver).release(lease)
         return await self.get(caller, run_id)
@@ -429,7 +361,7 @@ class Runs:
         """Return the open questions of a thread, by what the server calls them."""
         found = await self._saver.aget_tuple(_config(kept))
         asked = open_questions(found) if found is not None else {}
-        questions = [_question(kept, key, value) for key, value in asked.items()]
+        questions = [question_of(kept, key, value) for key, value in asked.items()]
         return {question["question_id"]: question for question in questions}
 
     async def question(self, caller: Caller, question_id: str) -> tuple[str, dict[str, Any]]:
@@ -443,7 +375,7 @@ class Runs:
         with suppress(ValueError):
             mark, _, name = question_id.partition("-")
             kept = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
-            if len(mark) != _MARK:
+            if len(mark) != MARK or "\0" in kept:
                 raise missing
             found = (await self._open(kept)).get(question_id)
             if not kept.startswith(self._threads.owner(caller)):
@@ -528,18 +460,9 @@ class Runs:
     async def recover(self) -> None:
         """Go on with the runs that nobody goes on with, each under its id."""
         for run in reversed(await self._log.unfinished()):
-            if run.run_id in self._tasks or self._draining:
-                continue
-            try:
-                lease = await leases_of(self._saver).take(run.thread_id)
-            except ThreadBusyError:
-                continue  # another process has it
-            now = await self._log.get(run.run_id)
-            if now is None or not now.is_open:  # it ended meanwhile
-                await leases_of(self._saver).release(lease)
-                continue
-            caller = Caller(**run.request["caller"])
-            self._go(run, lease, caller, await self._log.take_up(run.run_id))
+            if run.run_id not in self._tasks:
+                order = TurnOrder(run.thread_id, run.run_id)
+                self._go(run, self._runner.advance(order))
 
     async def serve(self) -> None:
         """Wake threads whose moment has come, and take up what other processes left, for ever."""
@@ -551,7 +474,10 @@ class Runs:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _look(self) -> None:
+        if self._engine is not None:
+            return  # workers do
         now = time.monotonic()
+        await self._runner.look()
         for one in await due(self._saver, now=time.time()):
             with suppress(ThreadBusyError, LimitError):
                 await self._begin(one.caller, one.thread_id, {})
@@ -568,41 +494,10 @@ class Runs:
 
     async def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Begin nothing else; what runs comes to a point from which another process goes on."""
-        self._draining = True
-        for turn in self._turns.values():
-            turn.drain(seconds)
+        self._runner.drain(seconds)
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         self._log.close()
-
-
-_MARK = 24
-_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
-
-
-def _question(kept: str, interrupt_id: str, value: Any) -> dict[str, Any]:
-    """Return a question with a name that holds for this very question, and no other of its task."""
-    asked = dict(value) if isinstance(value, Mapping) else {"value": value}
-    same = {name: asked[name] for name in asked if name != "problems"}
-    text = json.dumps([interrupt_id, same], sort_keys=True, default=repr)
-    mark = hashlib.sha256(text.encode()).hexdigest()[:_MARK]
-    name = base64.urlsafe_b64encode(kept.encode()).decode().rstrip("=")
-    return {**asked, "question_id": f"{mark}-{name}", "interrupt_id": interrupt_id}
-
-
-def _given(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a graph is given for a request that opens a turn."""
-    given: dict[str, Any] = {}
-    if "message" in request:
-        given["messages"] = [
-            *request.get("history", ()),
-            {"role": "user", "content": request["message"]},
-        ]
-    if "plan" in request:
-        given["planning_execution_plan"] = request["plan"]
-    if "context" in request:
-        given["capability_context_data"] = request["context"]
-    return given
 
 
 def _config(kept: str) -> Any:

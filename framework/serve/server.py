@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from framework.base.errors import ConfigurationError
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+_PORT = 8123
 _CLOSING_SECONDS = 5
 _IDLE_SECONDS = 75
 _MOST_AT_ONCE = 2048
@@ -88,20 +90,23 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def listen_on(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int | None) -> socket.socket:
     """Open the socket of a server.
 
     Args:
         host: An address or a name.
-        port: 0 for any that is free.
+        port: 0 for any that is free; ``None`` for the usual one, or any where that is taken.
 
     Raises:
         ConfigurationError: It cannot be opened.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_MOST_AT_ONCE)
+        usual = _PORT if port is None else port
+        return socket.create_server((host, usual), family=family, backlog=_MOST_AT_ONCE)
     except OSError as exc:
+        if port is None and exc.errno == errno.EADDRINUSE:
+            return listen_on(host, 0)
         raise ConfigurationError(
             f"Nothing can listen on {host!r}, port {port}: {exc}.",
             fix="Choose another --host or --port; --port 0 takes any that is free.",

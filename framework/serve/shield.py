@@ -67,7 +67,7 @@ class Shield:
         identity: Says who asks.
         host: On which address the server listens; ``None`` behind somebody else's server.
         styles: Hashes of the styles that pages hold inline, for the policy.
-        uploads: Paths below which bodies may be longer; who is there bounds them.
+        uploads: Paths whose bodies may be longer; who is there bounds them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Shield:
     ) -> None:
         self._app, self._settings, self._identity = app, settings, identity
         self._hosts = Hosts(settings, host)
-        self._uploads = tuple(uploads)
+        self._uploads = frozenset(uploads)
         self._rate = RateLimiter(rpm=settings.requests_per_minute)
         self._logins = RateLimiter(rpm=settings.logins_per_minute)
         listed = "".join(f" '{one}'" for one in styles)
@@ -112,8 +112,8 @@ class Shield:
         headers = Headers(scope=scope)
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
-        refusal = refusal or await self._unwelcome(scope, caller)
-        if refusal is None and not scope["path"].startswith(self._uploads or "\0"):
+        refusal = refusal or await self._unwelcome(scope, caller) or _senseless(scope, headers)
+        if refusal is None and scope["path"] not in self._uploads:
             body = await self._body(headers, receive)
             if isinstance(body, bytes):
                 receive = _again(body, receive)
@@ -280,6 +280,18 @@ class _User:
 
     def __init__(self, caller: Caller) -> None:
         self.display_name = self.identity = self.username = caller.user_id or ""
+
+
+def _senseless(scope: Scope, headers: Headers) -> ASGIApp | None:
+    """Refuse what nothing here could answer."""
+    if headers.get("upgrade", "").lower() == "websocket":
+        return problem(403, "CG-METHOD", "Nothing here is a websocket.", "Ask over HTTP.")
+    # PostgreSQL keeps no such character.
+    if "\0" in scope["path"]:
+        return problem(404, "CG-NOT-FOUND", "Nothing is called so.")
+    if b"%00" in scope.get("query_string", b""):
+        return problem(422, "CG-VALIDATION", "The query holds a NUL.", "Leave it out.")
+    return None
 
 
 async def _refuse_scope(scope: Scope, receive: Receive, send: Send) -> None:

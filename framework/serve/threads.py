@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -191,7 +192,7 @@ class Threads:
             "messages": [_message(one) for one in values.get("messages") or []],
             "plan": {"steps": list(plan.get("steps") or [])} if plan else None,
             "steps": step_states(values),
-            "results": to_plain(values.get("execution_step_results") or {}, lenient=True),
+            "results": finite(values.get("execution_step_results") or {}),
             "runs": [
                 {"run_id": run.run_id, "status": run.status, "opened": run.opened}
                 for run in await self._log.of_thread(kept)
@@ -296,7 +297,7 @@ class Threads:
         snapshot = await self._graph.aget_state(config)
         values = dict(snapshot.values)
         messages = [_message(one) for one in values.pop("messages", None) or []]
-        return {"messages": messages, **to_plain(values, lenient=True)}
+        return {"messages": messages, **finite(values)}
 
     async def _item(self, caller: Caller, kept: str) -> dict[str, Any] | None:
         summary = await thread_summary(self._saver, kept)
@@ -316,6 +317,15 @@ class Threads:
         known["last_message"] = summary.last_message[:500]
         known["title"] = about.get("title") or (summary.task or summary.last_message)[:80]
         return known
+
+
+def finite(value: Any) -> Any:
+    """Return plain data that every reader of JSON reads: what is no number is told in words.
+
+    >>> finite([1.5, float("nan")])
+    [1.5, 'NaN']
+    """
+    return json.loads(json.dumps(to_plain(value, lenient=True)), parse_constant=str)
 
 
 def _message(message: AnyMessage) -> dict[str, Any]:

@@ -1,51 +1,27 @@
 """The graph's state, its reducers and typed access to context data."""
 
-from framework.state.agent_state import (
-    STATE_KEYS,
-    AgentState,
-    fitting,
-    reset_of_turn,
-)
-from framework.state.context_access import (
-    ContextTypes,
-    dump_context,
-    get_context,
-    load_context,
-    summarize,
-)
-from framework.state.keys import FromCaller, Key, OfTurn, StateKey, StateSchema
-from framework.state.reducers import (
-    append,
-    fold_context,
-    fold_lists,
-    fold_messages,
-    grow_by_key,
-    latest,
-    merge_by_key,
-)
-from framework.state.turn_view import TurnView
+from configs.lazy import contents
+from framework.state.agent_state import STATE_KEYS as STATE_KEYS
+from framework.state.agent_state import AgentState as AgentState
+from framework.state.agent_state import fitting as fitting
+from framework.state.agent_state import reset_of_turn as reset_of_turn
+from framework.state.context_access import ContextTypes as ContextTypes
+from framework.state.context_access import dump_context as dump_context
+from framework.state.context_access import get_context as get_context
+from framework.state.context_access import load_context as load_context
+from framework.state.context_access import summarize as summarize
+from framework.state.keys import FromCaller as FromCaller
+from framework.state.keys import Key as Key
+from framework.state.keys import OfTurn as OfTurn
+from framework.state.keys import StateKey as StateKey
+from framework.state.keys import StateSchema as StateSchema
+from framework.state.reducers import append as append
+from framework.state.reducers import fold_context as fold_context
+from framework.state.reducers import fold_lists as fold_lists
+from framework.state.reducers import fold_messages as fold_messages
+from framework.state.reducers import grow_by_key as grow_by_key
+from framework.state.reducers import latest as latest
+from framework.state.reducers import merge_by_key as merge_by_key
+from framework.state.turn_view import TurnView as TurnView
 
-__all__ = [
-    "STATE_KEYS",
-    "AgentState",
-    "ContextTypes",
-    "FromCaller",
-    "Key",
-    "OfTurn",
-    "StateKey",
-    "StateSchema",
-    "TurnView",
-    "append",
-    "dump_context",
-    "fitting",
-    "fold_context",
-    "fold_lists",
-    "fold_messages",
-    "get_context",
-    "grow_by_key",
-    "latest",
-    "load_context",
-    "merge_by_key",
-    "reset_of_turn",
-    "summarize",
-]
+__getattr__, __dir__ = contents(__name__)

@@ -12,7 +12,7 @@ from pydantic import ValidationError as PydanticValidationError
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
 from framework.base.value_context import LISTED
-from framework.base.values import copied, short_summary, to_plain
+from framework.base.values import copied, misfits, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 _SUMMARIES = 50
@@ -42,7 +42,7 @@ def load_context(kind: str, key: str, data: Any, types: ContextTypes) -> Any:
         return cls.model_validate(data, by_alias=True, by_name=True)
     except PydanticValidationError as exc:
         raise ValidationError(
-            f"The stored context {kind}.{key} does not fit {cls.__name__}: {_problems(exc)}.",
+            f"The stored context {kind}.{key} does not fit {cls.__name__}: {'; '.join(misfits(exc, 'value'))}.",
             fix="Start a new thread, or give the new fields of the type defaults.",
         ) from exc
 
@@ -66,7 +66,7 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
     except PydanticValidationError as exc:
         name = (cls or type(value)).__name__
         raise ValidationError(
-            f"{where} does not fit {name}: {_problems(exc)}.",
+            f"{where} does not fit {name}: {'; '.join(misfits(exc, 'value'))}.",
             fix=f"Return a {name}, or a dictionary with its fields; a field whose serializer"
             " writes another form needs a validator that reads it.",
         ) from exc
@@ -201,10 +201,3 @@ def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     if isinstance(value, CapabilityContext):
         return value.get_summary()
     return short_summary(value)
-
-
-def _problems(exc: PydanticValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in error['loc']) or 'value'}: {error['msg']}"
-        for error in exc.errors(include_url=False)
-    )

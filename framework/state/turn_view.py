@@ -19,7 +19,7 @@ class TurnView:
 
     Args:
         state: The graph's state.
-        thread_id: The thread.
+        thread_id: The thread; ``None`` when nothing is kept.
         caller: Who asks.
         opened_by: What opened the turn, where the state does not say so.
 
@@ -39,23 +39,13 @@ class TurnView:
     ) -> None:
         self.state = state
         self._opened_by = opened_by
-        self._thread_id = thread_id
-        self._caller = caller
-
-    @property
-    def thread_id(self) -> str | None:
-        """The thread; ``None`` when nothing is kept."""
-        return self._thread_id
-
-    @property
-    def caller(self) -> Caller:
-        """Who asks."""
-        return self._caller
+        self.thread_id = thread_id
+        self.caller = caller
 
     @property
     def users(self) -> tuple[str, ...]:
         """Whose run it is: who asks now, and who opened the turn."""
-        return tuple(user for user in (self._caller.user_id, self.turn.get("user")) if user)
+        return tuple(user for user in (self.caller.user_id, self.turn.get("user")) if user)
 
     @property
     def turn_id(self) -> str:

@@ -16,15 +16,17 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from langgraph.config import get_config
 
+from configs.latest import Latest
 from configs.logger import get_logger, mask_secrets
+from configs.scoped import scoped
 from framework.base.awaiting import to_its_end
 from framework.base.clock import Clock, SystemClock
 from framework.base.errors import ConfigurationError, PersistenceError, require_extra
@@ -38,6 +40,9 @@ FOREVER = float("inf")
 Change = Callable[[Any, float], tuple[Any, float, T]]
 """Takes a value (``None`` for an empty cell) and the moment in seconds; gives the new value, for how
 many seconds it says more than an empty cell, and what the caller gets."""
+
+Undo = Callable[[T], Change[Any]]
+"""Gives the change that takes back what a caller got and never heard of."""
 
 _Steps = Generator[tuple[str, tuple[Any, ...]], Found, tuple[T, float]]
 
@@ -72,6 +77,7 @@ _TRUSTED = 10.0  # seconds for which the database's clock is taken to go as the 
 _SHORT, _MANY = 16_384, 256
 _SWEEP_SHARE = 0.005  # of changes that clear away what expired
 _SWEEP_SIZE = 1024
+_LENT: ContextVar[Rows | None] = ContextVar("capgraph_lent_rows", default=None)
 
 
 class Cells(ABC):
@@ -92,11 +98,7 @@ class Cells(ABC):
 
     @abstractmethod
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop.
 
@@ -166,11 +168,7 @@ class MemoryCells(Cells):
         return result
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value; it does not wait."""
         return self.change(name, change, clock)
@@ -200,7 +198,7 @@ class RowCells(Cells):
             WeakKeyDictionary()
         )
         # What was written last, and how far the database's clock is from the machine's since when.
-        self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._known: Latest[str, tuple[str, str]] = Latest(_MANY)
         self._ahead = self._asked = 0.0
 
     def change(self, name: str, change: Change[T], clock: Clock) -> T:
@@ -214,11 +212,7 @@ class RowCells(Cells):
         return _in_thread(rows, self._steps(name, change, clock))[0]
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop."""
         rows = self._rows or _of_run()
@@ -280,8 +274,6 @@ class RowCells(Cells):
             if touched:
                 if written is not None and not missed and len(written) < _SHORT:
                     self._known[name] = written, mark
-                    if len(self._known) > _MANY:
-                        self._known.popitem(last=False)
                 return result, now
             missed = True
 
@@ -327,11 +319,7 @@ class RedisCells(Cells):
         return cast("T", self._asked(self._client.transaction, work, key, value_from_callable=True))
 
     async def achange(
-        self,
-        name: str,
-        change: Change[T],
-        clock: Clock,
-        undo: Callable[[T], Change[Any]] | None = None,
+        self, name: str, change: Change[T], clock: Clock, undo: Undo[T] | None = None
     ) -> T:
         """Change a value without blocking the event loop."""
         return await _whole(
@@ -386,7 +374,7 @@ class RedisCells(Cells):
 async def _whole(
     write: Callable[[Change[Any]], Coroutine[Any, Any, Any]],
     change: Change[T],
-    undo: Callable[[T], Change[Any]] | None,
+    undo: Undo[T] | None,
 ) -> T:
     """Write a change to its end; one whose caller was cancelled meanwhile is taken back."""
 
@@ -470,12 +458,17 @@ def logged_only(what: str) -> Iterator[None]:
         get_logger("framework", "limits").warning("%s is not written down: %s", what, exc)
 
 
+def lend_rows(rows: Rows) -> AbstractContextManager[None]:
+    """Let :data:`SAVER` mean this database in what runs inside, which has no saver of its own."""
+    return scoped(_LENT, rows)
+
+
 def _of_run() -> Rows:
     try:
         saver = lent_saver(get_config())
     except RuntimeError:
         saver = None
-    rows = rows_of(saver) if saver is not None else None
+    rows = rows_of(saver) if saver is not None else _LENT.get()
     if rows is None:
         raise ConfigurationError(
             "The limits are to lie in the database of the run's saver, and there is none.",

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.store.base import BaseStore
 
+from framework.base.checked import checked
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.dict_form import DictForm
 from framework.base.errors import ConfigurationError, PersistenceError, ValidationError
@@ -30,6 +31,7 @@ _KEY = "saved"
 _PAGE = 1000
 
 
+@checked
 @dataclass
 class Checkpoint(DictForm):
     """What an agent had come to at one moment.
@@ -79,6 +81,7 @@ class CheckpointManager:
     {'steps': ['taxi', 'climb']}
     """
 
+    @checked
     def __init__(
         self,
         store: BaseStateStore | BaseStore | BaseCheckpointSaver[Any],
@@ -93,14 +96,10 @@ class CheckpointManager:
         elif isinstance(store, BaseStore):
             time = SystemClock() if clock is None else as_clock(clock)
             self._kept = _InStore(_LangGraphPlaces(store, time))
-        elif self.saver is not None:
-            self._kept = _InSaver(self.saver)
         else:
-            raise ConfigurationError(
-                f"{store!r} keeps no checkpoints.",
-                fix="Give a state store, a LangGraph store or a saver.",
-            )
+            self._kept = _InSaver(store)
 
+    @checked
     async def save(
         self,
         agent_id: str,
@@ -132,10 +131,12 @@ class CheckpointManager:
         )
         return await self._kept.put(found, self._ttl if ttl is None else ttl)
 
+    @checked
     async def load(self, checkpoint_id: str) -> Checkpoint | None:
         """Return a snapshot; ``None`` when there is none, or its time is over."""
         return await self._kept.get(checkpoint_id)
 
+    @checked
     async def list(self, agent_id: str) -> builtins.list[Checkpoint]:
         """Return the snapshots of an agent, the oldest first.
 
@@ -144,10 +145,12 @@ class CheckpointManager:
         """
         return await self._kept.of("agent", agent_id)
 
+    @checked
     async def list_by_execution(self, execution_id: str) -> builtins.list[Checkpoint]:
         """Return the snapshots of a run, the oldest first."""
         return await self._kept.of("execution", execution_id)
 
+    @checked
     async def load_latest_for_execution(self, execution_id: str) -> Checkpoint | None:
         """Return the newest snapshot of a run, without loading the others.
 
@@ -155,6 +158,7 @@ class CheckpointManager:
         """
         return await self._kept.latest(execution_id)
 
+    @checked
     async def delete(self, checkpoint_id: str, agent_id: str) -> None:
         """Take a snapshot away, from all indices; nothing happens when there is none.
 

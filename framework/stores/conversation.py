@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from framework.base.checked import checked
 from framework.base.dict_form import DictForm
 
 
@@ -13,6 +14,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+@checked
 @dataclass
 class ConversationMessage(DictForm):
     """One message.
@@ -30,6 +32,7 @@ class ConversationMessage(DictForm):
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@checked
 @dataclass
 class ConversationState(DictForm):
     """A conversation.

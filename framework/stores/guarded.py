@@ -9,27 +9,23 @@ from typing import Any, TypeVar
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
 )
 
 from framework.stores.history import History, since_saved
+from framework.stores.leases import leases_of
 from framework.stores.reading import checked, readable
+from framework.stores.records import PAST_LEASE
 from framework.stores.rows import SaverRows, rows_of
+from framework.stores.step_results import step_results_of
 
 T = TypeVar("T")
 PAGE = 100
 """So many checkpoints are read at once."""
-
-
-def _guarded(name: str) -> Any:
-    """Return a method that writes as the base class does, and says what went wrong as ours do."""
-
-    async def write(self: GuardedSaver, *args: Any, **kwargs: Any) -> Any:
-        call = getattr(super(GuardedSaver, self), name)
-        return await self.guarded("written", lambda: call(*args, **kwargs))
-
-    return write
 
 
 class GuardedSaver(BaseCheckpointSaver[Any]):
@@ -38,9 +34,48 @@ class GuardedSaver(BaseCheckpointSaver[Any]):
     It stands before LangGraph's own saver in the bases of a class.
     """
 
-    aput = _guarded("aput")
-    aput_writes = _guarded("aput_writes")
-    adelete_thread = _guarded("adelete_thread")
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Write a checkpoint."""
+        put = super().aput
+
+        async def write() -> RunnableConfig:
+            if PAST_LEASE not in metadata:
+                await self._confirm(config)
+            return await put(config, checkpoint, metadata, new_versions)
+
+        return await self.guarded("written", write)
+
+    async def aput_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Write what a task gave."""
+        put = super().aput_writes
+
+        async def write() -> None:
+            await self._confirm(config)
+            await put(config, writes, task_id, task_path)
+
+        await self.guarded("written", write)
+
+    async def _confirm(self, config: RunnableConfig) -> None:
+        # Whoever was frozen, or cut off, must not write over what the next one did.
+        await leases_of(self).confirm(str(_thread(config)), ask=False)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Drop a thread, with what its steps left on other workers."""
+        drop = super().adelete_thread
+        await self.guarded("written", lambda: drop(thread_id))
+        await step_results_of(self).drop_thread(thread_id)
 
     @abstractmethod
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:

@@ -1,8 +1,13 @@
 """Who runs a thread: one row for each thread that is being run, beside the checkpoints.
 
 A lease is taken when a run begins and given back when it ends or waits for a person. On one
-machine it ends with the process that holds it, which no clock is needed for; a holder on another
-machine counts as gone when its heartbeat is late by the clock of the database.
+machine it ends with the process that holds it, which no clock is needed for. Any other holder (on
+another machine, or frozen) has lost it when its heartbeat is late by the clock of the database and
+stays so for longer than a beat: after a machine slept, or the database was away, all are late, and
+those that live beat again.
+
+Who was frozen and wakes may not know that the lease is lost. So whatever must not happen twice asks
+:meth:`Leases.confirm` first, which trusts its last heartbeat no longer than others wait for one.
 """
 
 from __future__ import annotations
@@ -11,13 +16,14 @@ import asyncio
 import os
 import platform
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -25,6 +31,9 @@ from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
 from framework.base.ports import Rows
 from framework.stores.rows import rows_of
+
+if TYPE_CHECKING:
+    from configs.settings import ScaleSettings
 
 T = TypeVar("T")
 
@@ -39,12 +48,15 @@ _INSERT = (
     "INSERT INTO capgraph_leases (thread_id, owner, machine, process, beat)"
     " VALUES (?, ?, ?, ?, {now}) ON CONFLICT (thread_id) DO NOTHING"
 )
-_SELECT = "SELECT owner, machine, process, {now} - beat FROM capgraph_leases WHERE thread_id = ?"
+_SELECT = (
+    "SELECT owner, machine, process, beat, {now} - beat FROM capgraph_leases WHERE thread_id = ?"
+)
 _REPLACE = (
     "UPDATE capgraph_leases SET owner = ?, machine = ?, process = ?, beat = {now}"
-    " WHERE thread_id = ? AND owner = ?"
+    " WHERE thread_id = ? AND owner = ? AND beat = ?"
 )
 _TOUCH = "UPDATE capgraph_leases SET beat = {now} WHERE thread_id = ? AND owner = ?"
+_BEAT = "UPDATE capgraph_leases SET beat = {now} WHERE owner IN ({marks}) RETURNING owner"
 _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 
 # Every run of this process that is under way, whichever graph and saver it uses.
@@ -52,6 +64,10 @@ _under_way: set[str] = set()
 # By process id: a process that was split off is another one.
 _process: dict[int, tuple[str, str]] = {}
 _KEPT = "_capgraph_leases"
+_MACHINE = "CAPGRAPH_MACHINE"
+_TRUSTED = 1.5
+"""For so many beats a holder goes by its last one; so long whoever takes a late lease has looked, so
+that no clock of the database has to be right for the two to be one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +78,14 @@ class Holder:
         owner: Identifies the run.
         machine: Identifies the machine since it was started.
         process: Process id and the moment it began.
-        age: Seconds since the last heartbeat, by the clock of the database.
+        beat: When its heart beat last, by the clock of the database.
+        age: Seconds since then, by the same clock.
     """
 
     owner: str
     machine: str
     process: str
+    beat: float = 0.0
     age: float = 0.0
 
     def describe(self) -> str:
@@ -87,6 +105,8 @@ class Lease:
         users: How many graphs share it.
         taken: Whether it stands in the database.
         lost: Whether another process was found to have taken over.
+        confirmed: When it was last asked for in the database and was there, in seconds since the
+            machine was started.
     """
 
     thread_id: str
@@ -95,6 +115,7 @@ class Lease:
     users: int = 1
     taken: bool = False
     lost: bool = False
+    confirmed: float = 0.0
 
 
 def leases_of(saver: BaseCheckpointSaver[Any]) -> Leases:
@@ -120,22 +141,26 @@ class Leases:
     the event loop does not cost a run its lease.
 
     Attributes:
-        ttl_seconds: After so long without a heartbeat a holder on another machine counts as gone.
+        ttl_seconds: After so long without a heartbeat a holder counts as late.
         beat_seconds: Time between heartbeats.
 
     Args:
         rows: The saver's rows; ``None`` keeps leases in memory.
     """
 
-    ttl_seconds = 30.0
-    beat_seconds = 10.0
-
     def __init__(self, rows: Rows | None) -> None:
+        self.ttl_seconds, self.beat_seconds = 30.0, 10.0
         self._rows = rows
         self._held: dict[str, Lease] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._heart: threading.Thread | None = None
+        # Machine and process to the beat after which it was found to be silent.
+        self._silent: dict[tuple[str, str], float] = {}
+
+    def follow(self, settings: ScaleSettings) -> None:
+        """Keep the times that the settings say."""
+        self.ttl_seconds, self.beat_seconds = settings.lease_seconds, settings.beat
 
     def held(self, thread_id: str) -> Lease | None:
         """Return the lease that this process holds through this saver, if any."""
@@ -155,8 +180,7 @@ class Leases:
             ThreadBusyError: Another run has the thread.
             PersistenceError: The lease cannot be kept.
         """
-        known = _process.get(os.getpid())
-        machine, process = known if known is not None else await _off_loop(this_process)
+        machine, process = await self._identity()
         mine = Lease(thread_id, Holder(uuid.uuid4().hex, machine, process), family)
         with self._lock:
             lease = self._held.setdefault(thread_id, mine)
@@ -179,23 +203,41 @@ class Leases:
         self._keep_beating()
         return mine
 
-    async def confirm(self, thread_id: str) -> None:
-        """Make sure, in the database, that this process still has a thread that it runs.
+    async def confirm(self, thread_id: str, *, ask: bool = True) -> None:
+        """Make sure that this process still has a thread that it runs.
+
+        Args:
+            thread_id: The thread.
+            ask: Whether to ask the database in any case; else it is asked where the last heartbeat
+                is late.
 
         Raises:
-            PersistenceError: Another process has taken over.
+            PersistenceError: Another process has taken over, or nobody can say.
         """
         lease = self._held.get(thread_id)
-        if lease is None:
+        if lease is None or not lease.taken or self._rows is None:
             return
-        if not lease.lost and self._rows is not None:
+        while not lease.lost and (ask or not self._is_sure(lease)):
+            began = self._now()
             count, _ = await self._rows.run(_TOUCH, (thread_id, lease.holder.owner))
-            lease.lost = not count
+            self._found(lease, bool(count), began)
+            ask = False
         if lease.lost:
             raise PersistenceError(
                 f"Another process has taken over the thread {thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
             )
+
+    def _is_sure(self, lease: Lease) -> bool:
+        return self._now() - lease.confirmed < _TRUSTED * self.beat_seconds
+
+    @staticmethod
+    def _found(lease: Lease, there: bool, asked: float) -> None:
+        if there:
+            lease.confirmed = max(lease.confirmed, asked)
+        # A lease that was given back meanwhile is not a lost one.
+        elif lease.taken:
+            lease.lost = True
 
     async def release(self, lease: Lease) -> None:
         """Give a lease back, when its last user does."""
@@ -225,7 +267,9 @@ class Leases:
         await rows.table(_TABLE)
         claim = lease.holder
         who = (claim.owner, claim.machine, claim.process)
+        late: Holder | None = None
         while True:
+            lease.confirmed = self._now()
             count, _ = await rows.run(_INSERT, (lease.thread_id, *who))
             if count:
                 return None
@@ -233,18 +277,41 @@ class Leases:
             if not found:
                 continue
             holder = Holder(*found[0])
-            if not await _off_loop(lambda: self._is_free(holder, claim)):  # noqa: B023 - awaited
+            gone = await self._is_gone(holder, claim)
+            if gone is False:
                 return holder
-            count, _ = await rows.run(_REPLACE, (*who, lease.thread_id, holder.owner))
+            place = (holder.machine, holder.process)
+            if gone is None and holder.beat > self._silent.get(place, 0) + self.beat_seconds:
+                if late is None or late.beat != holder.beat:
+                    late = holder
+                    await asyncio.sleep(_TRUSTED * self.beat_seconds)
+                    continue
+                self._silent[place] = holder.beat
+            values = (*who, lease.thread_id, holder.owner, holder.beat)
+            lease.confirmed = self._now()
+            count, _ = await rows.run(_REPLACE, values)
             if count:
                 return None
 
-    def _is_free(self, holder: Holder, claim: Holder) -> bool:
-        if holder.machine != claim.machine:
-            return holder.age > self.ttl_seconds
-        if holder.process == claim.process:
-            return holder.owner not in _under_way
-        return not _alive(holder.process)
+    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+        """Tell whether a holder has lost its lease; ``None`` when it is late, which may pass."""
+        if holder.machine == claim.machine:
+            if holder.process == claim.process:
+                return holder.owner not in _under_way
+            if not await self._lives(holder.process):
+                return True
+        # A beat that lies far ahead is one from before the clock was set back.
+        return None if abs(holder.age) > self.ttl_seconds else False
+
+    async def _identity(self) -> tuple[str, str]:
+        known = _process.get(os.getpid())
+        return known if known is not None else await _off_loop(this_process)
+
+    async def _lives(self, process: str) -> bool:
+        return await _off_loop(lambda: _alive(process))
+
+    def _now(self) -> float:
+        return since_start()
 
     def _keep_beating(self) -> None:
         with self._lock:
@@ -252,29 +319,38 @@ class Leases:
                 return
             self._wake.clear()
             self._heart = threading.Thread(
-                target=self._beat, name="capgraph heartbeat", daemon=True
+                target=self._live, name="capgraph heartbeat", daemon=True
             )
             self._heart.start()
 
-    def _beat(self) -> None:
+    def _live(self) -> None:
         while True:
             self._wake.wait(self.beat_seconds)
             with self._lock:
-                held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
                 if not self._held:
                     self._heart = None
                     return
                 self._wake.clear()
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._lock:
+            held = [lease for lease in self._held.values() if lease.taken and not lease.lost]
+        if not held or self._rows is None:
+            return
+        owners = tuple(lease.holder.owner for lease in held)
+        began = self._now()
+        marks = ", ".join("?" * len(owners))
+        try:
+            found = self._rows.run_blocking(_BEAT.format(marks=marks, now="{now}"), owners)
+        except CapgraphError as exc:
+            # While the database is away nobody else can take over either.
+            _logger().warning("No heartbeat: %s", exc)
+            return
+        if found is not None:
+            there = {owner for (owner,) in found[1]}
             for lease in held:
-                values = (lease.thread_id, lease.holder.owner)
-                try:
-                    found = self._rows.run_blocking(_TOUCH, values) if self._rows else None
-                except CapgraphError as exc:
-                    # While the database is away nobody else can take over either.
-                    _logger().warning("No heartbeat: %s", exc)
-                else:
-                    # A lease that was given back meanwhile is not a lost one.
-                    lease.lost = found is not None and not found[0] and lease.taken
+                self._found(lease, lease.holder.owner in there, began)
 
 
 def busy(thread_id: str, holder: Holder) -> ThreadBusyError:
@@ -295,14 +371,21 @@ async def _off_loop(call: Callable[[], T]) -> T:
 
 
 def this_process() -> tuple[str, str]:
-    """Read which machine and process this is."""
+    """Read which machine and process this is; ``CAPGRAPH_MACHINE`` names the machine."""
     pid = os.getpid()
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
         # Process ids of another container mean nothing here.
         boot += os.readlink("/proc/self/ns/pid")
-    _process[pid] = f"{platform.node()}|{boot}", f"{pid}|{_started(pid)}"
+    name = os.environ.get(_MACHINE) or platform.node()
+    _process[pid] = f"{name}|{boot}", f"{pid}|{_started(pid)}"
     return _process[pid]
+
+
+def since_start() -> float:
+    """Return the seconds since the machine was started, those it slept included where it can say."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _alive(process: str) -> bool:

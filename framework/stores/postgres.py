@@ -194,6 +194,6 @@ def _reachable(location: Location) -> Iterator[None]:
         yield
     except psycopg.Error as exc:
         raise PersistenceError(
-            f"The database {str(location)!r} cannot be used: {str(exc).strip()}.",
+            f"The database {str(location)!r} cannot be reached: {str(exc).strip()}.",
             fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
         ) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,6 +109,23 @@ def readable(thread: Any) -> Iterator[None]:
             fix="Give the encryption key that it was written with; if it is damaged, restore the"
             " database, or delete the thread.",
         ) from exc
+
+
+def as_text(serde: Any, value: Any) -> str:
+    """Return a value as text of a saver's own serializer: encrypted where checkpoints are."""
+    kind, data = serde.dumps_typed(value)
+    return f"{kind}:{base64.b64encode(data).decode()}"
+
+
+def from_text(serde: Any, text: str, thread: Any) -> Any:
+    """Read what :func:`as_text` wrote.
+
+    Raises:
+        PersistenceError: It cannot be read.
+    """
+    kind, _, data = text.partition(":")
+    with readable(thread):
+        return serde.loads_typed((kind, base64.b64decode(data)))
 
 
 def checked(found: CheckpointTuple | None) -> CheckpointTuple | None:

@@ -28,6 +28,8 @@ END = "end"
 """The record in which a run leaves word that it was cancelled or failed."""
 NEVER = "ffffffff-ffff-6fff-bfff-ffffffffffff"
 """Sorts after every checkpoint: what builds on it is no part of history that is cut off."""
+PAST_LEASE = "past_lease"
+"""Stands in the metadata of what is written also by whoever has lost the thread: it happened."""
 _CHANNEL = "journal"
 # One row for each key: the order of records must not hang on the clock.
 _ROW = "00000000-0000-6000-8000-000000000001"

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -42,6 +43,14 @@ def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
             if base is not None and isinstance(saver, base):
                 found = vars(saver)[_KEPT] = cls(saver)
     return cast("SaverRows | None", found)
+
+
+def kept_with(saver: BaseCheckpointSaver[Any], make: type[Any]) -> Any:
+    """Return what is made of a saver's rows, once: LangGraph's copies of the saver have the same."""
+    name = f"_capgraph_{make.__name__}"
+    if name not in vars(saver):
+        vars(saver)[name] = make(rows_of(saver))
+    return vars(saver)[name]
 
 
 class SaverRows(Rows, ABC):
@@ -228,6 +237,30 @@ class PostgresRows(SaverRows):
         super().__init__(saver)
         self._address = _address(saver.conn)
 
+    def is_at(self, url: str) -> bool:
+        """Tell whether a URL names this database."""
+        from psycopg.conninfo import conninfo_to_dict
+
+        mine, other = conninfo_to_dict(self._address), conninfo_to_dict(url)
+        return {**mine, "password": ""} == {**other, "password": ""}
+
+    async def listen(self, channel: str) -> AsyncIterator[str]:
+        """Yield what is told on a channel, for as long as the database is there.
+
+        Raises:
+            PersistenceError: It is away.
+        """
+        import psycopg
+
+        try:
+            opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
+            async with await opened as connection:
+                await connection.execute(f"LISTEN {channel}".encode())
+                async for told in connection.notifies():
+                    yield told.payload
+        except psycopg.Error as exc:
+            raise _refused(exc) from exc
+
     async def _create(self, definition: str) -> None:
         name = definition.partition("EXISTS ")[2].partition(" ")[0]
         # Two processes that create it at once would collide in spite of IF NOT EXISTS.
@@ -257,7 +290,8 @@ class PostgresRows(SaverRows):
     def _connect(self) -> Any:
         import psycopg
 
-        return psycopg.connect(self._address, connect_timeout=5)
+        # No transaction of a process that is frozen in the middle keeps a row from the next one.
+        return psycopg.connect(self._address, connect_timeout=5, autocommit=True)
 
     def _errors(self) -> type[Exception]:
         import psycopg

@@ -1,30 +1,35 @@
-"""What a server's runs are and what they told: numbered events, kept beside the threads.
+"""What threads are asked for, run by run, and what the runs told: kept beside the threads.
 
-A run outlives whoever listens to it, so what it tells is written down first and read from here.
-Events of all runs are written together, as many as there are at the moment: a listener sees none
-that a restart could lose.
+It is the truth about what was asked: a run stands here before anybody works on it, and until it has
+ended somebody goes on with it. A run outlives whoever listens to it, so what it tells is written
+down first and read from here. Events of all runs are written together, as many as there are at the
+moment: a listener sees none that a restart could lose.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
-from framework.stores.reading import readable
-from framework.stores.rows import OwnRows, rows_of
+from framework.stores.leases import leases_of
+from framework.stores.reading import as_text, from_text
+from framework.stores.rows import OwnRows, PostgresRows, rows_of
 
-OPEN = ("queued", "running")
+STOPPING = "stopping"
+"""Status of a run that is to be stopped, wherever it runs."""
+OPEN = ("queued", "running", STOPPING)
 """What a run's status says until it has ended."""
 
 _RUNS = """CREATE TABLE IF NOT EXISTS capgraph_runs (
@@ -42,15 +47,48 @@ _EVENTS = """CREATE TABLE IF NOT EXISTS capgraph_run_events (
     data TEXT NOT NULL,
     PRIMARY KEY (run_id, seq)
 )"""
+_PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
+    run_id TEXT PRIMARY KEY,
+    thread_id TEXT NOT NULL,
+    begins BIGINT NOT NULL,
+    teller TEXT NOT NULL
+)"""
+_TELL = (
+    "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
+    " FROM (VALUES {marks}) AS told WHERE NOT EXISTS (SELECT 1 FROM capgraph_run_places p"
+    " WHERE p.run_id = column1 AND p.teller <> column4) ON CONFLICT DO NOTHING"
+)
+_TAKE_UP = (
+    "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
+    " SELECT ?, ?, COALESCE(({next}), ?), ? WHERE {held}"
+    " ON CONFLICT (run_id) DO UPDATE SET teller = excluded.teller RETURNING run_id"
+)
+_NEXT_PLACE = (
+    "SELECT p.begins + (SELECT COALESCE(MAX(e.seq), 0) FROM capgraph_run_events e"
+    " WHERE e.run_id = p.run_id) FROM capgraph_run_places p WHERE p.thread_id = ?"
+    " ORDER BY p.begins DESC LIMIT 1"
+)
+_OF_THREAD = (
+    "SELECT p.begins + e.seq, p.run_id, e.data FROM capgraph_run_places p"
+    " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
+    " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
+)
 _BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_runs_thread ON capgraph_runs (thread_id)"
+_PLACES_BY_THREAD = (
+    "CREATE INDEX IF NOT EXISTS capgraph_run_places_thread"
+    " ON capgraph_run_places (thread_id, begins)"
+)
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
+_CHANNEL = "capgraph_events"
 _MOST = 10_000
 _AT_ONCE = 500
 _TAIL = 256
 """Events of a run that are kept at hand for listeners who are up to date."""
 _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
+_LONGEST = 1_000_000
+"""Characters of an event past which it is shortened."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _IN_MEMORY = 1000
@@ -65,7 +103,7 @@ class LoggedRun:
         run_id: Names it.
         thread_id: The saver's name of its thread.
         owner: Whose it is.
-        status: ``queued``, ``running``, or how its turn ended.
+        status: ``queued``, ``running``, ``stopping``, or how its turn ended.
         opened: When it was asked for, in seconds since the epoch.
         ended: When it ended; 0 while it goes on.
         request: What was asked for, and by whom; enough to begin it again.
@@ -84,15 +122,22 @@ class LoggedRun:
         """Whether it has not ended."""
         return self.status in OPEN
 
+    @property
+    def is_new_turn(self) -> bool:
+        """Whether it begins a turn; otherwise it goes on with one."""
+        return "message" in self.request or "plan" in self.request
+
 
 class _Live:
     """A run of this process: its last events, and who waits for the next one."""
 
-    def __init__(self, seq: int, kept: int | None) -> None:
+    def __init__(self, thread: str, seq: int, kept: int | None) -> None:
+        self.thread = thread
         self.seq, self.written = seq, seq
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
         self.over = False
+        self.teller = ""
 
     def publish(self, text: str) -> None:
         self.written += 1
@@ -123,41 +168,91 @@ class RunLog:
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
-        self._saver_rows = rows_of(saver)
+        self._saver, self._saver_rows = saver, rows_of(saver)
         self._rows: Rows | None = self._saver_rows
         self._serde: Any = saver.serde
         self._known: dict[str, LoggedRun] = {}
+        self._begins: dict[str, tuple[str, int]] = {}
         self._live: dict[str, _Live] = {}
-        self._waiting: deque[tuple[str, int, str]] = deque()
+        self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
+        # Known for as long as somebody listens.
+        self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._heard: asyncio.Task[None] | None = None
         self._ready = False
         self.closing = asyncio.Event()
 
     # --- runs -----------------------------------------------------------------------------
 
-    async def open(self, run: LoggedRun) -> None:
-        """Keep a new run."""
+    async def open(self, run: LoggedRun, *, here: bool = True) -> bool:
+        """Keep a new run; tells whether it is new.
+
+        Args:
+            run: The run.
+            here: Whether this process is the one that tells of it.
+        """
         if self._rows is None:
+            if run.run_id in self._known:
+                return False
             self._known[run.run_id] = run
             for old in [one for one in self._known.values() if not one.is_open][:-_IN_MEMORY]:
                 self._forget(old.run_id)
         else:
             values = (run.run_id, run.thread_id, run.owner, run.status, run.opened, run.ended)
-            await self._run(
-                f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            found = await self._run(
+                f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
                 (*values, self._packed(dict(run.request))),
             )
-        await self.take_up(run.run_id)
+            if not found:
+                return False
+        if here:
+            self._live[run.run_id] = self._new_live(run)
+        return True
 
-    async def take_up(self, run_id: str) -> list[dict[str, Any]]:
-        """Go on with the numbers of a run in this process; returns what it has told so far."""
+    async def take_up(self, run: LoggedRun) -> list[dict[str, Any]]:
+        """Tell of a run in this process from now on; returns what it has told so far.
+
+        The first who does gives its events their place among those of the thread, whose runs
+        follow each other.
+        """
         told: list[dict[str, Any]] = []
+        teller = await self._place(run)
+        if run.status == "queued":
+            self._live.setdefault(run.run_id, self._new_live(run)).teller = teller
+            return told
         seq = 0
-        while self._rows is not None and (page := await self._page(run_id, seq)):
+        while self._rows is not None and (page := await self._page(run.run_id, seq)):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
-        self._live[run_id] = _Live(seq, None if self._rows is None else _TAIL)
+        self._live[run.run_id] = self._new_live(run, seq)
+        self._live[run.run_id].teller = teller
         return told
+
+    def _new_live(self, run: LoggedRun, seq: int = 0) -> _Live:
+        return _Live(run.thread_id, seq, None if self._rows is None else _TAIL)
+
+    async def _place(self, run: LoggedRun) -> str:
+        # Where nothing is known of earlier runs, numbers go on from the clock: those that were
+        # given before what was told has been forgotten are behind it.
+        at = int(1000 * time.time())
+        if self._rows is None:
+            ends = [
+                n + self._live[r].seq for r, (t, n) in self._begins.items() if t == run.thread_id
+            ]
+            self._begins.setdefault(run.run_id, (run.thread_id, max(ends, default=at)))
+            return ""
+        # Whoever has lost the thread tells nothing more: its successor tells of the same.
+        lease = leases_of(self._saver).held(run.thread_id)
+        teller = lease.holder.owner if lease is not None else ""
+        held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
+        values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
+        if not await self._run(_TAKE_UP.format(next=_NEXT_PLACE, held=held), values):
+            raise PersistenceError(
+                f"Another process has taken over the thread {run.thread_id!r}.",
+                fix="Nothing more is run here; look at the thread to see how it goes on.",
+            )
+        return teller
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run; ``None`` when there is none."""
@@ -170,6 +265,11 @@ class RunLog:
         """Return the runs that have not ended, the latest first."""
         known = [run for run in self._known.values() if run.is_open]
         return known[::-1] + await self._where(f"status IN {OPEN}")
+
+    async def open_of(self, thread_id: str) -> list[LoggedRun]:
+        """Return the runs of a thread that have not ended, in the order in which they were asked."""
+        known = [run for run in self._known.values() if run.thread_id == thread_id and run.is_open]
+        return known + (await self._where(f"thread_id = ? AND status IN {OPEN}", thread_id))[::-1]
 
     async def of_thread(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
         """Return the last runs of a thread, the latest first."""
@@ -187,29 +287,67 @@ class RunLog:
         Args:
             owner: Only threads of this one.
         """
+        return [run.thread_id for run in await self.waiting_runs(owner)]
+
+    async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
+        """Return the runs that ended with a question and are their threads' last; see :meth:`waiting`."""
         last = {run.thread_id: run for run in self._known.values() if owner in {None, run.owner}}
         known = [run for run in last.values() if run.status == "waiting"][::-1]
-        known += await self._where(
+        return known + await self._where(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
             + (" AND owner = ?" if owner is not None else ""),
             *([owner] if owner is not None else []),
         )
-        return [run.thread_id for run in known]
 
-    async def set_status(self, run_id: str, status: str) -> None:
-        """Say how far a run is; one that has ended tells nothing more."""
-        if status not in OPEN:
-            await self.flush()
-        ended = 0.0 if status in OPEN else time.time()
+    async def begin(self, run_id: str) -> bool:
+        """Say that a run goes on; tells whether it may: nobody has stopped it."""
+        known = self._known.get(run_id)
+        if known is not None and known.status != STOPPING:
+            self._known[run_id] = replace(known, status="running")
+            return True
+        return bool(
+            await self._run(
+                "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ? AND status <> ?"
+                " RETURNING run_id",
+                (run_id, STOPPING),
+            )
+        )
+
+    async def end(self, run_id: str, status: str) -> None:
+        """Say how a run ended; it tells nothing more."""
+        await self.flush()
+        ended = time.time()
         if run_id in self._known:
             self._known[run_id] = replace(self._known[run_id], status=status, ended=ended)
         await self._run(
             "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?",
             (status, ended, run_id),
+            told=[run_id],
         )
-        if ended:
-            self.leave(run_id)
+        self.leave(run_id)
+
+    async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
+        """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
+        known = [
+            run
+            for run in self._known.values()
+            if run.thread_id == thread_id and run.is_open and run_id in {None, run.run_id}
+        ]
+        self._known |= {run.run_id: replace(run, status=STOPPING) for run in known}
+        found = await self._run(
+            "UPDATE capgraph_runs SET status = ?"
+            f" WHERE thread_id = ? AND status IN {OPEN}"
+            f"{' AND run_id = ?' if run_id is not None else ''} RETURNING run_id",
+            (STOPPING, thread_id, *([run_id] if run_id is not None else [])),
+        )
+        return [*(run.run_id for run in known), *(row[0] for row in found)]
+
+    async def stopping(self) -> list[str]:
+        """Name the runs that are to be stopped."""
+        known = [run.run_id for run in self._known.values() if run.status == STOPPING]
+        found = await self._run("SELECT run_id FROM capgraph_runs WHERE status = ?", (STOPPING,))
+        return [*known, *(row[0] for row in found)]
 
     def leave(self, run_id: str) -> None:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
@@ -226,7 +364,8 @@ class RunLog:
             self._forget(run.run_id)
         mine = "SELECT run_id FROM capgraph_runs WHERE thread_id = ?"
         await self._run(f"DELETE FROM capgraph_run_events WHERE run_id IN ({mine})", (thread_id,))
-        await self._run("DELETE FROM capgraph_runs WHERE thread_id = ?", (thread_id,))
+        for table in ("capgraph_run_places", "capgraph_runs"):
+            await self._run(f"DELETE FROM {table} WHERE thread_id = ?", (thread_id,))
 
     async def prune(self, seconds: float) -> None:
         """Forget the runs that ended longer ago."""
@@ -234,21 +373,35 @@ class RunLog:
         for run in [one for one in self._known.values() if 0 < one.ended < before]:
             self._forget(run.run_id)
         old = "SELECT run_id FROM capgraph_runs WHERE ended > 0 AND ended < ?"
-        await self._run(f"DELETE FROM capgraph_run_events WHERE run_id IN ({old})", (before,))
+        for table in ("capgraph_run_events", "capgraph_run_places"):
+            await self._run(f"DELETE FROM {table} WHERE run_id IN ({old})", (before,))
         await self._run("DELETE FROM capgraph_runs WHERE ended > 0 AND ended < ?", (before,))
 
     # --- events ---------------------------------------------------------------------------
 
-    def tell(self, run_id: str, events: Sequence[Mapping[str, Any]]) -> None:
-        """Number events of a run; they are written soon, and listeners have them then."""
+    def tell(
+        self,
+        run_id: str,
+        events: Sequence[Mapping[str, Any]],
+        shorten: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Number events of a run; they are written soon, and listeners have them then.
+
+        Args:
+            run_id: The run.
+            events: What it tells.
+            shorten: Makes of an event that is too long one that is not.
+        """
         live = self._live[run_id]
         for event in events:
-            text = json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)
+            text = _text(event)
+            if len(text) > _LONGEST and shorten is not None:
+                text = _text(shorten(event))
             live.seq += 1
             if self._rows is None:
                 live.publish(text)
             else:
-                self._waiting.append((run_id, live.seq, text))
+                self._waiting.append((run_id, live.seq, text, live.teller))
         if self._waiting and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write())
 
@@ -260,24 +413,40 @@ class RunLog:
     async def _write(self) -> None:
         while self._waiting:
             batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
-            marks = ", ".join(["(?, ?, ?)"] * len(batch))
+            marks = ", ".join(["(?, ?, ?, ?)"] * len(batch))
             values = [
-                part for run_id, seq, text in batch for part in (run_id, seq, self._packed(text))
+                part
+                for run_id, seq, text, teller in batch
+                for part in (run_id, seq, self._packed(text), teller)
             ]
+            names = {run_id for run_id, *_ in batch}
+            names |= {self._live[name].thread for name in names if name in self._live}
             try:
-                await self._run(
-                    f"INSERT INTO capgraph_run_events (run_id, seq, data) VALUES {marks}"
-                    " ON CONFLICT DO NOTHING",
-                    tuple(values),
-                )
+                await self._run(_TELL.format(marks=marks), tuple(values), told=names)
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
                 await asyncio.sleep(_LOOK_SECONDS)
                 continue
-            for run_id, _, text in batch:
+            for run_id, _, text, _ in batch:
                 self._waiting.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)
+
+    # --- listeners of other processes -----------------------------------------------------
+
+    def _ear(self, name: str) -> asyncio.Event:
+        """Return what is set when a run or a thread of another process tells something."""
+        if isinstance(self._rows, PostgresRows) and (self._heard is None or self._heard.done()):
+            self._heard = asyncio.create_task(self._hear(self._rows))
+        return self._ears.setdefault(name, asyncio.Event())
+
+    async def _hear(self, rows: PostgresRows) -> None:
+        while True:
+            with suppress(PersistenceError):
+                async for name in rows.listen(_CHANNEL):
+                    if (ear := self._ears.pop(name, None)) is not None:
+                        ear.set()
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
         """Yield the events of a run with their numbers, as JSON, until the run has told its last.
@@ -291,7 +460,7 @@ class RunLog:
         while not self.closing.is_set():
             live = self._live.get(run_id)
             over = live.over if live is not None else await self._has_ended(run_id)
-            changed = live.changed if live is not None else self.closing
+            changed = live.changed if live is not None else self._ear(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
@@ -307,11 +476,49 @@ class RunLog:
             except TimeoutError:
                 yield []
 
+    async def follow_thread(
+        self, thread_id: str, after: int = 0
+    ) -> AsyncIterator[list[tuple[int, str, str]]]:
+        """Yield the events of a thread's runs with their numbers and runs, as JSON, for ever.
+
+        They come as many at a time as there are; none at all now and then, where nothing happens.
+
+        Args:
+            thread_id: The thread.
+            after: The number of the last event that the listener has.
+        """
+        while not self.closing.is_set():
+            ear = self._ear(thread_id)
+            page = await self._page_of_thread(thread_id, after)
+            yield page
+            if page:
+                after = page[-1][0]
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await ear.wait()
+
+    async def _page_of_thread(self, thread_id: str, after: int) -> list[tuple[int, str, str]]:
+        if self._rows is None:
+            for run_id, (thread, begins) in self._begins.items():
+                told = (
+                    self._live[run_id].after(max(0, after - begins)) if thread == thread_id else ()
+                )
+                if told:
+                    return [(begins + seq, run_id, text) for seq, text in told]
+            return []
+        found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
+        return [(int(seq), run_id, self._unpacked(data)) for seq, run_id, data in found]
+
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
+        for ear in self._ears.values():
+            ear.set()
+        if self._heard is not None:
+            self._heard.cancel()
         if isinstance(self._rows, OwnRows):
             self._rows.close()
 
@@ -337,31 +544,42 @@ class RunLog:
         )
         return [self._read(row) for row in found]
 
-    async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    async def _run(
+        self, statement: str, values: tuple[Any, ...] = (), *, told: Collection[str] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement; listeners of other processes hear the names of what told something."""
         if self._rows is None:
             return []
         if not self._ready:
             if self._rows is self._saver_rows and self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
-            for definition in (_RUNS, _EVENTS, _BY_THREAD):
+            for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
+        if told and isinstance(self._rows, PostgresRows):
+            marks = ", ".join(["(?)"] * len(told))
+            statement = (
+                f"WITH put AS ({statement}) SELECT pg_notify('{_CHANNEL}', name)"
+                f" FROM (VALUES {marks}) news (name)"
+            )
+            values = (*values, *told)
         return (await self._rows.run(statement, values))[1]
 
     def _forget(self, run_id: str) -> None:
         self._known.pop(run_id, None)
+        self._begins.pop(run_id, None)
         self._live.pop(run_id, None)
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
         run_id, thread_id, owner, status, opened, ended, request = row
         return LoggedRun(run_id, thread_id, owner, status, opened, ended, self._unpacked(request))
 
-    # As text of the saver's own serializer: encrypted where checkpoints are.
     def _packed(self, value: Any) -> str:
-        kind, data = self._serde.dumps_typed(value)
-        return f"{kind}:{base64.b64encode(data).decode()}"
+        return as_text(self._serde, value)
 
     def _unpacked(self, text: str) -> Any:
-        kind, _, data = text.partition(":")
-        with readable("of the runs"):
-            return self._serde.loads_typed((kind, base64.b64decode(data)))
+        return from_text(self._serde, text, "of the runs")
+
+
+def _text(event: Any) -> str:
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)

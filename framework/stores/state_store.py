@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from typing_extensions import TypedDict, Unpack
+
+from framework.base.checked import checked
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.values import as_json
@@ -44,6 +47,13 @@ _Work = Callable[[str | None], tuple[str | _Word | None, T]]
 """Takes the text of a value, gives the new one (``None`` for no value) and what the caller gets."""
 
 
+class _Options(TypedDict, total=False):
+    """What every store takes beside the place of its values."""
+
+    key_prefix: str
+    clock: Clock | Callable[[], float] | None
+
+
 class BaseStateStore(ABC):
     """Values under keys, each changed as a whole.
 
@@ -58,8 +68,13 @@ class BaseStateStore(ABC):
     """
 
     @abstractmethod
+    @checked
     def __init__(
-        self, cells: Cells, key_prefix: str, clock: Clock | Callable[[], float] | None
+        self,
+        cells: Cells,
+        *,
+        key_prefix: str = _PREFIX,
+        clock: Clock | Callable[[], float] | None = None,
     ) -> None:
         if not key_prefix:
             raise ConfigurationError(
@@ -251,13 +266,8 @@ class InMemoryStateStore(BaseStateStore):
     ({'level': 2.5}, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        key_prefix: str = _PREFIX,
-        clock: Clock | Callable[[], float] | None = None,
-    ) -> None:
-        super().__init__(MemoryCells(), key_prefix, clock)
+    def __init__(self, **options: Unpack[_Options]) -> None:
+        super().__init__(MemoryCells(), **options)
 
 
 class SqliteStateStore(BaseStateStore):
@@ -269,16 +279,11 @@ class SqliteStateStore(BaseStateStore):
         clock: Tells the time, in tests.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        key_prefix: str = _PREFIX,
-        clock: Clock | Callable[[], float] | None = None,
-    ) -> None:
+    @checked
+    def __init__(self, path: str | Path, **options: Unpack[_Options]) -> None:
         target = str(path)
         file = parse_url(target).target if "://" in target else target
-        super().__init__(RowCells(FileRows(file)), key_prefix, clock)
+        super().__init__(RowCells(FileRows(file)), **options)
 
 
 class PostgresStateStore(BaseStateStore):
@@ -294,18 +299,13 @@ class PostgresStateStore(BaseStateStore):
         MissingExtraError: The extra ``postgres`` is not installed.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key_prefix: str = _PREFIX,
-        clock: Clock | Callable[[], float] | None = None,
-    ) -> None:
+    @checked
+    def __init__(self, url: str, **options: Unpack[_Options]) -> None:
         if parse_url(url).kind != "postgres":
             raise ConfigurationError(
                 f"{url!r} is no PostgreSQL.", fix="Write postgresql://user@host/database."
             )
-        super().__init__(RowCells(open_rows(url)), key_prefix, clock)
+        super().__init__(RowCells(open_rows(url)), **options)
 
 
 class RedisStateStore(BaseStateStore):
@@ -321,14 +321,10 @@ class RedisStateStore(BaseStateStore):
         MissingExtraError: The extra ``redis`` is not installed.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key_prefix: str = f"capgraph:{_PREFIX}",
-        clock: Clock | Callable[[], float] | None = None,
-    ) -> None:
-        super().__init__(RedisCells(url, ""), key_prefix, clock)
+    @checked
+    def __init__(self, url: str, **options: Unpack[_Options]) -> None:
+        options.setdefault("key_prefix", f"capgraph:{_PREFIX}")
+        super().__init__(RedisCells(url, ""), **options)
 
 
 _BACKENDS: dict[str, Callable[..., BaseStateStore]] = {
@@ -343,6 +339,7 @@ class StateStoreFactory:
     """Makes state stores by the name of what they lie in."""
 
     @staticmethod
+    @checked
     def create(backend: str = "memory", **kw: Any) -> BaseStateStore:
         """Make a store.
 

@@ -18,12 +18,11 @@ from framework.base.clock import SystemClock
 from framework.base.errors import PersistenceError, StoppedError
 from framework.base.ports import Rows
 from framework.stores.cells import FOREVER, MemoryCells, cells_of
-from framework.stores.rows import rows_of
+from framework.stores.rows import kept_with
 
 Kind = Literal["thread", "user", "all"]
 
 _CELLS = "stop/"
-_KEPT = "_capgraph_stops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,8 @@ class Stop:
 
 def stops_of(saver: BaseCheckpointSaver[Any]) -> Stops:
     """Return the stops that belong to a saver: rows of its database, else of this process."""
-    # Kept with the saver, so that LangGraph's copies of it have the same.
-    found = vars(saver).get(_KEPT)
-    if found is None:
-        found = vars(saver)[_KEPT] = Stops(rows_of(saver))
-    return cast("Stops", found)
+    found: Stops = kept_with(saver, Stops)
+    return found
 
 
 class Stops:

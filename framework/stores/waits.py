@@ -8,34 +8,23 @@ a signal has a number, and the taker's record says up to which number a turn has
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
+from framework.base.checked import checked
+from framework.base.clock import SystemClock
 from framework.base.ports import Caller, Rows
 from framework.langgraph_compat import open_interrupts
+from framework.stores.cells import FOREVER, MemoryCells, cells_of
 from framework.stores.records import NEVER, read_record, write_record
-from framework.stores.rows import rows_of
+from framework.stores.rows import kept_with
 
-_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_waits (
-    thread_id TEXT PRIMARY KEY,
-    moment DOUBLE PRECISION NOT NULL,
-    caller TEXT NOT NULL
-)"""
-_PUT = (
-    "INSERT INTO capgraph_waits (thread_id, moment, caller) VALUES (?, ?, ?) ON CONFLICT (thread_id)"
-    " DO UPDATE SET moment = excluded.moment, caller = excluded.caller"
-)
-_HURRY = "UPDATE capgraph_waits SET moment = 0 WHERE thread_id = ?"
-_DROP = "DELETE FROM capgraph_waits WHERE thread_id = ? AND moment = ?"
-_ALL = "SELECT thread_id, moment, caller FROM capgraph_waits ORDER BY moment, thread_id"
-_ONE = "SELECT thread_id, moment, caller FROM capgraph_waits WHERE thread_id = ?"
-_KEPT = "_capgraph_waits"
+_CELLS = "wait/"
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -62,62 +51,50 @@ class Waits:
     """
 
     def __init__(self, rows: Rows | None) -> None:
-        self._rows = rows
-        self._known: dict[str, Due] = {}
+        self._cells = MemoryCells() if rows is None else cells_of(rows)
 
     async def put(self, due: Due) -> None:
         """Say that a thread waits."""
-        if self._rows is None:
-            self._known[due.thread_id] = due
-            return
-        caller = json.dumps(asdict(due.caller))
-        await self._run(_PUT, (due.thread_id, due.moment, caller))
+        await self._change(due.thread_id, lambda _: [due.moment, asdict(due.caller)])
 
     async def hurry(self, thread_id: str) -> None:
         """Say that a thread that waits is to be woken now."""
-        known = self._known.get(thread_id)  # only where there are no rows
-        if known is not None:
-            self._known[thread_id] = Due(thread_id, 0.0, known.caller)
-        await self._run(_HURRY, (thread_id,))
+        await self._change(thread_id, lambda known: known and [0.0, known[1]])
 
     async def drop(self, due: Due) -> None:
         """Say that a thread waits no more, unless it waits anew."""
-        if self._rows is None and self._known.get(due.thread_id) == due:
-            del self._known[due.thread_id]
-        await self._run(_DROP, (due.thread_id, due.moment))
+        same = due.moment
+        await self._change(due.thread_id, lambda k: None if k and k[0] == same else k)
 
     async def all(self) -> list[Due]:
         """Return the threads that wait, the soonest first."""
-        if self._rows is None:
-            return sorted(self._known.values(), key=lambda due: (due.moment, due.thread_id))
-        return [_due(row) for row in await self._run(_ALL)]
+        cells, _now = await self._cells.aread(_CELLS, SystemClock())
+        found = [_due(name.removeprefix(_CELLS), known) for name, known in cells.items()]
+        return sorted(found, key=lambda due: (due.moment, due.thread_id))
 
     async def of(self, thread_id: str) -> Due | None:
         """Return what is known of one thread; ``None`` when it does not wait."""
-        if self._rows is None:
-            return self._known.get(thread_id)
-        return next((_due(row) for row in await self._run(_ONE, (thread_id,))), None)
+        known = await self._change(thread_id, lambda known: known)
+        return None if known is None else _due(thread_id, known)
 
-    async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        if self._rows is None:
-            return []
-        await self._rows.table(_TABLE)
-        return (await self._rows.run(statement, values))[1]
+    async def _change(self, thread_id: str, work: Callable[[Any], Any]) -> Any:
+        def change(known: Any, _now: float) -> tuple[Any, float, Any]:
+            return work(known), FOREVER, known
+
+        return await self._cells.achange(_CELLS + thread_id, change, SystemClock())
 
 
-def _due(row: tuple[Any, ...]) -> Due:
-    return Due(row[0], row[1], Caller(**json.loads(row[2])))
+def _due(thread_id: str, known: Any) -> Due:
+    return Due(thread_id, known[0], Caller(**known[1]))
 
 
 def waits_of(saver: BaseCheckpointSaver[Any]) -> Waits:
     """Return what is known of a saver's threads that wait."""
-    # Kept with the saver, so that LangGraph's copies of it have the same.
-    found = vars(saver).get(_KEPT)
-    if found is None:
-        found = vars(saver)[_KEPT] = Waits(rows_of(saver))
-    return cast("Waits", found)
+    found: Waits = kept_with(saver, Waits)
+    return found
 
 
+@checked
 async def due(saver: BaseCheckpointSaver[Any], *, now: float | None = None) -> list[Due]:
     """Return the threads that wait, the soonest first.
 

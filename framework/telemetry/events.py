@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -18,17 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from configs.scoped import scoped
 from configs.streaming import emit as _emit
 from configs.streaming import is_heard
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+from framework.base.ports import now_text
 
 
 class _Event(BaseModel):
     # Schemas are built on first use, which keeps the import short.
     model_config = ConfigDict(extra="allow", defer_build=True)
 
-    timestamp: str = Field(default_factory=_now)
+    timestamp: str = Field(default_factory=now_text)
     seq: int | None = None
     run_id: str | None = None
     thread_id: str | None = None

@@ -84,6 +84,15 @@ def current_budget() -> TurnBudget | None:
     return turn.budget if turn is not None else None
 
 
+def counted_elsewhere(calls: int) -> None:
+    """Count calls that were made for the running turn in another process."""
+    with _lock:
+        turn = _turn.get()
+        while turn is not None:
+            turn.budget.model_calls += calls
+            turn = turn.outer
+
+
 def role_tag(role: str) -> str:
     """Return the tag by which a call says what it is for.
 

@@ -10,12 +10,14 @@ and ``capgraph.turn.id`` are the same on both, in whichever process they ran.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from configs.latest import Latest
 from framework.base.errors import require_extra
 from framework.base.ports import now_text
 from framework.telemetry.agent_events import AgentEvent, AgentEventName
@@ -61,9 +63,11 @@ class OpenTelemetrySink(Fed):
         meter_provider: Where metrics go; the global one when not given.
         content: Whether spans hold objectives and messages, which are content of the user's.
         prices: What models cost; the process's own table, and ``genai-prices``, when not given.
+        endpoint: Address of a collector that spans are sent to over OTLP/HTTP, such as
+            ``http://localhost:4318``; in place of a provider of spans.
 
     Raises:
-        MissingExtraError: OpenTelemetry is not installed.
+        MissingExtraError: OpenTelemetry, or with an endpoint its exporter, is not installed.
 
     >>> from framework import build_graph
     >>> graph = build_graph([], sinks=[OpenTelemetrySink()])
@@ -76,10 +80,13 @@ class OpenTelemetrySink(Fed):
         *,
         content: bool = False,
         prices: PriceTable | None = None,
+        endpoint: str | None = None,
     ) -> None:
         super().__init__()
+        if endpoint is not None:
+            tracer_provider = _sending_to(endpoint)
         self._prices = prices or PriceTable.of_process()
-        self._outside: OrderedDict[str, SpanContext] = OrderedDict()
+        self._outside: Latest[str, SpanContext] = Latest(_RUNS)
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
         self._providers = (tracer_provider, meter_provider)
@@ -102,15 +109,13 @@ class OpenTelemetrySink(Fed):
             "capgraph.breaker.state", "1", "0 closed, 1 half open, 2 open."
         )
         self._runs: OrderedDict[str, _Run] = OrderedDict()
-        self._over: OrderedDict[Any, SpanContext] = OrderedDict()
+        self._over: Latest[Any, SpanContext] = Latest(2 * _RUNS)
 
     def run_began(self, run_id: str) -> None:
         """Remember the span that is current where a run is called: the run stands below it."""
         around = self._trace.get_current_span().get_span_context()
         if around.is_valid:
             self._outside[run_id] = around
-            if len(self._outside) > _RUNS:
-                self._outside.popitem(last=False)
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Take up one event."""
@@ -314,8 +319,6 @@ class OpenTelemetrySink(Fed):
         for about in (name, run.turn):
             if about is not None:
                 self._over[about] = root.span.get_span_context()
-        while len(self._over) > 2 * _RUNS:
-            self._over.popitem(last=False)
 
     def _close_span(self, opened: _Open, now: int) -> None:
         if not opened.ended:
@@ -382,6 +385,19 @@ class OpenTelemetrySink(Fed):
             name, run = self._runs.popitem(last=False)
             self._end(run, name, now, None)
         self._drain()
+
+
+def _sending_to(endpoint: str) -> TracerProvider:
+    sdk = require_extra("opentelemetry.sdk.trace", "otel")
+    export = require_extra("opentelemetry.sdk.trace.export", "otel")
+    resources = require_extra("opentelemetry.sdk.resources", "otel")
+    otlp = require_extra("opentelemetry.exporter.otlp.proto.http.trace_exporter", "otel")
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", _NAME)}
+    # What is left when the process ends is sent then: the provider sees to it.
+    provider: TracerProvider = sdk.TracerProvider(resource=resources.Resource.create(named))
+    exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+    provider.add_span_processor(export.BatchSpanProcessor(exporter))  # type: ignore[attr-defined]
+    return provider
 
 
 def _model(event: Mapping[str, Any]) -> dict[str, Any]:

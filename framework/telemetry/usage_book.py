@@ -142,6 +142,7 @@ async def usage_totals(
     thread_id: str | None = None,
     user_id: str | None = None,
     turn_id: str | None = None,
+    tenant: str | None = None,
     by: str = "model",
 ) -> list[UsageTotal]:
     """Return what each model used.
@@ -151,12 +152,13 @@ async def usage_totals(
         thread_id: Only calls of this thread.
         user_id: Only calls for this person.
         turn_id: Only calls of this turn.
+        tenant: Only calls for people of this tenant; an empty one for people of none.
         by: ``day`` or ``user`` for what was used on each day or by each person; it stands in the
             place of the model then.
     """
     name = _BY[by]
     await rows.table(_TABLE)
-    chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id}
+    chosen = {"thread_id": thread_id, "user_id": user_id, "turn_id": turn_id, "tenant": tenant}
     named = {name: value for name, value in chosen.items() if value is not None}
     where = f" WHERE {' AND '.join(f'{name} = ?' for name in named)}" if named else ""
     _, found = await rows.run(

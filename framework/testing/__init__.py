@@ -1,26 +1,16 @@
 """What one needs to test capabilities, plans and whole agents without a model or a wait."""
 
-from framework.testing.clock import FakeClock
-from framework.testing.faults import (
-    FaultScript,
-    FaultyCapability,
-    with_faults,
-)
-from framework.testing.models import ModelCall, ScriptedModel
-from framework.testing.network import NetworkRefusedError, loopback_only
-from framework.testing.plans import assert_plan
-from framework.testing.run import CapabilityRun, run_capability
+from configs.lazy import contents
+from framework.testing.clock import FakeClock as FakeClock
+from framework.testing.faults import FaultScript as FaultScript
+from framework.testing.faults import FaultyCapability as FaultyCapability
+from framework.testing.faults import with_faults as with_faults
+from framework.testing.models import ModelCall as ModelCall
+from framework.testing.models import ScriptedModel as ScriptedModel
+from framework.testing.network import NetworkRefusedError as NetworkRefusedError
+from framework.testing.network import loopback_only as loopback_only
+from framework.testing.plans import assert_plan as assert_plan
+from framework.testing.run import CapabilityRun as CapabilityRun
+from framework.testing.run import run_capability as run_capability
 
-__all__ = [
-    "CapabilityRun",
-    "FakeClock",
-    "FaultScript",
-    "FaultyCapability",
-    "ModelCall",
-    "NetworkRefusedError",
-    "ScriptedModel",
-    "assert_plan",
-    "loopback_only",
-    "run_capability",
-    "with_faults",
-]
+__getattr__, __dir__ = contents(__name__)

@@ -1,26 +1,15 @@
 """Workflows: directed acyclic, state machine, event-driven; each compiles to a LangGraph graph."""
 
-from framework.workflows.dag import DAGWorkflow
-from framework.workflows.events import EventDrivenWorkflow, WorkflowEvent
-from framework.workflows.load import load_workflow
-from framework.workflows.nodes import (
-    BaseWorkflow,
-    NodeResult,
-    WorkflowEdge,
-    WorkflowNode,
-    WorkflowResult,
-)
-from framework.workflows.state_machine import StateMachineWorkflow
+from configs.lazy import contents
+from framework.workflows.dag import DAGWorkflow as DAGWorkflow
+from framework.workflows.events import EventDrivenWorkflow as EventDrivenWorkflow
+from framework.workflows.events import WorkflowEvent as WorkflowEvent
+from framework.workflows.load import load_workflow as load_workflow
+from framework.workflows.nodes import BaseWorkflow as BaseWorkflow
+from framework.workflows.nodes import NodeResult as NodeResult
+from framework.workflows.nodes import WorkflowEdge as WorkflowEdge
+from framework.workflows.nodes import WorkflowNode as WorkflowNode
+from framework.workflows.nodes import WorkflowResult as WorkflowResult
+from framework.workflows.state_machine import StateMachineWorkflow as StateMachineWorkflow
 
-__all__ = [
-    "BaseWorkflow",
-    "DAGWorkflow",
-    "EventDrivenWorkflow",
-    "NodeResult",
-    "StateMachineWorkflow",
-    "WorkflowEdge",
-    "WorkflowEvent",
-    "WorkflowNode",
-    "WorkflowResult",
-    "load_workflow",
-]
+__getattr__, __dir__ = contents(__name__)

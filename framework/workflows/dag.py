@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
-from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Checkpointer
 
 from framework.adapters.task_graph import TaskGraph
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, one_signal
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph, compiled, graph_of, one_node
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -55,6 +55,7 @@ class DAGWorkflow(BaseWorkflow):
     'A text from notes on tides.'
     """
 
+    @checked
     def __init__(
         self,
         nodes: Iterable[WorkflowNode] | None = None,
@@ -69,6 +70,7 @@ class DAGWorkflow(BaseWorkflow):
         for node in nodes or ():
             self.add_node(node)
 
+    @checked
     def add_node(self, node: WorkflowNode) -> None:
         """Add a node.
 
@@ -81,13 +83,13 @@ class DAGWorkflow(BaseWorkflow):
             )
         self._nodes[node.node_id] = node
 
+    @checked
     def add_edge(self, edge: WorkflowEdge) -> None:
         """Add an edge; its ends are looked at when the workflow is compiled."""
         self._edges.append(edge)
 
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    @checked
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`.
 
         Raises:
@@ -103,15 +105,9 @@ class DAGWorkflow(BaseWorkflow):
             known = {**(state.get("inputs") or {}), "task": state["task"]}
             return await _Run(nodes, edges, graphs, known).run()
 
-        builder = StateGraph(
-            WorkflowOutput, input_schema=WorkflowInput, output_schema=WorkflowOutput
-        )
-        builder.add_node("nodes", run, input_schema=WorkflowInput)
-        builder.add_edge(START, "nodes")
-        builder.add_edge("nodes", END)
+        builder = one_node("nodes", run, WorkflowOutput, takes=WorkflowInput, gives=WorkflowOutput)
         made = builder.compile(checkpointer=checkpointer, name=self.name, **options)
-        attributes = {k: v for k, v in vars(made).items() if k != "__orig_class__"}
-        return _DagGraph(shape=self._shape(), **attributes)
+        return graph_of(_DagGraph, made, shape=self._shape())
 
     def _order(self) -> list[str]:
         if not self._nodes:
@@ -173,10 +169,10 @@ class DAGWorkflow(BaseWorkflow):
             gone = [e.target for e in self._edges if e.source == name and e.condition is not None]
             if gone:
                 builder.add_conditional_edges(name, lambda state: [], list(dict.fromkeys(gone)))
-        return builder.compile()
+        return compiled(builder)
 
 
-class _DagGraph(CompiledStateGraph[Any, Any, Any, Any]):
+class _DagGraph(SyncGraph[Any]):
     """Draws the nodes of the workflow, which run as tasks of one node of LangGraph's."""
 
     def __init__(self, *, shape: WorkflowGraph, **attributes: Any) -> None:
@@ -217,9 +213,8 @@ class _Run:
         self._signals: dict[str, GraphBubbleUp] = {}
 
     async def run(self) -> dict[str, Any]:
-        made: list[tuple[str, Any]] = [(n, task(name=n)(self._body(n))) for n in self._nodes]
-        calls = [(name, call()) for name, call in made]
-        await asyncio.gather(*(self._watch(name, call) for name, call in calls))
+        begun = [(name, as_task(name, self._body(name))) for name in self._nodes]
+        await asyncio.gather(*(self._watch(name, call) for name, call in begun))
         if self._error is not None:
             raise self._error
         if self._signals:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, NotRequired
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
-from langgraph.func import task
-from langgraph.graph import END, START, StateGraph
+from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from configs.logger import get_logger
 from framework.base.awaiting import awaited
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, FatalExecutionError, ValidationError
-from framework.engine.envelopes import one_signal
+from framework.engine.envelopes import as_task, side_by_side
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled, one_node
 from framework.workflows.nodes import (
     BaseWorkflow,
     Plain,
@@ -33,6 +33,7 @@ from framework.workflows.nodes import (
 )
 
 
+@checked
 @dataclass
 class WorkflowEvent:
     """Something that happened.
@@ -74,6 +75,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     Raises:
         ConfigurationError: The cap is below 1.
 
+    >>> import asyncio
     >>> flow = EventDrivenWorkflow(terminal_event="done")
     >>> async def count(event):
     ...     return WorkflowEvent("done", {"output": len(event.payload["text"])})
@@ -83,6 +85,7 @@ class EventDrivenWorkflow(BaseWorkflow):
     3
     """
 
+    @checked
     def __init__(
         self,
         max_events: int = 100,
@@ -98,6 +101,7 @@ class EventDrivenWorkflow(BaseWorkflow):
         self._terminal = terminal_event
         self._handlers: dict[str, list[tuple[Any, str | None]]] = {}
 
+    @checked
     def on(self, event_name: str, handler: Any, *, gives: str | None = None) -> None:
         """Have events of a name handled.
 
@@ -133,9 +137,8 @@ class EventDrivenWorkflow(BaseWorkflow):
         given = {"task": told, "inputs": {"events": events}}
         return await self._run(given, context, config)
 
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    @checked
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         handlers = {
             name: [self._handler(name, place, *one) for place, one in enumerate(found)]
@@ -148,11 +151,8 @@ class EventDrivenWorkflow(BaseWorkflow):
             task_of(known)
             return await self._handle_all(_events_of(known), handlers)
 
-        builder = StateGraph(WorkflowOutput, input_schema=_EventInput, output_schema=WorkflowOutput)
-        builder.add_node("events", run, input_schema=_EventInput)
-        builder.add_edge(START, "events")
-        builder.add_edge("events", END)
-        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+        builder = one_node("events", run, WorkflowOutput, takes=_EventInput, gives=WorkflowOutput)
+        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _handler(
         self, name: str, place: int, handler: Any, gives: str | None
@@ -193,7 +193,8 @@ class EventDrivenWorkflow(BaseWorkflow):
                 get_logger("framework", "workflow").warning("Nobody handles %r.", event.name)
                 if handled <= len(first):  # what was asked for is not done
                     wrong.append(f"nobody handles {event.name!r}")
-            for found in await _side_by_side(handlers.get(event.name, ()), event):
+            begun = [as_task(event.name, partial(h, event)) for h in handlers.get(event.name, ())]
+            for found in await side_by_side(begun):
                 following = found["metadata"].pop("events", [])
                 outputs.setdefault(event.name, []).append(found)
                 if not found["success"]:
@@ -206,26 +207,6 @@ class EventDrivenWorkflow(BaseWorkflow):
             "outputs": outputs,
             "metadata": {"events_processed": handled},
         }
-
-
-async def _side_by_side(handlers: Any, event: WorkflowEvent) -> list[Plain]:
-    """Run the handlers of one event, each as a LangGraph task: one that ended is not run again."""
-    calls: list[Any] = []
-    for handler in handlers:
-
-        async def body(handler: Any = handler) -> Any:
-            return await handler(event)
-
-        decorate: Any = task(name=event.name)
-        calls.append(decorate(body)())
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    signals = [item for item in found if isinstance(item, GraphBubbleUp)]
-    for item in found:
-        if isinstance(item, BaseException) and item not in signals:
-            raise item
-    if signals:
-        raise one_signal(signals)
-    return [item for item in found if not isinstance(item, BaseException)]
 
 
 async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:

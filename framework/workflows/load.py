@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
@@ -11,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 
 from configs.errors import ConfigurationError
 from configs.yaml_files import explained, read_yaml
+from framework.base.checked import checked
+from framework.engine.named import imported
 from framework.engine.services import Services
 from framework.planning.conditions import ABSENT, condition_faults, told
 from framework.planning.conditions import holds as condition_holds
@@ -20,6 +21,7 @@ from framework.workflows.nodes import BaseWorkflow, NodeResult, WorkflowEdge, Wo
 from framework.workflows.state_machine import StateMachineWorkflow
 
 
+@checked
 def load_workflow(
     file: str | os.PathLike[str],
     agents: Mapping[str, Any] | None = None,
@@ -61,7 +63,7 @@ def load_workflow(
         raise ConfigurationError(
             f"The workflow {os.fspath(file)!r} cannot be used:\n{listed}"
         ) from exc
-    known = {name: _imported(name, path) for name, path in document.agents.items()} | {
+    known = {n: imported(path, f"agents.{n}") for n, path in document.agents.items()} | {
         **(agents or {})
     }
 
@@ -76,16 +78,6 @@ def load_workflow(
     workflow = document.made(agent, {"services": services, "name": document.name})
     workflow.compile()
     return workflow
-
-
-def _imported(name: str, path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as exc:
-        raise ConfigurationError(
-            f"agents.{name}: {path!r} cannot be imported ({exc}).", fix="Write 'module:attribute'."
-        ) from exc
 
 
 def _sound(condition: Any) -> Any:

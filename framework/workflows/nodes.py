@@ -11,13 +11,13 @@ from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Checkpointer
 from typing_extensions import TypedDict
 
 from framework.adapters.task_graph import TaskGraph, task_graph
 from framework.base.awaiting import awaited
+from framework.base.checked import checked
 from framework.base.errors import (
     CapgraphError,
     ConfigurationError,
@@ -29,10 +29,11 @@ from framework.base.spec import CapabilitySpec
 from framework.base.task import TaskInput, TaskOutput
 from framework.base.values import short_text
 from framework.engine.services import Services
+from framework.engine.sync_graph import SyncGraph
 from framework.langgraph_compat import INTERRUPT, keys_of
 from framework.pipeline.run_config import current_runtime
 
-WorkflowGraph = CompiledStateGraph[Any, Any, Any, Any]
+WorkflowGraph = SyncGraph[Any]
 
 
 @dataclass
@@ -52,6 +53,7 @@ class NodeResult:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@checked
 @dataclass
 class WorkflowNode:
     """One node of a workflow.
@@ -74,6 +76,7 @@ class WorkflowNode:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+@checked
 @dataclass
 class WorkflowEdge:
     """A way from one node to another.
@@ -130,14 +133,13 @@ class BaseWorkflow(ABC):
         name: Name of the graph.
     """
 
+    @checked
     def __init__(self, *, services: Services | None = None, name: str | None = None) -> None:
         self.services = services
         self.name = name or type(self).__name__
 
     @abstractmethod
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph that takes ``task`` and leaves ``output``.
 
         Args:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, NotRequired
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command
+from langgraph.types import Checkpointer, Command
 
+from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
+from framework.base.ports import Keeper
 from framework.engine.services import Services
+from framework.engine.sync_graph import compiled
 from framework.pipeline.run_config import configurable
 from framework.workflows.nodes import (
     BaseWorkflow,
@@ -69,13 +71,14 @@ class StateMachineWorkflow(BaseWorkflow):
     ['draft', 'mend', 'END']
     """
 
+    @checked
     def __init__(
         self,
         states: Mapping[str, Any],
         transitions: Mapping[str, Sequence[tuple[Guard | None, str]]],
         initial_state: str,
         terminal_states: Collection[str] = (),
-        state_store: Any = None,
+        state_store: Keeper | None = None,
         max_transitions: int = 50,
         *,
         services: Services | None = None,
@@ -107,9 +110,8 @@ class StateMachineWorkflow(BaseWorkflow):
                     fix=f"The states are {', '.join(sorted(known))}.",
                 )
 
-    def compile(
-        self, checkpointer: BaseCheckpointSaver[Any] | None = None, **options: Any
-    ) -> WorkflowGraph:
+    @checked
+    def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
         builder.add_node("start", self._begin, destinations=(self._entry(self._start),))
@@ -119,7 +121,7 @@ class StateMachineWorkflow(BaseWorkflow):
                 continue
             ways = dict.fromkeys(self._entry(after) for _, after in self._rules.get(state, ()))
             builder.add_node(state, self._node(node), destinations=(*ways, END))
-        return builder.compile(checkpointer=checkpointer, name=self.name, **options)
+        return compiled(builder, checkpointer=checkpointer, name=self.name, **options)
 
     def _entry(self, state: str) -> str:
         return END if state in self._terminal else state

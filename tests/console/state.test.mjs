@@ -4,9 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 const at = new URL("../../framework/serve/console/", import.meta.url);
-const { empty, fromThread, reduce } = await import(new URL("state.js", at));
+const { empty, fromThread, runsOfTurn } = await import(new URL("state.js", at));
+const { reduce } = await import(new URL("reduce.js", at));
 const { arrange, criticalPath, needs } = await import(new URL("layout.js", at));
-const { frames } = await import(new URL("api.js", at));
+const { frames } = await import(new URL("follow.js", at));
 const { differences } = await import(new URL("history.js", at));
 
 const play = (events, from = empty()) => events.reduce(reduce, from);
@@ -115,4 +116,21 @@ test("events may be cut anywhere", () => {
 
 test("two states differ where they differ", () => {
   assert.deepEqual(differences({ a: [1, 2], b: 1 }, { a: [1, 3], b: 1 }), [["a.1", 2, 3]]);
+});
+
+test("a call of a model counts for its step, and a wait is no work", () => {
+  const used = (step_id) => ({ type: "CUSTOM", name: "capgraph.usage", timestamp: 1200, value: { model: "m", input_tokens: 5, output_tokens: 2, step_id } });
+  const waits = { type: "CUSTOM", name: "capgraph.waiting", timestamp: 1300, value: { waits: [{ context_key: "b", for: "go" }] } };
+  const state = play([begun, plan(1, [step("a"), step("b")]), used("a"), used("a"), used(undefined), waits]);
+  const [a, b] = state.plans.at(-1).steps;
+  assert.deepEqual(a.tokens, { input: 10, output: 4 });
+  assert.equal(state.usage.m.calls, 3);
+  assert.deepEqual([b.status, b.wait.for, b.tries.map((one) => one.status)], ["waits", "go", ["waits"]]);
+});
+
+test("the runs of the last turn are found, the first first", () => {
+  const runs = (...words) => ({ runs: words.map((status, n) => ({ run_id: `r${n}`, status })) });
+  assert.deepEqual(runsOfTurn(runs("completed", "waiting", "waiting", "failed", "waiting")), ["r2", "r1", "r0"]);
+  assert.deepEqual(runsOfTurn(runs("waiting")), ["r0"]);
+  assert.deepEqual(runsOfTurn({}), []);
 });

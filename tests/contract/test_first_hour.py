@@ -955,13 +955,41 @@ def test_the_same_agent_runs_in_each(file: str, module: str, monkeypatch: Any, c
         server.on("text", say("It holds 2.5 m."))
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        # pydantic-ai's run_sync makes a loop where there is none, and leaves it open.
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            runpy.run_path(str(COMPARISON / file))
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
+        _run(file)
         assert any("2.5" in str(body["messages"][1:]) for body in server.asked())
     assert capsys.readouterr().out == "It holds 2.5 m.\n"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(COMPARISON.glob("team_*.py")), ids=lambda file: str(file.stem)
+)
+def test_the_same_team_runs_in_each(file: Path, monkeypatch: Any, capsys: Any) -> None:
+    pytest.importorskip("langchain_openai")
+    work = [("gauge", "How full is the tank?"), ("weather", "Will it rain?")]
+    split = {"subtasks": [{"agent": name, "subtask": text} for name, text in work]}
+    with openai_server() as server:
+        server.on("Subtasks", give(split)).on("Answer", give({"answer": "No: 2.5 m, no rain."}))
+        chosen = [{"member": "gauge"}, {"member": "weather"}]
+        chosen.append({"member": "nobody", "answer": "No: 2.5 m, no rain."})
+        server.on("Next", *(give(one) for one in chosen))
+        server.on(
+            "ask_gauge", give({"request": "How full?"}), say("No: 2.5 m, no rain.", as_text=True)
+        )
+        server.on("tank_level", give({}), say("It holds 2.5 m.", as_text=True))
+        server.on("rain_tomorrow", give({}), say("No rain.", as_text=True))
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-test-0123456789")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        _run(file.name)
+        assert any("It holds 2.5 m." in str(body["messages"]) for body in server.asked())
+    assert capsys.readouterr().out == "No: 2.5 m, no rain.\n"
+
+
+def _run(file: str) -> None:
+    # pydantic-ai's run_sync makes a loop where there is none, and leaves it open.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        runpy.run_path(str(COMPARISON / file))
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from configs.settings import load_settings
 from framework import CapabilityContext, build_graph, capability_node
-from framework.adapters import agent_capability, tool_capability
+from framework.adapters import agent_capability, graph_capability, tool_capability
 from framework.base import IdempotencyKey
 from framework.engine import copies
 from framework.governance import InformationFlow
-from framework.planning import check_plan
+from framework.planning import check_plan, repair_plan
 from framework.stores import open_saver
 from framework.testing import ScriptedModel
 from tests.support.one_door import planned, registered, said, status
@@ -310,7 +311,6 @@ async def test_a_person_is_shown_each_element_and_finished_copies_stay(world: Wo
     assert [entry["context_key"] for entry in entries] == ["w[0]", "w[1]", "w[2]"]
     assert [entry["element"] for entry in entries] == [{"n": 0}, {"n": 1}, {"n": 2}]
     assert [entry["parameters"] for entry in entries] == [{"n": 0}, {"n": 1}, {"n": 2}]
-    assert "edit" not in entries[0]["decisions"]
     out = await graph.ainvoke(Command(resume="approve"), THREAD)
     assert out["capability_context_data"]["SUM"]["t"]["order"] == [0, 10, 20]
     assert sorted(world.runs) == [0, 1, 2]
@@ -324,6 +324,92 @@ async def test_a_person_rejects_one_element(world: World) -> None:
     out = await graph.ainvoke(Command(resume=answer), THREAD)
     assert status(out) == "failed"
     assert "w[1]" in said(out)
+
+
+@pytest.mark.parametrize("effect", ["none", "once"])
+async def test_a_person_changes_the_parameters_of_one_element(world: World, effect: str) -> None:
+    made = registered(*world.capabilities(requires_approval=True, effect=effect))
+    saver = InMemorySaver()
+    await build_graph(made, checkpointer=saver).ainvoke(planned(*plan(3)), THREAD)
+    changed = {"decision": "edit", "parameters": {"n": 7}}
+    answer: Any = {"w[0]": {"decision": "approve"}, "w[1]": changed, "w[2]": changed}
+    out = await build_graph(made, checkpointer=saver).ainvoke(Command(resume=answer), THREAD)
+    assert out["capability_context_data"]["SUM"]["t"]["order"] == [0, 70, 70]
+    assert sorted(world.runs) == [0, 7, 7]
+    assert out["approval_decisions"]["w[1]"]["before"] == {"n": {"$from": "item.n"}}
+    assert plan()[1]["parameters"] == out["planning_execution_plan"]["steps"][1]["parameters"]
+
+
+async def test_what_is_changed_for_an_element_has_to_fit(world: World) -> None:
+    made = registered(*world.capabilities(requires_approval=True))
+    graph = build_graph(made, checkpointer=InMemorySaver())
+    await graph.ainvoke(planned(*plan(1)), THREAD)
+    answer = {"w[0]": {"decision": "edit", "parameters": {"n": "seven"}}}
+    out = await graph.ainvoke(Command(resume=answer), THREAD)
+    assert "w[0]" in str(out["__interrupt__"][0].value["problems"])
+    assert world.runs == []
+
+
+class Priced(TypedDict):
+    n: int
+    total: int
+
+
+class Price(CapabilityContext):
+    total: int
+
+
+async def test_an_input_may_be_the_element_so_that_graphs_and_agents_take_it(world: World) -> None:
+    tasks: list[str] = []
+
+    async def poet(task: str) -> str:
+        tasks.append(task)
+        return "ok"
+
+    builder = StateGraph(Priced).add_node("price", lambda state: {"total": state["n"] + 1})
+    priced = builder.add_edge(START, "price").compile(name="pricing")
+    made = [
+        *world.capabilities(),
+        graph_capability(priced, input=Row, output=Price),
+        agent_capability(poet, requires=[Row]),
+    ]
+    over = {"for_each": each(), "inputs": [{"ROW": "item"}]}
+    steps = [
+        plan(2)[0],
+        {"context_key": "p", "capability": "pricing", **over},
+        {"context_key": "q", "capability": "poet", "task_objective": "Rhyme", **over},
+        {"context_key": "r", "capability": "pricing", **over, "for_each": each("again")},
+        ANSWER,
+    ]
+    steps[3]["for_each"]["of"] = "w"
+    steps.insert(1, plan()[1])
+    out = await build_graph(registered(*made)).ainvoke(planned(*steps))
+    found = out["capability_context_data"]["PRICE[]"]
+    assert [[one["total"] for one in found[key]] for key in "pr"] == [[1, 2], [1, 11]]
+    assert sorted(tasks) == [f'Rhyme\n\n{{"ROW": {{"n": {n}}}}}' for n in (0, 1)]
+
+
+def test_an_element_that_is_no_such_input_is_found_before(world: World) -> None:
+    @capability_node
+    async def take(batch: Batch) -> Row:
+        """Take a batch."""
+        return Row(n=len(batch.rows))
+
+    made = registered(*world.capabilities(), take)
+    over = {"for_each": each("b.names"), "inputs": [{"BATCH": "item"}]}
+    (problem,) = check_plan(
+        {
+            "steps": [
+                plan()[0],
+                {**plan()[1], **over, "capability": "take", "parameters": None},
+                ANSWER,
+            ]
+        },
+        made,
+    )
+    assert "an element of the list is string, and no BATCH" in str(problem)
+    without = {**plan()[1], "capability": "take", "parameters": None, "for_each": None}
+    assert check_plan({"steps": [plan()[0], {**without, **over, "for_each": None}, ANSWER]}, made)
 
 
 async def test_a_question_of_a_copys_own_is_answered_and_the_others_are_not_repeated(
@@ -591,3 +677,29 @@ async def test_what_takes_one_is_not_given_several_and_says_so() -> None:
     graph = build_graph([given_hours, tool_capability(fetch, "FETCHED"), agent])
     out = await graph.ainvoke(given)
     assert "supplies several FETCHED, not one" in out["messages"][-1].text
+
+
+class Typed(CapabilityContext):
+    rows: list[Row]
+
+
+def test_an_input_that_can_only_be_the_element_is_filled_in(world: World) -> None:
+    @capability_node
+    async def typed() -> Typed:
+        """Give rows."""
+        return Typed(rows=[])
+
+    @capability_node
+    async def take(row: Row, by: int = 1) -> Sum:
+        """Take a row."""
+        return Sum(order=[row.n * by])
+
+    made = registered(*world.capabilities(), typed, take)
+    first = {"context_key": "b", "capability": "typed"}
+    step = {"context_key": "t", "capability": "take", "for_each": {"of": "b.rows"}}
+    found = repair_plan({"steps": [first, step, ANSWER]}, made)
+    assert (found.problems, found.plan["steps"][1]["inputs"]) == ([], [{"ROW": "item"}])
+    # Where the element is taken already, the input is something else.
+    used = {**step, "parameters": {"by": {"$from": "item.n"}}}
+    inputs = repair_plan({"steps": [first, used, ANSWER]}, made).plan["steps"][1].get("inputs")
+    assert inputs != [{"ROW": "item"}]

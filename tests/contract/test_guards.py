@@ -344,26 +344,32 @@ async def test_what_a_guard_hides_of_a_failure_is_in_no_event_either() -> None:
     assert failed["attempt_id"]
 
 
+class Killed(BaseException):
+    """As if the process ended."""
+
+
+class Dies:
+    """Ends the process once, behind what came out of a stage."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage, self.alive = stage, False
+
+    async def around(self, attempt: Any, call_next: Any) -> Any:
+        record = await call_next(attempt)
+        if not self.alive:
+            self.alive = True
+            raise Killed
+        return record
+
+
 async def test_a_result_kept_of_a_process_that_died_is_looked_at() -> None:
-    class Killed(BaseException):
-        pass
-
-    class Dies:
-        stage = "settle"
-        alive = False
-
-        async def around(self, attempt: Any, call_next: Any) -> Any:
-            record = await call_next(attempt)
-            if not self.alive:
-                self.alive = True
-                raise Killed
-            return record
-
     ran: list[Any] = []
     guards = GuardrailBehavior(guardrails=[PromptInjectionGuardrail()])
     saver = InMemorySaver()
     graph = build_graph(
-        [writer(ran, INJECTION, effect="once")], behaviors=[guards, Dies()], checkpointer=saver
+        [writer(ran, INJECTION, effect="once")],
+        behaviors=[guards, Dies("settle")],
+        checkpointer=saver,
     )
     with pytest.raises(Killed):
         await graph.ainvoke(planned(step()), THREAD)
@@ -421,25 +427,11 @@ def _effects(names: list[str]) -> Any:
 
 @pytest.mark.parametrize("action", ["rewrite", "deny"])
 async def test_what_settles_from_the_ledger_is_what_was_let_out(action: Any) -> None:
-    class Killed(BaseException):
-        pass
-
-    class Dies:
-        stage = "retry"
-        alive = False
-
-        async def around(self, attempt: Any, call_next: Any) -> Any:
-            record = await call_next(attempt)
-            if not self.alive:
-                self.alive = True
-                raise Killed
-            return record
-
     ran: list[Any] = []
     says = Says()
     guards = GuardrailBehavior(guardrails=[says, PIIGuardrail(action=action, analyzer=None)])
     write = writer(ran, f"Sent to {SECRET}", effect="once")
-    graph = build_graph([write], behaviors=[guards, Dies()], checkpointer=InMemorySaver())
+    graph = build_graph([write], behaviors=[guards, Dies("retry")], checkpointer=InMemorySaver())
     with pytest.raises(Killed):
         await graph.ainvoke(planned(step()), THREAD)
     out = await graph.ainvoke(None, THREAD)

@@ -21,6 +21,7 @@ from tests.support.one_door import (
     payer,
     planned,
     registered,
+    said,
     status,
 )
 
@@ -173,3 +174,28 @@ async def test_a_rejected_inner_one_fails_the_outer_one(way: str, effect: str) -
     await graph.ainvoke(PLAN, THREAD)
     out = await graph.ainvoke(Command(resume="reject"), THREAD)
     assert (status(out), paid) == ("failed", [])
+
+
+@pytest.mark.parametrize("level", ["retriable", "replanning", "reclassification"])
+@pytest.mark.may_block
+async def test_what_acted_inside_before_the_process_ended_is_known_to_the_next(
+    way: str, effect: str, level: str, tmp_path: Any
+) -> None:
+    """The failure is told as what it is, and no new plan is made that would act anew."""
+    paid: list[int] = []
+
+    async def asks_and_fails(ask: Ask, _: int) -> None:
+        await ask()
+        interrupt("go on?")
+        raise CapabilityError("It broke.", severity=ErrorSeverity(level))
+
+    async def process(given: Any) -> Any:
+        made = _graph(way, payer(paid), effect, asks_and_fails)
+        async with open_saver(f"sqlite:///{tmp_path}/inside.db") as saver:
+            return await build_graph(made, checkpointer=saver).ainvoke(given, THREAD)
+
+    assert (await process(PLAN))["__interrupt__"][0].value == "go on?"
+    out = await process(Command(resume=True))
+    assert (paid, status(out), out["execution_outcome"]["severity"]) == ([5], "failed", "critical")
+    assert "is done" in said(out)
+    assert "It broke." in said(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,9 +23,9 @@ from framework import (
     capability_node,
 )
 from framework.base import PlanError, RegistryError
-from framework.cli.main import main
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
 from framework.testing import ScriptedModel
+from tests.support.commands import project, together
 
 REQUEST = "Write a weather report on Oslo"
 LOG: list[str] = []
@@ -484,20 +483,9 @@ Run = Callable[..., tuple[int, str]]
 def capgraph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    (tmp_path / "greeters.py").write_text(MODULE)
-    (tmp_path / "capgraph.yml").write_text("modules: [greeters]\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(*arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out + printed.err
-
-    yield run
-    sys.modules.pop("greeters", None)
+    files = {"greeters.py": MODULE, "capgraph.yml": "modules: [greeters]\n"}
+    with project(tmp_path, monkeypatch, files):
+        yield together(capsys)
 
 
 def test_modules_and_settings_bring_recipes(capgraph: Run, tmp_path: Path) -> None:

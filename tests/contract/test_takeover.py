@@ -216,3 +216,31 @@ async def test_an_unfinished_turn(saver: Any) -> None:
         await graph.ainvoke(said("Go", READ, ADD), config())
     assert await told(saver, registry(measure, add)) == []
     assert any("add" in text for _, text in await told(saver, registry(measure)))
+
+
+async def test_agreements_about_single_elements(saver: Any) -> None:
+    @capability_node
+    async def several() -> list[int]:
+        """Give numbers."""
+        return [1, 2]
+
+    over = {"for_each": {"of": "n"}, "parameters": {"tip": {"$from": "item"}}}
+    steps = ({"context_key": "n", "capability": "several"}, READ, ADD, {**PAY, **over})
+    graph = build_graph(registry(measure, add, several, pay), checkpointer=saver)
+    await graph.ainvoke(said("Pay", *steps), config())
+    assert await told(saver, registry(measure, add, several, pay)) == []
+    odd = registry(measure, add, several, payer(Parameters=Doubled))
+    found = await told(saver, odd)
+    assert [part for part, _ in found] == ["approval", "approval"]
+    assert "'c[0]' (pay)" in found[0][1]
+    answer = {"c[0]": "approve", "c[1]": {"decision": "edit", "parameters": {"tip": 9}}}
+    run: Any = graph.astream(Command(resume=answer), config(), interrupt_after=["approval"])
+    async for _ in run:
+        pass
+    assert await told(saver, registry(measure, add, several, pay)) == []
+    assert ["agreed to" in text for _, text in await told(saver, odd)] == [True, True]
+
+
+class Doubled(BaseModel):
+    tip: int
+    twice: bool = True

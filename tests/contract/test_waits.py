@@ -39,6 +39,7 @@ DAY = 86_400.0
 class Order(CapabilityContext):
     id: str
     ready_at: str = "1h"
+    ids: list[str] = ["p", "q", "r"]
 
 
 class Parameters(BaseModel):
@@ -246,6 +247,63 @@ async def test_a_key_and_a_moment_may_be_what_a_step_found(
     it.clock.advance(3601)
     await it.go_on()
     assert ran == [("take", None), ("a", None)]
+
+
+EACH = {"for_each": {"of": "o.ids"}, "parameters": {"amount": {"$from": "item"}}}
+
+
+@pytest.mark.parametrize("opened", SAVERS)
+async def test_each_element_of_a_list_waits_by_itself(
+    tools: list[Any], ran: list[Any], opened: Any, tmp_path: Path, request: Any
+) -> None:
+    async with opened(tmp_path, request) as saver:
+        over = {**EACH, "wait_for": {"$from": "item"}}
+        steps = (step("o", "take"), step("a", **over), step("z", wait_for="go"))
+        out = await Agent(tools, saver).begin(*steps)
+        assert sorted(out["execution_outcome"]["waiting"]) == ["a[0]", "a[1]", "a[2]", "z"]
+        it = Agent(tools, saver)  # another process
+        assert await it.signal("q") is True
+        assert ran == [("take", None), ("a[1]", "q")]
+        assert await it.signal("nobody") is False
+        assert await it.signal("go") is True
+        assert await it.signal("p") is True
+        assert sorted((await it.values())["execution_outcome"]["waiting"]) == ["a[2]"]
+        assert await Agent(tools, saver).signal("r") is True
+        assert ran == [("take", None), ("a[1]", "q"), ("z", None), ("a[0]", "p"), ("a[2]", "r")]
+        assert (await it.values())["execution_outcome"]["status"] == "completed"
+        assert await due(saver) == []
+
+
+async def test_elements_wait_for_moments_and_what_comes_with_an_event_is_each_ones(
+    tools: list[Any], ran: list[Any]
+) -> None:
+    it = Agent(tools)
+    over = {"for_each": {"of": "o.ids"}, "wait_for": "all", "wait_until": "1h"}
+    await it.begin(step("o", "take"), step("a", **over, parameters=VALUE))
+    assert await it.signal("all", 9) is True
+    assert ran == [("take", None)]
+    it.clock.advance(3600)
+    await wake(it.graph, "t")
+    assert sorted(ran[1:]) == [("a[0]", 9), ("a[1]", 9), ("a[2]", 9)]
+    assert (await it.values())["execution_outcome"]["status"] == "completed"
+
+
+async def test_elements_that_wait_hold_up_no_question_of_another_element(
+    tools: list[Any], ran: list[Any]
+) -> None:
+    it = Agent(tools)
+    over = {**EACH, "wait_for": {"$from": "item"}}
+    await it.begin(step("o", "take"), step("a", "pay", **over))
+    assert await it.signal("q") is True
+    out = await it.values()
+    assert [*out["execution_pending_approvals"]] == ["a[0]", "a[1]", "a[2]"]
+    out = await it.go_on(Command(resume={"a[1]": "approve"}))
+    assert ran == [("take", None), ("a[1]", "q")]
+    assert await it.signal("p") is True
+    assert await it.signal("r") is True
+    out = await it.go_on(Command(resume="approve"))
+    assert sorted(ran[2:]) == [("a[0]", "p"), ("a[2]", "r")]
+    assert out["execution_outcome"]["status"] == "completed"
 
 
 async def test_who_waits_too_long_fails(tools: list[Any], ran: list[Any]) -> None:
@@ -457,7 +515,9 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"wait_for": ["a"]}, "is no key"),
     ({"wait_for": {"key": "a", "until": 3}}, "is no event"),
     ({"wait_for": {"key": "a", "within": "soon"}}, "is no length of time"),
-    ({"wait_for": "a", "for_each": {"of": "order.id"}}, "beside 'for_each'"),
+    ({"wait_for": "a", "for_each": {"of": "order.ids", "as": "signal"}}, "comes with the event"),
+    ({"wait_for": {"$from": "item.x"}, "for_each": {"of": "order.ids"}}, "has no 'x'"),
+    ({"wait_for": {"$from": "item"}}, "no step and no stored context"),
     ({"parameters": VALUE}, "no step and no stored context"),
 ]
 
@@ -479,6 +539,7 @@ def test_what_no_step_can_wait_for_is_found_before(
         {"wait_until": 90},
         {"wait_until": {"$from": "order.ready_at"}},
         {"wait_for": {"key": {"$from": "order.id"}, "within": 3600}, "parameters": VALUE},
+        {"wait_for": {"$from": "item"}, "for_each": {"of": "order.ids"}, "parameters": VALUE},
     ]
     for more in good:
         right = {"steps": [step("order", "take"), step("a", **more), {**end, "wait_until": None}]}
@@ -521,3 +582,27 @@ async def test_a_signal_in_the_middle_of_a_run_is_found_by_that_run(
     out = await run
     assert out["execution_outcome"]["status"] == "completed"
     assert ran == [("a", None)]
+
+
+@pytest.mark.parametrize("fraction", [0.0000004, 0.0000006])
+async def test_a_thread_that_is_woken_at_the_moment_that_was_shown_goes_on(
+    tools: list[Any], ran: list[Any], fraction: float
+) -> None:
+    agent = Agent(tools, clock=(clock := FakeClock(1000 + fraction)))
+    await agent.begin(step("a", wait_until=10))
+    (one,) = await due(agent.saver)
+    clock.advance(max(0.0, one.moment - clock.now()))
+    async with asyncio.timeout(20):
+        out = await agent.go_on()
+    assert out["execution_outcome"]["status"] == "completed"
+    assert ran == [("a", None)]
+
+
+@pytest.mark.parametrize("fraction", [0.0000004, 0.0000006])
+async def test_a_step_that_waits_for_an_event_alone_shows_no_moment_before_which_it_does_not_run(
+    tools: list[Any], fraction: float
+) -> None:
+    agent = Agent(tools, clock=FakeClock(1000 + fraction))
+    await agent.begin(step("a", wait_for="paid"))
+    ((_, asked),) = (await agent.values())["execution_pending_approvals"].items()
+    assert asked["shown"].keys() == {"since", "for", "latest"}

@@ -64,6 +64,15 @@ class Act(BaseCapability):
         return {}
 
 
+@capability_node
+async def events() -> list[str]:
+    """Name two events."""
+    return ["one", "two"]
+
+
+ENDED = ["each[0] 1", "each[1] 2", "first 0", "paid 5"]
+
+
 def done() -> list[str]:
     path = FOLDER / "done"
     return path.read_text().splitlines() if path.exists() else []
@@ -76,16 +85,20 @@ async def live() -> None:
         for name in ("aput", "aput_writes"):
             watched(saver, name)
         watched(rows_of(saver), "run")
-        graph = build_graph([Act], checkpointer=saver)
+        graph = build_graph([Act, events], checkpointer=saver)
         first = {"context_key": "first", "capability": "act"}
         value = {"value": {"$from": "signal"}}
         paid = {"context_key": "paid", "capability": "act", "wait_for": "paid", "parameters": value}
-        plan = {"steps": [first, paid]}
+        over = {"for_each": {"of": "events"}, "wait_for": {"$from": "item"}, "parameters": value}
+        each = {"context_key": "each", "capability": "act", **over}
+        named = {"context_key": "events", "capability": "events"}
+        plan = {"steps": [first, paid, named, each]}
         begun = await saver.aget_tuple(CONFIG)
         given = {"messages": [("user", "Go")], "planning_execution_plan": plan}
         await answered(graph, None if begun else given)
-        await send(graph, FOLDER.name, "paid", 5)
-        out = await answered(graph, None)
+        for event, sent in (("two", 2), ("paid", 5), ("one", 1)):
+            await send(graph, FOLDER.name, event, sent)
+            out = await answered(graph, None)
         (FOLDER / "end").write_text(json.dumps([out["execution_outcome"]["status"], PASSED]))
 
 
@@ -128,7 +141,7 @@ def sweep(folder: Path, every: int) -> dict[str, Any]:
         end = place / "end"
         status = json.loads(end.read_text())[0] if end.exists() else "none"
         acted = sorted((place / "done").read_text().splitlines())
-        if status != "completed" or acted != ["first 0", "paid 5"]:
+        if status != "completed" or acted != ENDED:
             wrong.append([fatal, status, acted])
     return {"instants": instants, "wrong": wrong}
 

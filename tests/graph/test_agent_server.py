@@ -22,11 +22,17 @@ from langgraph_sdk import get_client
 
 from framework import build_graph
 from framework.adapters import remote_capability
+from tests.support.sweeps import LONG
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "What was the hottest day in the summer of 2015?"
 RISKY = '''
+import asyncio
+from pathlib import Path
+
 from framework import CapabilityContext, capability_node
+
+HERE = Path(__file__).parent
 
 
 class Valve(CapabilityContext):
@@ -40,7 +46,41 @@ class Valve(CapabilityContext):
 async def open_valve(number: int = 1) -> Valve:
     """Open a valve."""
     return Valve(opened=number)
+
+
+def note(name: str) -> None:
+    with (HERE / "acts").open("a") as acts:
+        acts.write(name + "\\n")
+
+
+@capability_node
+async def look() -> str:
+    """Look at the tank."""
+    note("look")
+    return "It is full."
+
+
+@capability_node(effect="once")
+async def drain(seen: str) -> str:
+    """Empty the tank."""
+    note("drain")
+    while (HERE / "hold").exists():
+        await asyncio.sleep(0.05)
+    return "It is empty."
 '''
+STEPS: list[dict[str, Any]] = [
+    {"context_key": "seen", "capability": "look", "task_objective": "Look"},
+    {
+        "context_key": "done",
+        "capability": "drain",
+        "task_objective": "Empty it",
+        "parameters": {"seen": {"$from": "seen"}},
+    },
+]
+EMPTY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "go"}],
+    "planning_execution_plan": {"steps": STEPS},
+}
 
 
 def _free_port() -> int:
@@ -49,53 +89,80 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = _free_port()
-    folder = tmp_path_factory.mktemp("server")
-    log = folder / "server.log"
-    (folder / "risky_valves.py").write_text(RISKY)
-    (folder / "agent.yml").write_text("modules: [risky_valves]\n")
-    served = json.loads((ROOT / "langgraph.json").read_text())
-    served["graphs"]["own"] = "framework.cli.serve:configured"
-    (folder / "langgraph.json").write_text(json.dumps(served))
-    command = [
-        sys.executable,
-        "-m",
-        "langgraph_cli",
-        "dev",
-        "--no-browser",
-        "--no-reload",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--config",
-        str(folder / "langgraph.json"),
-    ]
-    environment = {
-        **os.environ,
-        "LANGGRAPH_CLI_NO_ANALYTICS": "1",
-        "LANGSMITH_TRACING": "false",
-        "CAPGRAPH_CAPABILITIES__PLOTTING__OUTPUT_DIR": str(folder),
-        "CAPGRAPH_CONFIG": str(folder / "agent.yml"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
-    }
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=stream, stderr=subprocess.STDOUT
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait(url, process, log)
-        yield url
-    finally:
-        process.terminate()
+class Server:
+    """An Agent Server, its folder, and what the capabilities there have done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hold = folder / "hold"
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        (folder / "risky_valves.py").write_text(RISKY)
+        (folder / "agent.yml").write_text("modules: [risky_valves]\n")
+        served = json.loads((ROOT / "langgraph.json").read_text())
+        served["graphs"]["own"] = "framework.cli.serve:configured"
+        (folder / "langgraph.json").write_text(json.dumps(served))
+
+    def start(self) -> None:
+        folder, log = self.folder, self.folder / "server.log"
+        command = [
+            sys.executable,
+            *("-m", "langgraph_cli", "dev", "--no-browser", "--no-reload"),
+            *("--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]),
+            *("--config", str(folder / "langgraph.json")),
+        ]
+        environment = {
+            **os.environ,
+            "LANGGRAPH_CLI_NO_ANALYTICS": "1",
+            "LANGSMITH_TRACING": "false",
+            "CAPGRAPH_CAPABILITIES__PLOTTING__OUTPUT_DIR": str(folder),
+            "CAPGRAPH_CONFIG": str(folder / "agent.yml"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]),
+        }
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=stream, stderr=subprocess.STDOUT
+            )
+        _wait(self.url, self.process, log)
+
+    def stop(self) -> None:
+        self.process.terminate()
         try:
-            process.wait(60)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def acts(self) -> list[str]:
+        acts = self.folder / "acts"
+        return acts.read_text().split() if acts.exists() else []
+
+    async def until(self, *acts: str) -> None:
+        async with asyncio.timeout(60):
+            while self.acts != list(acts):
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(running: Server) -> str:
+    return running.url
+
+
+@pytest.fixture
+def tank(running: Server) -> Iterator[Server]:
+    """The server whose capability ``drain`` ends when ``hold`` is gone."""
+    running.hold.touch()
+    (running.folder / "acts").unlink(missing_ok=True)
+    yield running
+    running.hold.unlink(missing_ok=True)
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -195,3 +262,113 @@ async def test_a_graph_of_a_server_is_a_step_whose_thread_is_kept(server: str) -
         assert out["capability_context_data"]["VALVES_RESULT"]["v"]["output"] == "Valve 1 is open."
         (own,) = {one["thread_id"] for one in await client.threads.search(limit=100)} - before
         assert len(await client.runs.list(own)) == 2
+
+
+long = pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
+
+
+async def _asked(client: Any, thread: str) -> list[Any]:
+    state = await client.threads.get_state(thread)
+    return [one["value"] for task in state["tasks"] for one in task["interrupts"]]
+
+
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_an_interrupted_run_goes_on_and_asks_about_the_effect(tank: Server) -> None:
+    async with get_client(url=tank.url) as client, asyncio.timeout(400):
+        thread = (await client.threads.create())["thread_id"]
+        run = await client.runs.create(thread, "own", input=EMPTY)
+        await tank.until("look", "drain")
+        await client.runs.cancel(thread, run["run_id"], wait=True)
+        await client.runs.wait(thread, "own", input=None)
+        (question,) = await _asked(client, thread)
+        (step,) = question["steps"]
+        assert step["kind"] == "unknown_outcome"
+        tank.hold.unlink()
+        answer = {"done": {"decision": "done", "outputs": {"DRAIN": {"value": "It is empty."}}}}
+        await client.runs.wait(thread, "own", command={"resume": answer})
+        state = await client.threads.get_state(thread)
+    assert state["values"]["execution_outcome"]["status"] == "completed"
+    assert tank.acts == ["look", "drain"]
+
+
+@long
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_what_is_rolled_back_is_forgotten_and_may_act_again(tank: Server) -> None:
+    async with get_client(url=tank.url) as client, asyncio.timeout(400):
+        thread = (await client.threads.create())["thread_id"]
+        run = await client.runs.create(thread, "own", input=EMPTY)
+        await tank.until("look", "drain")
+        await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+        tank.hold.unlink()
+        await client.runs.wait(thread, "own", input=EMPTY)
+    assert tank.acts == ["look", "drain"] * 2
+
+
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_runs_of_a_thread_follow_one_another(tank: Server) -> None:
+    async with get_client(url=tank.url) as client, asyncio.timeout(400):
+        thread = (await client.threads.create())["thread_id"]
+        runs = [await client.runs.create(thread, "own", input=EMPTY) for _ in range(2)]
+        await tank.until("look", "drain")
+        assert {run["status"] for run in await client.runs.list(thread)} == {"running", "pending"}
+        tank.hold.unlink()
+        for run in runs:
+            await client.runs.join(thread, run["run_id"])
+    assert tank.acts == ["look", "drain"] * 2
+
+
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_what_a_caller_may_not_send_is_refused_there_too(server: str) -> None:
+    async with get_client(url=server) as client, asyncio.timeout(400):
+        thread = (await client.threads.create())["thread_id"]
+        given = {"messages": [{"role": "user", "content": "go"}], "control_budget": {"plans": 0}}
+        with pytest.raises(Exception, match="control_budget"):
+            await client.runs.wait(thread, "own", input=given)
+
+
+@long
+@pytest.mark.service
+@pytest.mark.timeout(600)
+async def test_nothing_there_wakes_a_turn_but_a_run_of_its_thread(server: str) -> None:
+    waits = {**STEPS[0], "wait_until": "1s"}
+    given = {**EMPTY, "planning_execution_plan": {"steps": [waits]}}
+    async with get_client(url=server) as client, asyncio.timeout(400):
+        thread = (await client.threads.create())["thread_id"]
+        await client.runs.wait(thread, "own", input=given)
+        state = await client.threads.get_state(thread)
+        assert state["values"]["execution_outcome"]["status"] == "waiting"
+        await asyncio.sleep(2)
+        state = await client.threads.get_state(thread)
+        assert state["values"]["execution_outcome"]["status"] == "waiting"
+        await client.runs.wait(thread, "own", input=None)
+        state = await client.threads.get_state(thread)
+    assert state["values"]["execution_outcome"]["status"] == "completed"
+
+
+@pytest.mark.service
+@pytest.mark.may_block
+@pytest.mark.timeout(600)
+@long
+async def test_a_killed_server_asks_about_the_effect(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    server.hold.touch()
+    try:
+        async with get_client(url=server.url) as client, asyncio.timeout(400):
+            thread = (await client.threads.create())["thread_id"]
+            await client.runs.create(thread, "own", input=EMPTY)
+            await server.until("look", "drain")
+            await asyncio.sleep(25)  # the in-memory server writes every ten seconds
+            server.process.kill()
+            server.process.wait()
+            server.hold.unlink()
+            server.start()
+            while not await _asked(client, thread):
+                await asyncio.sleep(0.2)
+        assert server.acts == ["look", "drain"]
+    finally:
+        server.stop()

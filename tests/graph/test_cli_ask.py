@@ -1,40 +1,30 @@
 """``capgraph ask`` and what looks at its threads, on a real graph and a real SQLite file."""
 
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from framework.cli.main import main
+from tests.support.commands import project, typed
 
 TOYS = Path(__file__).with_name("cli_toys.py")
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    (tmp_path / "toys.py").write_bytes(TOYS.read_bytes())
-    (tmp_path / "capgraph.yml").write_text("name: toy painter\nmodules: [toys]\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("TOY_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("TOY_FAIL", "TOY_APPROVAL", "TOY_GATE"):
         monkeypatch.delenv(name, raising=False)
-    yield tmp_path
-    sys.modules.pop("toys", None)
+    config = "name: toy painter\nmodules: [toys]\n"
+    files = {"toys.py": TOYS.read_text(), "capgraph.yml": config}
+    with project(tmp_path, monkeypatch, files) as folder:
+        yield folder
 
 
 @pytest.fixture
 def capgraph(home, capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
+    return typed(capsys)
 
 
 @pytest.fixture

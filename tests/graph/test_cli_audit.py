@@ -4,11 +4,10 @@ import csv
 import io
 import json
 import sqlite3
-import sys
 
 import pytest
 
-from framework.cli.main import main
+from tests.support.commands import project, typed
 
 ACTS = '''
 from framework import BaseCapability, CapabilityContext, capability_node
@@ -27,22 +26,9 @@ async def send() -> Sent:
 
 @pytest.fixture
 def capgraph(tmp_path, monkeypatch, capsys):
-    (tmp_path / "acts.py").write_text(ACTS)
-    (tmp_path / "capgraph.yml").write_text(
-        "name: audited\nmodules: [acts]\naudit: {keep: true, signing_key: k}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    yield run
-    sys.modules.pop("acts", None)
+    config = "name: audited\nmodules: [acts]\naudit: {keep: true, signing_key: k}\n"
+    with project(tmp_path, monkeypatch, {"acts.py": ACTS, "capgraph.yml": config}):
+        yield typed(capsys)
 
 
 @pytest.fixture

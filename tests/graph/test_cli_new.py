@@ -4,31 +4,25 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from framework.cli.main import main
+from tests.support.commands import project, typed
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
+    with project(tmp_path, monkeypatch, {}) as found:
+        yield found
 
 
 @pytest.fixture
 def new(folder, capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(["new", *arguments])
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
+    return partial(typed(capsys), "new")
 
 
 def in_project(folder, *command):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from framework.cli.main import app
 from tests.faults.databases import postgres
+from tests.support.commands import project
 
 pytestmark = pytest.mark.may_block
 CODE = """
@@ -44,12 +45,6 @@ Command = Callable[..., Result]
 
 @pytest.fixture
 def capgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    (tmp_path / "painter.py").write_text(CODE)
-    (tmp_path / "capgraph.yml").write_text("name: painter\nmodules: [painter]\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
     def run(*arguments: str) -> Result:
         sys.modules.pop("painter", None)
         found = CliRunner().invoke(app, arguments)
@@ -57,8 +52,9 @@ def capgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
             raise found.exception
         return found
 
-    yield run
-    sys.modules.pop("painter", None)
+    config = "name: painter\nmodules: [painter]\n"
+    with project(tmp_path, monkeypatch, {"painter.py": CODE, "capgraph.yml": config}):
+        yield run
 
 
 def change(before: str, after: str) -> None:

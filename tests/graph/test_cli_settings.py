@@ -5,26 +5,18 @@ import sys
 
 import pytest
 
-from framework.cli.main import main
+from tests.support.commands import project, typed
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
+    with project(tmp_path, monkeypatch, {}) as folder:
+        yield folder
 
 
 @pytest.fixture
 def capgraph(home, capsys):
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
+    return typed(capsys)
 
 
 def test_every_key_is_shown_with_its_value_and_source(capgraph, home, monkeypatch):

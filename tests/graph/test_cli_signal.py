@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from framework.cli.main import main
+from tests.support.commands import project, together
 
 MODULE = '''
 from framework import capability_node
@@ -36,21 +35,10 @@ Run = Callable[..., tuple[int, str]]
 def capgraph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    (tmp_path / "shippers.py").write_text(MODULE)
-    (tmp_path / "capgraph.yml").write_text("modules: [shippers]\n")
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(*arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out + printed.err
-
-    yield run
-    sys.modules.pop("shippers", None)
+    files = {"shippers.py": MODULE, "capgraph.yml": "modules: [shippers]\n"}
+    files["plan.json"] = json.dumps(PLAN)
+    with project(tmp_path, monkeypatch, files):
+        yield together(capsys)
 
 
 def test_a_turn_waits_is_listed_and_woken(capgraph: Run) -> None:

@@ -119,7 +119,6 @@ async def test_nothing_keeps_a_saver(agent: Any, step: Any) -> None:
 async def test_the_heart_beats_while_a_capability_blocks_the_loop(
     agent: Any, step: Any, saver: Any, path: Path
 ) -> None:
-    leases_of(saver).ttl_seconds, leases_of(saver).beat_seconds = 1.0, 0.01
     beats: list[float] = []
 
     async def block() -> None:
@@ -133,6 +132,7 @@ async def test_the_heart_beats_while_a_capability_blocks_the_loop(
                 return
 
     made = agent(doing("block", block), plans=[[step("a", "block")]], checkpointer=saver)
+    leases_of(saver).beat_seconds = 0.01
     assert (await made.ask())["execution_outcome"]["status"] == "completed"
     assert beats
     assert holders(path) == []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ name: tank
 description: Looks after a tank.
 modules: [tests.support.console_agent]
 audit: {keep: true}
+budgets: [{steps: 100000, per: user}, {seconds: 600, per: thread}]
+serve: {evaluations: evaluations}
 """
 
 
@@ -35,10 +38,17 @@ def missing(what: str) -> None:
 class Served:
     """A server of its own, which can be ended and begun again at the same place."""
 
-    def __init__(self, folder: Path, *, auth: Path | None = None) -> None:
-        self.folder, self.auth = folder, auth
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        auth: Path | None = None,
+        agent: str = AGENT,
+        words: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.auth, self.words = folder, auth, words
         self.port = 0
-        (folder / "agent.yml").write_text(AGENT)
+        (folder / "agent.yml").write_text(agent)
         self.begin()
 
     def begin(self) -> None:
@@ -46,6 +56,7 @@ class Served:
             *(sys.executable, "-m", "framework.cli", "serve", "--no-open"),
             *("--config", "agent.yml", "--db", "sqlite:///threads.db", "--port", str(self.port)),
             *(("--auth", str(self.auth)) if self.auth else ()),
+            *self.words,
         ]
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join([root, *(one for one in sys.path if one)])
@@ -69,6 +80,12 @@ class Served:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             assert self._process.wait(60) == 0
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Served:
         self.revoked = issue_token(self.tokens, "gone")
         revoke_token(self.tokens, "gone")
         self.address = ("127.0.0.1", 0)
+        self.line = ""
 
     @property
     def host(self) -> str:
@@ -92,13 +93,26 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
-    """Start the command, and end it."""
+def serve_process(
+    folder: Path,
+    *more: str,
+    db: str = "sqlite:///threads.db",
+    configured: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Start the command, with further words and settings of the agent, and end it."""
+    folder.mkdir(exist_ok=True)
     served = Served(folder)
     quick = {"requests_per_minute": 1e9, "logins_per_minute": 1e9, "open_runs_per_user": 10_000}
-    agent = {"modules": ["tests.support.served"], "serve": {**quick, **settings}}
+    uploads = {"folder": str(folder / "brought"), "max_file_bytes": 1_048_576}
+    agent = {
+        "modules": ["tests.support.served"],
+        "given": ["SOURCE"],
+        "serve": {**quick, "uploads": uploads, **settings},
+        **(configured or {}),
+    }
     (folder / "agent.yml").write_text(json.dumps(agent))
-    words = ["--config", "agent.yml", "--port", "0", "--db", "sqlite:///threads.db", "--no-open"]
+    words = ["--config", "agent.yml", "--port", "0", "--db", db, "--no-open", *more]
     with (
         (folder / "err").open("w") as err,
         subprocess.Popen(
@@ -114,7 +128,8 @@ def serve_process(folder: Path, **settings: Any) -> Iterator[Served]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("serving http://127.0.0.1:"), (folder / "err").read_text()
+            assert line.startswith("serving http://"), (folder / "err").read_text()
+            served.line = line
             served.address = ("127.0.0.1", int(line.split()[1].rstrip("/").rpartition(":")[2]))
             yield served
         finally:
@@ -130,6 +145,8 @@ class Things(NamedTuple):
     run: str
     question: str
     checkpoint: str
+    file: str
+    made: str
 
 
 def things_of(served: Served, token: str, mark: str) -> Things:
@@ -157,4 +174,9 @@ def things_of(served: Served, token: str, mark: str) -> Things:
     assert settled(run) == "waiting"
     [question] = served.ask("GET", f"/api/questions?thread_id={thread}", token).json()["items"]
     history = served.ask("GET", f"/api/threads/{thread}/history", token).json()["items"]
-    return Things(thread, run, question["question_id"], history[0]["checkpoint_id"])
+    name, data = f"/api/files?name={mark}.csv", f"{mark},x\n1,2\n".encode()
+    brought = served.ask("POST", name, token, body=data)
+    assert brought.status == 201, brought
+    [made] = served.ask("GET", f"/api/threads/{thread}/files", token).json()["items"]
+    checkpoint, file = history[0]["checkpoint_id"], brought.json()["file_id"]
+    return Things(thread, run, question["question_id"], checkpoint, file, made["file_id"])

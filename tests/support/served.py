@@ -36,6 +36,15 @@ class Level(CapabilityContext):
 
     litres: float
 
+    def get_tables(self) -> dict[str, list[dict[str, Any]]]:
+        return {"tanks": [{"tank": 1, "litres": self.litres}]}
+
+
+class Source(CapabilityContext):
+    """Files that somebody brought along."""
+
+    files: list[str]
+
 
 @capability_node
 async def read_level() -> Level:
@@ -68,7 +77,8 @@ class ByHeader:
         headers = dict(scope["headers"])
         name = headers.get(b"x-user", b"").decode()
         role = headers.get(b"x-role", b"").decode() or None
-        return Caller(name, role, authenticated=True) if name else None
+        tenant = headers.get(b"x-tenant", b"").decode() or None
+        return Caller(name, role, tenant, authenticated=True) if name else None
 
 
 @contextlib.asynccontextmanager
@@ -76,19 +86,19 @@ async def served(
     *capabilities: Any, saver: Any = None, serve: Mapping[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Any]:
     """Serve a graph; gives a function that makes the client of a user."""
-    known = capabilities or (read_level, OpenValve)
+    known = options.pop("registry", None) or capabilities or (read_level, OpenValve)
     settings = options.pop("settings", None) or Settings(serve=dict(serve or {}))
     graph = build_graph(known, checkpointer=saver or InMemorySaver(), settings=settings, **options)
     app = await asyncio.to_thread(create_app, graph, auth=ByHeader())
     async with app.router.lifespan_context(app), contextlib.AsyncExitStack() as stack:
 
-        async def client(user: str = "ann", role: str = "") -> httpx.AsyncClient:
+        async def client(user: str = "ann", role: str = "", tenant: str = "") -> httpx.AsyncClient:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             return await stack.enter_async_context(
                 httpx.AsyncClient(
                     transport=transport,
                     base_url="http://127.0.0.1",
-                    headers={"x-user": user, "x-role": role},
+                    headers={"x-user": user, "x-role": role, "x-tenant": tenant},
                 )
             )
 

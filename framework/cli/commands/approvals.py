@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +19,22 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="approvals",
     help="What waits for people; standing rules: list, make, revoke.",
-    no_args_is_help=True,
+    invoke_without_command=True,
 )
+
+
+@app.callback()
+def approvals(
+    context: typer.Context, config: Config = None, db: Database = None, as_json: Json = False
+) -> None:
+    """List what waits for people; standing rules: list, make, revoke."""
+    if context.invoked_subcommand is None:
+        waiting(config, db, 50, as_json=as_json)
+    elif config or db or as_json:
+        raise ConfigurationError(
+            f"Options stand before {context.invoked_subcommand!r}.",
+            fix=f"Write them after it: capgraph approvals {context.invoked_subcommand} …",
+        )
 
 
 @app.command("list")
@@ -32,9 +45,6 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
     from framework.stores import list_rules
 
     rules = with_database(config, db, lambda _, store: list_rules(store))
-    if as_json:
-        typer.echo(json.dumps([rule.model_dump(mode="json") for rule in rules], indent=2))
-        return
     rows = [
         (
             rule.id,
@@ -47,7 +57,8 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
         for rule in rules
     ]
     headings = ("rule", "capability", "holds in", "for", "until", "reason")
-    show_rows(headings, rows, none="There are no standing rules.")
+    data = [rule.model_dump(mode="json") for rule in rules] if as_json else None
+    show_rows(headings, rows, none="There are no standing rules.", data=data)
 
 
 @app.command("waiting")
@@ -63,9 +74,6 @@ def waiting(
     from framework.stores import waiting_questions
 
     found = with_database(config, db, lambda saver, _: waiting_questions(saver, limit=limit))
-    if as_json:
-        typer.echo(json.dumps(found, indent=2, default=str))
-        return
     rows = [
         (
             thread,
@@ -80,7 +88,8 @@ def waiting(
         for step in (question.get("steps") or [] if isinstance(question, dict) else [])
     ]
     headings = ("thread", "step", "capability", "agreed", "still needed", "reason")
-    show_rows(headings, rows, none="Nothing waits for a person.")
+    data = found if as_json else None
+    show_rows(headings, rows, none="Nothing waits for a person.", data=data)
 
 
 def _needed(approvals: Mapping[str, Any]) -> str:

@@ -9,7 +9,17 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Data, Database, Model, Plain, Thread
+from framework.cli.options import (
+    Config,
+    Data,
+    Database,
+    Engine,
+    Model,
+    Plain,
+    Submit,
+    Temporal,
+    Thread,
+)
 
 if TYPE_CHECKING:
     from framework.cli.session import Answers, Session
@@ -50,6 +60,9 @@ def ask(
         str | None,
         typer.Option("--as", help="Who asks or answers (default: whoever is logged in)."),
     ] = None,
+    submit: Submit = False,
+    engine: Engine = None,
+    temporal: Temporal = None,
     plain: Plain = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
@@ -59,6 +72,20 @@ def ask(
     from framework.cli.terminal import print_error
     from framework.cli.timeline import Timeline
 
+    if submit:
+        from framework.cli.submit import Options, submit_one
+
+        submit_one(
+            question,
+            thread,
+            answer=answer,
+            plan=plan,
+            abandon=abandon,
+            user=user,
+            as_json=as_json,
+            options=Options(config, model, db, data or (), engine, temporal),
+        )
+        return
     view = make_view(as_json=as_json, plain=plain, quiet=quiet)
     picture = Timeline()
     with open_session(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
@@ -31,10 +30,7 @@ def capabilities(config: Config = None, as_json: Json = False) -> None:
         }
         for spec in registry.capabilities.values()
     ]
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
     cells = [
         [", ".join(v) or "-" if isinstance(v, list) else v for v in row.values()] for row in rows
     ]
-    show_rows(rows[0] if rows else ["name"], cells)
+    show_rows(rows[0] if rows else ["name"], cells, data=rows if as_json else None)

@@ -11,7 +11,17 @@ import typer
 
 from configs.errors import CapgraphError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Data, Database, Model, Plain, Thread
+from framework.cli.options import (
+    Config,
+    Data,
+    Database,
+    Engine,
+    Model,
+    Plain,
+    Submit,
+    Temporal,
+    Thread,
+)
 from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
 
 if TYPE_CHECKING:
@@ -32,12 +42,20 @@ def chat(
     config: Config = None,
     model: Model = None,
     db: Database = None,
+    submit: Submit = False,
+    engine: Engine = None,
+    temporal: Temporal = None,
     plain: Plain = False,
 ) -> None:
     """Talk with the agent; '/help' shows the commands."""
     from framework.cli.session import open_session
     from framework.cli.show import make_view
 
+    if submit:
+        from framework.cli.submit import Options, submit_lines
+
+        submit_lines(thread, Options(config, model, db, data or (), engine, temporal))
+        return
     view = make_view(plain=plain, heading=False)
     options = {"config": config, "model": model, "db": db, "data": data, "thread": thread}
     code = ExitCode.ANSWERED

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,37 +17,13 @@ from framework.cli.options import Config, Database, Json, Model
 
 if TYPE_CHECKING:
     from configs.settings import Settings
-    from framework.registry import Registry
+    from framework.graph.findings import Finding
 
 app = typer.Typer()
 MODEL_SECONDS = 20.0
 """How long a model has to answer."""
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        area: What it belongs to.
-        level: ``ok``, ``warning`` (works, but …) or ``error``.
-        text: What was found.
-        fix: How to mend it.
-    """
-
-    area: str
-    level: Literal["ok", "warning", "error"]
-    text: str
-    fix: str = ""
-
-    @classmethod
-    def of_error(cls, area: str, error: Exception) -> Finding:
-        """Return the finding that an error makes."""
-        if isinstance(error, CapgraphError):
-            return cls(area, "error", error.message, error.fix or "")
-        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
 
 
 @app.command("check")
@@ -88,6 +63,7 @@ def findings(
         ask: Whether to ask the models; that costs a few tokens.
     """
     from framework.cli.agent import config_files, database_url, read_settings
+    from framework.graph.findings import Finding
 
     try:
         settings = read_settings(config)
@@ -113,7 +89,7 @@ def findings(
 
 
 def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[Finding]:
-    """Load every module by itself, so that one that is broken does not hide the next.
+    """Load modules and recipes; one that is broken does not hide the next.
 
     Args:
         settings: All settings.
@@ -122,142 +98,50 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
     """
     from framework.base import RegistryError
     from framework.cli.agent import MEMORY
-    from framework.graph.validate import problems_of, warnings_of
-    from framework.models.uncounted import uncounted_calls
+    from framework.graph.findings import Finding, findings_of
     from framework.registry import Registry
 
+    problems: list[CapgraphError] = []
     try:
-        registry = Registry(infrastructure=settings.infrastructure, given=settings.given)
+        registry = Registry.from_settings(settings, problems)
     except RegistryError as exc:
         yield Finding.of_error("registry", exc)
         return
-    for module in settings.modules:
-        try:
-            registry.discover(module)
-        except CapgraphError as exc:
-            yield Finding.of_error("registry", exc)
     try:
-        registry.configure(
-            include=settings.include, exclude=settings.exclude, override=settings.override
-        )
-    except RegistryError as exc:
-        yield Finding.of_error("registry", exc)
-    names = ", ".join(registry.capabilities)
-    if names:
-        yield Finding("registry", "ok", f"{len(registry.capabilities)} capabilities: {names}")
-    else:
-        text = "No capability is registered, so every question ends in 'Nothing here can do that'."
-        fix = "Name modules that hold capabilities under 'modules'."
-        yield Finding("registry", "warning", text, fix)
-    for text in problems_of(registry):
-        yield _told("error", text)
-    for text in warnings_of(registry, offline=offline, saved=url not in ("", MEMORY)):
-        yield _told("warning", text)
-    for name in registry.capabilities:
-        yield from _check_guides(registry, name)
-    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
-        for line in uncounted_calls(module):
-            yield Finding(
-                "registry",
-                "warning",
-                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
-                " run's; if it reaches a chat model, nobody counts it.",
-                "Leave 'callbacks' out, or add yours to the configuration of the run.",
-            )
-    yield from check_settings(settings, registry)
-
-
-def _told(level: Literal["warning", "error"], text: str) -> Finding:
-    text, _, fix = text.partition(" Fix: ")
-    return Finding("registry", level, text, fix)
-
-
-def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
-    try:
-        held = registry.capability(name)
-        examples = held.classifier_guide
-        _ = held.orchestrator_guide
-    except Exception as exc:
-        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
-        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
-        return
-    if examples is None and not registry.capabilities[name].always_active:
-        text = f"The capability {name!r} has no examples, so it is chosen by its description alone."
-        yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
-
-
-def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Make what settings declare around steps, as a graph would."""
-    from framework.engine.bind import answer_gate_of, policies_of
-    from framework.engine.named import named, of_capabilities, of_role
-    from framework.governance.declared import permissions_from
-    from framework.governance.spending import declared_budgets, declared_prices
-    from framework.pipeline.runner import StepRunner
-
-    def around(**given: Any) -> bool:
-        StepRunner(registry, settings, **given)  # says whether it can stand there
-        return any(given.values())
-
-    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
-    ways: list[tuple[str, Any]] = [
-        ("behaviors", lambda: around(behaviors=named(settings.behaviors, "behaviors"))),
-        (
-            "capabilities.*.behaviors",
-            lambda: around(own_behaviors=of_capabilities(registry, settings)),
-        ),
-        *((where, partial(of_role, given, where)) for where, given in roles.items()),
-        ("policies", lambda: settings.policies and policies_of((), settings)),
-        ("answer_gate", partial(answer_gate_of, None, settings)),
-        ("sinks", partial(named, settings.sinks, "sinks", "sink")),
-        ("permissions", lambda: permissions_from(settings.permissions, registry)),
-        ("budgets", lambda: declared_budgets(settings.budgets)),
-        ("prices", lambda: declared_prices(settings.prices)),
-    ]
-    for where, make in ways:
-        try:
-            made = make()
-        except CapgraphError as exc:
-            yield Finding.of_error(where, exc)
-            continue
-        if made:
-            yield Finding(where, "ok", "declared, and can be kept")
-
-
-def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
-    """Find sections that name nothing, and context data that does not fit."""
-    from framework.base import ValidationError
-    from framework.state import load_context
-
-    yield from _check_declared(settings, registry)
-    for name in settings.capabilities:
-        if name not in registry.capabilities:
-            text = f"capabilities.{name} configures a capability that is not registered."
-            fix = f"Use one of: {', '.join(registry.capabilities) or 'none is registered'}."
-            yield Finding("configuration", "warning", text, fix)
-    for kind, entries in settings.context.items():
-        if kind not in registry.context_types:
-            text = f"context.{kind} is of a type that is not registered."
-            yield Finding("configuration", "warning", text, "Check the spelling.")
-            continue
-        for key, data in entries.items():
-            try:
-                load_context(kind, key, data, registry.context_types)
-            except ValidationError as exc:
-                yield Finding("configuration", "error", exc.message, "Correct it.")
+        registry.frozen()  # its recipes have what they use
+    except CapgraphError as exc:
+        problems.append(exc)
+    yield from (Finding.of_error("registry", exc) for exc in problems)
+    saved = url not in ("", MEMORY)
+    yield from findings_of(registry, settings, offline=offline, saved=saved)
 
 
 def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
     """Find the optional packages that a run loads late; loading tells of all others."""
     from framework.base.errors import MissingExtraError, require_extra
+    from framework.cli.commands.serve import NEEDED
+    from framework.graph.findings import Finding
 
-    wanted = {"offline": "numpy"} if offline else {}
+    wanted: dict[str, tuple[str, ...]] = {"offline": ("numpy",)} if offline else {}
     if any(module.split(".")[0] == "capabilities" for module in settings.modules):
-        wanted["data"] = "duckdb"
-    for extra, module in wanted.items():
+        wanted["data"] = ("duckdb",)
+    serve = settings.serve
+    if "serve" in settings.model_fields_set:
+        wanted |= {"serve": NEEDED, "mcp": ("mcp.server",), "a2a": ("a2a.server.routes",)}
+        wanted |= {"oidc": ("authlib",)} if serve.oidc is not None else {}
+    # Without these the server leaves out what they serve, and says so.
+    left_out = {"a2a"} if serve.mcp.tools else {"a2a", "mcp"}
+    for extra, modules in wanted.items():
         try:
-            require_extra(module, extra)
+            for module in modules:
+                require_extra(module, extra)
         except MissingExtraError as exc:
-            yield Finding.of_error("extras", exc)
+            if extra in left_out:
+                yield Finding(
+                    "extras", "warning", f"/{extra} is not served. {exc.message}", exc.fix or ""
+                )
+            else:
+                yield Finding.of_error("extras", exc)
         else:
             yield Finding("extras", "ok", f"{extra}: installed")
 
@@ -266,6 +150,7 @@ async def check_database(url: str, settings: Settings) -> Finding:
     """Open the database and read from it."""
     from configs.logger import mask_secrets
     from framework.cli.agent import MEMORY, open_database
+    from framework.graph.findings import Finding
 
     if url == MEMORY:
         return Finding("database", "ok", "in memory; threads end with the process")
@@ -282,6 +167,7 @@ async def check_waiting(url: str, settings: Settings) -> list[Finding]:
     """Find what waits in the database and could not be taken over; only reads it."""
     from framework.cli.agent import open_database
     from framework.evaluation import check_threads
+    from framework.graph.findings import Finding
     from framework.registry import Registry
 
     try:
@@ -311,6 +197,8 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
         configured: Whatever ``build_graph`` takes as ``model``; nothing to run without one.
         ask: Whether to ask.
     """
+    from framework.graph.findings import Finding
+
     if not configured:
         return [Finding("models", "ok", "none configured; the agent runs without one")]
     from framework.models import chat_models
@@ -333,6 +221,7 @@ async def check_models(configured: Any, *, ask: bool) -> list[Finding]:
 
 async def _ask(model: Any, name: str, *, ask: bool) -> Finding:
     from configs.logger import mask_secrets
+    from framework.graph.findings import Finding
 
     if not ask:
         return Finding("models", "ok", f"{name}: made, not asked")

@@ -104,10 +104,9 @@ def list_(config: Config = None, as_json: Json = False) -> None:
         for recipe in _recipes(config).values()
     ]
     headings = ("name", "version", "parameters", "steps", "description")
-    if as_json:
-        typer.echo(json.dumps([dict(zip(headings, row, strict=True)) for row in rows], indent=2))
-        return
-    show_rows(headings, rows, none="There are no recipes; 'capgraph recipe save' makes one.")
+    data = [dict(zip(headings, row, strict=True)) for row in rows] if as_json else None
+    none = "There are no recipes; 'capgraph recipe save' makes one."
+    show_rows(headings, rows, none=none, data=data)
 
 
 @app.command("show")

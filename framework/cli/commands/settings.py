@@ -52,11 +52,8 @@ def settings(
                 source = known
         masked = mask_data({path[-1]: value})[path[-1]]
         told.append({"key": ".".join(path), "value": masked, "source": source})
-    if as_json:
-        typer.echo(json.dumps(told, indent=2, default=str))
-        return
     rows = [(row["key"], json.dumps(row["value"], default=str), row["source"]) for row in told]
-    show_rows(("key", "value", "source"), rows)
+    show_rows(("key", "value", "source"), rows, data=told if as_json else None)
 
 
 def _leaves(

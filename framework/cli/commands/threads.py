@@ -40,14 +40,12 @@ def list_(
     found = with_database(
         config, db, lambda saver, _: list_threads(saver, limit=limit, after=after)
     )
-    if as_json:
-        typer.echo(json.dumps([_data(item) for item in found], indent=2))
-        return
     rows = [
         (item.thread_id, item.status, _moment(item), item.turns, item.task or "") for item in found
     ]
     headings = ("thread", "status", "saved", "turns", "last task")
-    show_rows(headings, rows, none="There are no threads.")
+    data = [_data(item) for item in found] if as_json else None
+    show_rows(headings, rows, none="There are no threads.", data=data)
 
 
 @app.command("show")

@@ -23,7 +23,9 @@ def token(
     auth: Annotated[
         Path, typer.Option("--auth", help="File of tokens; only hashes stand in it.")
     ] = Path("tokens.json"),
-    role: Annotated[str | None, typer.Option("--role", help="What the person may do.")] = None,
+    roles: Annotated[
+        list[str] | None, typer.Option("--role", help="What the person may do.")
+    ] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="For whom.")] = None,
     days: Annotated[
         float | None, typer.Option("--days", min=0.0, help="How long it holds (default: for ever).")
@@ -42,4 +44,10 @@ def token(
         raise ConfigurationError(
             f"{name!r} {revoked!r} are two names.", fix="Quote a name that holds a space."
         )
+    if len(roles or ()) > 1:
+        raise ConfigurationError(
+            f"A person has one role, and {', '.join(map(repr, roles or ()))} are named.",
+            fix="Make a role of the settings' permissions that may do what both may.",
+        )
+    role = roles[0] if roles else None
     typer.echo(issue_token(auth, name, role=role, tenant=tenant, days=days))

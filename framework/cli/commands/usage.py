@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,9 +41,6 @@ def usage(
         return await usage_totals(rows, thread_id=thread, user_id=user) if rows is not None else []
 
     found = with_database(config, db, read)
-    if as_json:
-        typer.echo(json.dumps([asdict(item) for item in found], indent=2))
-        return
     headings = ("model", "calls", "input", "output", "cached", "cost")
     rows = [
         (
@@ -57,4 +53,5 @@ def usage(
         )
         for item in found
     ]
-    show_rows(headings, rows, none="No calls were kept.")
+    data = [asdict(item) for item in found] if as_json else None
+    show_rows(headings, rows, none="No calls were kept.", data=data)

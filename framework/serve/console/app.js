@@ -1,9 +1,9 @@
 // Puts the parts together: the address, what is open, what runs, and what the parts may ask for.
 
-import { Problem, call, follow, get, post, query, threadPath } from "./api.js";
+import { Problem, call, get, post, query, threadPath } from "./api.js";
 import { attr, button, h, put, visible } from "./dom.js";
 import { planView } from "./plan.js";
-import { RUNS, empty, fromThread, openRun, reduce } from "./state.js";
+import { RUNS, empty, fromThread, openRun, runsOfTurn } from "./state.js";
 import { figuresOf, talkView } from "./talk.js";
 import { T } from "./text.js";
 import { threadBar, threadsView } from "./threads.js";
@@ -28,7 +28,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
-  tab: "talk", side: "plan", leave: null, draft: 0,
+  tab: "talk", side: "plan", leave: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
@@ -47,7 +47,7 @@ const app = {
   async open(id, { push = true } = {}) {
     this.hangUp();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, stopping: false, problem: "", connection: "idle", looks: 5 });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], stopping: false, problem: "", connection: "idle", looks: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
     views.talk.toEnd();
     changed();
@@ -64,8 +64,9 @@ const app = {
     this.loadFigures(thread);
     const open = openRun(thread);
     if (open) this.listen(open);
+    else this.recall(thread);
     // Read while its run was ending: what it came to is there in a moment.
-    else if (thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
+    if (!open && thread.outcome === "unfinished" && (this.looks -= 1) > 0) setTimeout(() => this.threadId === thread.thread_id && this.reload().catch(this.fail), 1000);
     else if (!thread.questions) this.questions = this.questions.filter((one) => one.thread_id !== thread.thread_id);
     changed();
   },
@@ -130,35 +131,38 @@ const app = {
       return id;
     } catch (error) { this.fail(error); return null; }
   },
+  // A fork that ends with so many messages.
+  async forkAfter(count) {
+    let after = null;
+    let found = null;
+    do {
+      const page = await get(query(`${threadPath(this.threadId)}/history`, { limit: 100, after }));
+      found = page.items.find((one) => one.messages <= count && !one.next?.length);
+      after = page.next;
+    } while (!found && after);
+    return found && this.fork(found.checkpoint_id);
+  },
   // A fork that ends just before a message, with its text to change.
   async editFrom(index, text) {
     if (index === 0) await this.newThread();
-    else {
-      let after = null;
-      let found = null;
-      do {
-        const page = await get(query(`${threadPath(this.threadId)}/history`, { limit: 100, after }));
-        found = page.items.find((one) => one.messages <= index && !one.next?.length);
-        after = page.next;
-      } while (!found && after);
-      if (!found || !await this.fork(found.checkpoint_id)) return;
-    }
+    else if (!await this.forkAfter(index)) return;
     this.show("talk");
     views.talk.write(text);
   },
 
   // --- runs ---
-  async send(text) {
-    const own = { id: `mine-${Date.now()}`, role: "user", content: text };
+  async send(text, files = []) {
+    const own = { id: `mine-${Date.now()}`, role: "user", content: text, files };
     const before = this.turn;
     this.problem = "";
     this.turn = { ...before, messages: [...before.messages, own], status: "queued" };
     this.figures = null;
+    this.files = this.files.map((one) => ({ ...one, step: null }));
     views.talk.toEnd();
     changed();
     try {
       const id = this.threadId ?? await this.make();
-      const run = await post(`${threadPath(id)}/runs`, { message: text });
+      const run = await post(`${threadPath(id)}/runs`, { message: text, files: files.map((file) => file.id) });
       this.listen(run.run_id, { keep: true });
       others.postMessage({ thread: id });
       this.refreshThreads().catch(() => {});
@@ -192,16 +196,36 @@ const app = {
     this.turn = { ...this.turn, run: this.turn.run ?? runId };
     this.following = runId;
     if (document.hidden) return changed();
-    this.leave = follow(runId, {
-      events: (list) => {
-        for (const event of list) this.turn = reduce(this.turn, event);
-        changed();
-      },
-      state: (word) => { this.connection = word; changed(); },
-      gone: () => { this.ended(); },
-      end: () => { this.ended(); },
-    });
+    const left = new AbortController();
+    this.leave = () => left.abort();
+    Promise.all([import("./follow.js"), import("./reduce.js")]).then(([{ follow }, { reduce }]) => {
+      if (left.signal.aborted) return;
+      this.leave = follow(runId, {
+        events: (list) => {
+          for (const event of list) this.turn = reduce(this.turn, event);
+          changed();
+        },
+        state: (word) => { this.connection = word; changed(); },
+        gone: () => { this.ended(); },
+        end: () => { this.ended(); },
+      });
+    }).catch(this.fail);
     return changed();
+  },
+  // What the last turn told while it ran: versions of its plan, tries, waits, calls of models.
+  async recall(thread) {
+    const runs = thread.plan ? runsOfTurn(thread) : [];
+    const mine = this.recalls += 1;
+    const [{ follow }, { reduce }] = runs.length ? await Promise.all([import("./follow.js"), import("./reduce.js")]) : [{}, {}];
+    let turn = empty();
+    for (const run of runs) {
+      await new Promise((done) => {
+        follow(run, { events: (list) => { for (const event of list) turn = reduce(turn, event); }, state() {}, gone: done, end: done });
+      });
+    }
+    if (mine !== this.recalls || this.threadId !== thread.thread_id || this.following || !turn.plans.length) return;
+    this.turn = { ...turn, messages: this.turn.messages, status: this.turn.status, run: runs.at(-1) };
+    changed();
   },
   hangUp() {
     this.leave?.();
@@ -235,10 +259,19 @@ const app = {
     const id = this.threadId;
     if (!Object.keys(thread.results ?? {}).length || openRun(thread)) return;
     try {
-      const state = await get(`${threadPath(id)}/state`);
-      if (id === this.threadId) this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      const [state, made] = await Promise.all([get(`${threadPath(id)}/state`), get(`${threadPath(id)}/files`)]);
+      if (id !== this.threadId) return;
+      this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
+      this.files = made.items;
+      // What was brought along stands under the key "data", as file and folder.
+      this.brought = Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((name) => String(name).split("/").at(-1));
       changed();
     } catch { this.figures = null; }
+  },
+
+  // Whether files may be brought along.
+  async lookAtFiles() {
+    try { this.uploads = (await get("/api/files")).uploads; changed(); } catch (error) { this.fail(error); }
   },
 
   // --- questions ---
@@ -256,6 +289,7 @@ const app = {
     this.show("plan");
     views.plan.select(key);
   },
+  tell(problem) { this.problem = problem; changed(); },
   fail(error) {
     if (error instanceof Problem && error.status === 401) app.connection = "login";
     else if (error instanceof Problem) app.problem = error.message;
@@ -371,6 +405,7 @@ function render() {
 }
 
 async function look() {
+  if (app.uploads === undefined) app.lookAtFiles();
   if (document.hidden) { await app.refreshQuestions(); return; }
   await Promise.all([app.refreshThreads().catch(app.fail), app.refreshQuestions()]);
 }
@@ -416,6 +451,7 @@ function begin() {
   });
   let ticks = 0;
   setInterval(() => { ticks += 1; if (!document.hidden || ticks % (LOOK_HIDDEN / LOOK) === 0) look(); }, LOOK);
+  app.lookAtFiles();
   app.refreshThreads().catch(app.fail);
   if (asked() === null) { app.refreshQuestions(); changed(); } else app.open(asked(), { push: false });
 }

@@ -31,6 +31,12 @@ export function ledgerView(app) {
   const effects = pages("/api/effects", T.noEffects, T.effects, EFFECTS);
   const audit = pages("/api/audit", T.noAudit, T.audit, AUDIT,
     (one) => ({ ...one.data, ...one, at: when(one.at), by: one.data?.by?.user_id, hash: one.hash?.slice(0, 12) }));
+  const budgets = pages("/api/budgets", T.noBudgets, T.budgets, ["limit", "per", "window", "name", "allows", "left"]);
+  const limits = pages("/api/limits", T.noLimits, T.limits, ["kind", "name", "used", "allows", "told"]);
+  const workers = pages("/api/workers", T.noWorkers, T.workers, ["id", "queues", "running"]);
+  workers.node.dataset.testid = "workers";
+  budgets.node.dataset.testid = "budgets";
+  limits.node.dataset.testid = "limits";
   const told = h("span", { role: "status" });
   const verify = button(T.verify, async () => {
     try {
@@ -41,8 +47,12 @@ export function ledgerView(app) {
   }, { class: "small" });
   const node = h("section", { class: "part side", testid: "ledger", "aria-label": T.parts.ledger },
     h("h2", null, T.parts.ledger), h("h3", null, T.effects), effects.node,
-    h("div", { class: "bar" }, h("h3", null, T.audit), verify, told), audit.node);
-  return { node, update: onceA(app, () => { effects.load(); audit.load(); }) };
+    h("div", { class: "bar" }, h("h3", null, T.audit), verify, told), audit.node,
+    h("h3", null, T.budgets), budgets.node, h("h3", null, T.limits), limits.node, h("h3", null, T.workers), workers.node);
+  return { node, update: onceA(app, () => {
+    budgets.asked.thread_id = app.threadId;
+    for (const one of [effects, audit, budgets, limits, workers]) one.load();
+  }) };
 }
 
 export function usageView(app) {
@@ -63,8 +73,11 @@ export function usageView(app) {
   } };
 }
 
-// Loads when the part is opened, and again when a run has ended.
+// Loads when the part is opened, and again when a run has ended or another thread is open.
 function onceA(app, load) {
   let at;
-  return () => { if (at !== app.turn.ended) { at = app.turn.ended; load(); } };
+  return () => {
+    const now = `${app.threadId} ${app.turn.ended}`;
+    if (at !== now) { at = now; load(); }
+  };
 }

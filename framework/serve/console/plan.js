@@ -3,6 +3,7 @@
 import { get, query, threadPath } from "./api.js";
 import { attr, button, h, keyed, pre, put, s, visible, when } from "./dom.js";
 import { SIZE, arrange, criticalPath } from "./layout.js";
+import { WAITS } from "./state.js";
 import { T } from "./text.js";
 
 const AT_ONCE = 40;
@@ -204,7 +205,8 @@ function stateOf(step) {
   else if (step.status === "running" && typeof step.progress === "number") words.push(`${Math.round(step.progress * 100)} %`);
   if (step.kept) words.push(T.kept(1).replace(/^1 /, ""));
   else if (typeof step.duration === "number" && step.status !== "running") words.push(T.seconds(step.duration));
-  if (step.tries.filter((one) => one.status !== "asks").length > 1) words.push(`×${step.tries.filter((one) => one.status !== "asks").length}`);
+  const tries = step.tries.filter((one) => !WAITS.has(one.status)).length;
+  if (tries > 1) words.push(`×${tries}`);
   return words.join(" · ");
 }
 
@@ -219,6 +221,9 @@ function fillDetail(app, node, step, close) {
   for (const name of ["task_objective", "message", "reason", "severity"]) add(name, step[name]);
   add("duration", typeof step.duration === "number" ? T.seconds(step.duration) : null);
   add("attempt", step.attempt);
+  if (step.wait) for (const name of ["for", "until"]) add(name, step.wait[name]);
+  if (step.tokens) add("cost", T.tokens(step.tokens.input, step.tokens.output));
+  if (step.started) add("trace", app.turn.run);
   if (step.elements) add("elements", T.elements(step.elements.done, step.elements.of));
   for (const name of ["when", "for_each", "wait_until", "wait_for", "parameters", "inputs", "outputs"]) add(name, step[name]);
   if (step.look_again) add("look_again", "✓");

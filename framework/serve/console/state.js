@@ -1,12 +1,9 @@
-// What a turn looks like, as a pure function of the events of AG-UI that told of it.
+// What a turn looks like; `reduce.js` makes it of the events that told of it, and here of a thread.
 
 export const CLOSING = new Set(["respond", "clarify", "error"]);
-const FIELDS = new Set([
-  "status", "started", "ended", "attempt", "duration", "message", "severity", "reason", "outputs", "progress",
-]);
-const PATH = /^\/steps\/(\d+)\/([a-z_]+)$/;
-const GOES_ON = new Set(["asks", "waiting"]);
-const NOTES = 60;
+
+// A try with one of these is a wait and no work.
+export const WAITS = new Set(["asks", "waits"]);
 
 export function empty() {
   return {
@@ -16,6 +13,13 @@ export function empty() {
 }
 
 export const RUNS = new Set(["running", "queued"]);
+
+// The runs of the last turn that ended, in their order: a turn goes on after a run that waited.
+export function runsOfTurn(thread) {
+  const runs = thread.runs ?? [];
+  const first = runs.findIndex((run, n) => n > 0 && run.status !== "waiting");
+  return runs.slice(0, first === -1 ? runs.length : first).map((run) => run.run_id).reverse();
+}
 
 export function openRun(thread) {
   return thread.runs?.find((run) => RUNS.has(run.status))?.run_id;
@@ -43,179 +47,20 @@ export function fromThread(thread) {
   return found;
 }
 
-export function reduce(state, event) {
-  switch (event.type) {
-    case "RUN_STARTED": {
-      const goesOn = GOES_ON.has(state.status) || (state.run === event.runId && state.run !== null);
-      const kept = goesOn ? {} : { models: [], usage: {}, began: event.timestamp, notes: [] };
-      return {
-        ...state, ...kept, goesOn, run: event.runId, status: "running", questions: [], error: null,
-        result: null, ended: null, fresh: true, began: kept.began ?? state.began ?? event.timestamp,
-      };
-    }
-    case "RUN_FINISHED": return finished(state, event);
-    case "RUN_ERROR":
-      return {
-        ...state, status: "failed", error: event.message ?? "", ended: event.timestamp,
-        plans: last(state, (plan) => ({ ...plan, steps: closed(plan.steps, "failed", event.timestamp) })),
-      };
-    case "TEXT_MESSAGE_START":
-      return { ...state, messages: [...state.messages, { id: event.messageId, role: event.role ?? "assistant", content: "", open: true }] };
-    case "TEXT_MESSAGE_CONTENT":
-      return message(state, event.messageId, (one) => ({ ...one, content: one.content + event.delta }));
-    case "TEXT_MESSAGE_END":
-      return message(state, event.messageId, (one) => ({ ...one, open: false }));
-    case "ACTIVITY_SNAPSHOT":
-      return event.activityType === "capgraph.plan" ? planned(state, event) : state;
-    case "ACTIVITY_DELTA":
-      return event.activityType === "capgraph.plan" ? patched(state, event) : state;
-    case "CUSTOM":
-      return custom(state, event.name.replace(/^capgraph\./, ""), event.value, event.timestamp);
-    default: return state;
-  }
-}
-
-function message(state, id, change) {
-  return { ...state, messages: state.messages.map((one) => (one.id === id ? change(one) : one)) };
-}
-
-function last(state, change) {
-  return state.plans.map((plan, place) => (place === state.plans.length - 1 ? change(plan) : plan));
-}
-
-function made(step) {
+export function made(step) {
   return { status: "pending", tries: [], elements: null, ...step };
 }
 
-function planned(state, event) {
-  const before = state.plans.at(-1);
-  const known = new Map((before?.steps ?? []).map((step) => [step.context_key, step]));
-  const { version, repairs } = event.content;
-  const resumed = state.fresh && state.goesOn;
-  // Another plan of the same turn: what it has of the last one, and what was done of that.
-  const replanned = !resumed && !state.fresh;
-  const steps = event.content.steps.map((step) => {
-    const had = known.get(step.context_key);
-    const same = had && had.capability === step.capability && (resumed || replanned);
-    if (!same) return made(step);
-    const kept = { tries: had.tries, started: had.started, ended: had.ended, duration: had.duration,
-      outputs: had.outputs, attempt: had.attempt, elements: had.elements };
-    if (resumed) return made({ ...kept, ...step });
-    return made({ ...step, ...(had.status === "done" ? { ...kept, status: "done", kept: true } : {}) });
-  });
-  const plan = { id: event.messageId, version: version || before?.version || 1, steps, repairs: repairs ?? [] };
-  const others = resumed ? state.plans.slice(0, -1) : replanned ? state.plans : [];
-  return { ...state, plans: [...others, plan], fresh: false };
-}
-
-function patched(state, event) {
-  const plan = state.plans.at(-1);
-  if (!plan || plan.id !== event.messageId) return state;
-  const steps = [...plan.steps];
-  const touched = new Map();
-  for (const { op, path, value } of event.patch ?? []) {
-    const found = PATH.exec(path ?? "");
-    const place = Number(found?.[1]);
-    if (!found || op === "remove" || !FIELDS.has(found[2]) || !(place < steps.length)) continue;
-    const change = touched.get(place) ?? {};
-    change[found[2]] = value;
-    touched.set(place, change);
-  }
-  for (const [place, change] of touched) steps[place] = stepped(steps[place], change, event.timestamp);
-  return { ...state, plans: last(state, () => ({ ...plan, steps })) };
-}
-
-function stepped(step, change, at) {
-  const next = { ...step, ...change };
-  if (change.status === "running") {
-    next.tries = [...step.tries, { from: ms(change.started) ?? at, to: null, status: "running" }];
-    next.started = next.tries[0].from;
-    next.ended = null;
-    next.kept = false;
-  } else if (change.status === "asks") {
-    next.tries = [...ending(step.tries, at, "done"), { from: at, to: null, status: "asks" }];
-  } else if (change.status) {
-    next.ended = ms(change.ended) ?? at;
-    next.tries = ending(step.tries, next.ended, change.status);
-  }
-  return next;
-}
-
-function ms(seconds) {
-  return typeof seconds === "number" ? seconds * (seconds < 1e11 ? 1000 : 1) : null;
-}
-
-function ending(tries, at, status) {
-  return tries.map((one) => (one.to === null ? { ...one, to: at, status: one.status === "asks" ? "asks" : status } : one));
+export function ending(tries, at, status) {
+  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status } : one));
 }
 
 // How the steps stand when nothing runs any more. What closes a turn tells of no step itself.
-function closed(steps, status, at = null) {
+export function closed(steps, status, at = null) {
   const whole = status === "completed" || status === "partial";
   return steps.map((step) => {
     if (whole && CLOSING.has(step.capability) && step.status !== "failed") return { ...step, status: "done", tries: ending(step.tries, at, "done") };
     if (step.status === "running") return { ...step, status: whole ? "done" : "pending", tries: ending(step.tries, at, whole ? "done" : "failed") };
     return step;
   });
-}
-
-function finished(state, event) {
-  const outcome = event.outcome?.type ?? "success";
-  const result = event.result ?? {};
-  const asks = outcome === "interrupt";
-  const status = asks ? "asks" : outcome === "cancelled" ? "cancelled" : result.status ?? "completed";
-  let { messages } = state;
-  const answered = messages.some((one) => one.id.startsWith?.(`${state.run}-answer`));
-  if (!asks && result.answer && !answered) {
-    messages = [...messages, { id: `${state.run}-answer-0`, role: "assistant", content: result.answer }];
-  }
-  const questions = asks ? (event.outcome.interrupts ?? []).map((one) => one.metadata?.capgraph).filter(Boolean) : [];
-  const asking = new Set(questions.flatMap((one) => one.steps ?? []).map((step) => step.context_key));
-  const at = event.timestamp;
-  return {
-    ...state, status, result, messages, questions, ended: at, error: null,
-    plans: last(state, (plan) => ({
-      ...plan, steps: closed(plan.steps, status, at).map((step) => (
-        asking.has(step.context_key) && step.status !== "asks" ? stepped(step, { status: "asks" }, at) : step)),
-    })),
-  };
-}
-
-function custom(state, name, value, at) {
-  const noted = (text) => [...state.notes.slice(1 - NOTES), { at, name, text }];
-  switch (name) {
-    case "element": return element(state, value);
-    case "usage": case "model_called": {
-      const model = value.model || value.role || "";
-      const had = Object.hasOwn(state.usage, model) ? state.usage[model] : { calls: 0, input: 0, output: 0 };
-      const used = { calls: had.calls + 1, input: had.input + (value.input_tokens ?? 0), output: had.output + (value.output_tokens ?? 0) };
-      const call = { to: at, from: at - 1000 * (value.duration ?? 0), model, role: value.role, error: value.error };
-      return { ...state, usage: { ...state.usage, [model]: used }, models: [...state.models.slice(-499), call] };
-    }
-    case "answer_anew":
-      return { ...state, messages: state.messages.filter((one) => one.id !== value) };
-    case "status": return { ...state, notes: noted(value.message) };
-    case "retry": case "replan": case "reclassify":
-      return { ...state, notes: noted(value.message || value.reason || name) };
-    default: return state;
-  }
-}
-
-// One node stands for all copies of a step, and counts them.
-function element(state, value) {
-  return {
-    ...state,
-    plans: last(state, (plan) => ({
-      ...plan, steps: plan.steps.map((step) => {
-        if (step.context_key !== value.context_key) return step;
-        const states = { ...step.elements?.states, [value.element]: value.status };
-        const of = value.of ?? step.elements?.of ?? Object.keys(states).length;
-        const all = Object.values(states);
-        const count = (word) => all.filter((one) => one === word).length;
-        const over = all.length >= of && !count("running");
-        const status = over ? (count("failed") ? "failed" : "done") : "running";
-        return { ...step, status, elements: { states, of, done: count("done"), failed: count("failed") } };
-      }),
-    })),
-  };
 }

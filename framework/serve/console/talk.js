@@ -19,25 +19,39 @@ export function talkView(app) {
 
   const input = h("textarea", { id: "message", testid: "message-input", rows: 2, placeholder: T.placeholder, "aria-label": T.input });
   const send = h("button", { type: "submit", testid: "send", class: "main" }, T.send);
+  const pick = h("input", { type: "file", multiple: true, testid: "file-input", "aria-label": T.attach, hidden: true });
+  const clip = button("+", () => pick.click(), { testid: "attach", "aria-label": T.attach, title: T.attach, hidden: true });
+  const held = h("div", { class: "held" });
   const stop = button(T.stop, () => app.stop(), { testid: "stop", hidden: true });
-  const form = h("form", { class: "write" }, input, h("div", { class: "buttons" }, stop, send));
+  const form = h("form", { class: "write" }, held, input, h("div", { class: "buttons" }, pick, clip, stop, send));
+  let tray = null;
+  async function attach(files) {
+    if (!files.length) return;
+    if (app.uploads === undefined) await app.lookAtFiles();
+    if (app.uploads) {
+      tray ??= (await import("./files.js")).tray(app, held);
+      await tray.add(files);
+    // Where nobody may bring files, a short one is text like any other.
+    } else for (const file of files) if (file.size > 200000) app.tell(T.tooLong(visible(file.name))); else input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
+  }
+  pick.addEventListener("change", () => { attach([...pick.files]); pick.value = ""; input.focus(); });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const text = input.value;
-    if (!text.trim() || send.disabled) return;
+    if (!text.trim() || send.disabled || tray?.busy()) return;
     input.value = "";
-    if (!await app.send(text)) input.value ||= text;
+    const files = tray?.take() ?? [];
+    if (!await app.send(text, files)) { input.value ||= text; tray?.back(files); }
     input.focus();
   });
   input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
   });
   form.addEventListener("dragover", (event) => event.preventDefault());
-  form.addEventListener("drop", async (event) => {
-    const files = [...event.dataTransfer.files].filter((file) => file.size < 200000);
-    if (!files.length) return;
+  form.addEventListener("drop", (event) => {
+    if (!event.dataTransfer.files.length) return;
     event.preventDefault();
-    for (const file of files) input.value += `\n\n${file.name}:\n\`\`\`\n${await file.text()}\n\`\`\``;
+    attach([...event.dataTransfer.files]);
   });
 
   let follows = true;
@@ -48,9 +62,10 @@ export function talkView(app) {
     const { turn } = app;
     const runs = RUNS.has(turn.status);
     const lastAnswer = turn.messages.findLast((one) => one.role === "assistant");
+    const lastAsked = turn.messages.findLast((one) => one.role === "user");
     keyed(messages, turn.messages, (one) => one.id ?? turn.messages.indexOf(one), (one) => messageNode(one), (node, one) => {
       const index = turn.messages.indexOf(one);
-      fill(app, node, one, { index, isLast: one === lastAnswer, runs });
+      fill(app, node, one, { index, isLast: one === lastAnswer, isAsked: one === lastAsked, runs });
     });
     greeting.hidden = turn.messages.length > 0 || runs || turn.questions.length > 0;
     attr(log, "aria-busy", runs ? "true" : "false");
@@ -60,6 +75,8 @@ export function talkView(app) {
     put(working, runs ? (app.stopping ? T.stopping : `${T.working}${note ? ` · ${visible(note)}` : "…"}`) : "");
     attr(working, "data-on", runs);
     stop.hidden = !runs;
+    clip.hidden = !app.uploads;
+    attr(pick, "accept", app.uploads?.kinds.join(","));
     stop.disabled = app.stopping;
     send.disabled = runs;
     const mine = app.questions.filter((one) => one.thread_id === app.threadId);
@@ -68,7 +85,7 @@ export function talkView(app) {
     const asks = asked.childElementCount;
     if (!inInbox) app.cards?.place(asked, mine);
     // Where the end is has to be measured, so it is only looked for when something was said.
-    const said = [turn.messages, app.figures, app.questions, runs, app.cards];
+    const said = [turn.messages, app.figures, app.files, app.questions, runs, app.cards];
     if (follows && said.some((one, n) => one !== seen[n])) log.scrollTop = log.scrollHeight;
     seen = said;
     // A question is read from its beginning.
@@ -86,11 +103,11 @@ function messageNode(one) {
   const body = h("div", { class: "body", testid: one.role === "assistant" ? "answer" : null });
   return h("article", { class: "message", testid: "message", "data-role": one.role },
     h("h3", { class: "unseen" }, person ? T.you : one.role === "assistant" ? T.assistant : T.other), body,
-    h("div", { class: "sources" }), h("div", { class: "tools" }));
+    h("p", { class: "along quiet" }), h("div", { class: "made" }), h("div", { class: "sources" }), h("div", { class: "tools" }));
 }
 
-function fill(app, node, one, { index, isLast, runs }) {
-  const [, body, sources, tools] = node.children;
+function fill(app, node, one, { index, isLast, isAsked, runs }) {
+  const [, body, along, made, sources, tools] = node.children;
   const figures = isLast && !runs ? app.figures : null;
   if (node.capgraphText !== one.content || node.capgraphFigures !== figures) {
     node.capgraphText = one.content;
@@ -99,19 +116,25 @@ function fill(app, node, one, { index, isLast, runs }) {
     else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text))));
   }
   const steps = isLast && !runs ? (app.turn.plans.at(-1)?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length) : [];
-  const files = isLast && !runs ? app.turn.result?.files ?? [] : [];
-  const told = JSON.stringify([steps.map((step) => step.context_key), files]);
+  const told = JSON.stringify(steps.map((step) => step.context_key));
   if (node.capgraphSources !== told) {
     node.capgraphSources = told;
-    sources.replaceChildren(
-      ...(steps.length ? [h("span", { class: "quiet" }, T.from),
-        ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key), { class: "chip" }))] : []),
-      ...(files.length ? [h("span", { class: "quiet" }, T.files), ...files.map((file) => h("code", null, visible(file)))] : []));
+    sources.replaceChildren(...(steps.length ? [h("span", { class: "quiet" }, T.from),
+      ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key), { class: "chip" }))] : []));
   }
+  const files = one.role === "user" ? [] : app.files.filter((file) => (isLast && file.step) || one.content.includes(file.name));
+  const had = files.map((file) => file.file_id).join();
+  if (!runs && (node.capgraphFiles ?? "") !== had) {
+    node.capgraphFiles = had;
+    import("./files.js").then(({ shownFiles }) => made.replaceChildren(...shownFiles(app, files)));
+  }
+  const named = one.files?.map((file) => file.name) ?? (isAsked ? app.brought : []);
+  put(along, named.length ? T.withFiles(named.map(visible).join(", ")) : "");
   if (!tools.childElementCount) {
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));
     const copy = button(T.copy, async () => { await navigator.clipboard?.writeText(one.content); put(copy, T.copied); }, { class: "small" });
     tools.append(copy);
+    if (one.role === "assistant") tools.append(button(T.fork, () => app.forkAfter(index + 1).catch(app.fail), { class: "small" }));
     if (one.role === "user") tools.append(button(T.retry, () => app.send(one.content), { class: "small" }));
   }
   tools.hidden = runs;

@@ -72,7 +72,11 @@ from framework.serve.runs import Run, Runs
 from framework.serve.threads import Threads
 
 _FINE = frozenset({"completed", "partial"})
-_RUNNING = {"queued": TaskState.TASK_STATE_SUBMITTED, "running": TaskState.TASK_STATE_WORKING}
+_RUNNING = {
+    "queued": TaskState.TASK_STATE_SUBMITTED,
+    "running": TaskState.TASK_STATE_WORKING,
+    "stopping": TaskState.TASK_STATE_WORKING,
+}
 _ANSWER = "answer"
 _PAGE = 50
 
@@ -205,6 +209,8 @@ class _Agent(RequestHandler):
                 f"The task asks nothing: it is {last.status}. Begin another one in its context."
             )
         answer = data[0] if data else "\n".join(texts)
+        if isinstance(answer, dict) and [*answer] == ["answer"] and "answer" not in _keys(asked):
+            answer = answer["answer"]  # as the JSON API takes it
         try:
             return message.task_id, await self._runs.answer(caller, asked["question_id"], answer)
         except AnswerRefusedError as exc:
@@ -404,6 +410,10 @@ def _ended(task_id: str, run: Run, end: Mapping[str, Any]) -> Task:
         return _made(task_id, run, TaskState.TASK_STATE_CANCELED)
     why = str(end.get("message") or answer or run.status)
     return _made(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])
+
+
+def _keys(asked: Mapping[str, Any]) -> list[str]:
+    return [step["context_key"] for step in asked.get("steps") or ()]
 
 
 def _artifact(text: str) -> Artifact:

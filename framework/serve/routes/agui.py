@@ -14,12 +14,12 @@ from starlette.routing import Route
 
 from framework.base.errors import ValidationError
 from framework.base.ports import Caller
+from framework.scale.translate import Translator, interrupt_of
 from framework.serve.identity import caller_of
 from framework.serve.problems import AnswerRefusedError, MalformedError
 from framework.serve.routes.api import body_of
 from framework.serve.runs import Runs
 from framework.serve.streams import Pages, stream
-from framework.serve.translate import Translator, interrupt_of
 
 if TYPE_CHECKING:
     from ag_ui.core import RunAgentInput

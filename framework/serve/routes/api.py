@@ -11,11 +11,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from framework.base.ports import Caller
+from framework.serve.files import Uploads
 from framework.serve.identity import caller_of
-from framework.serve.problems import MalformedError
+from framework.serve.problems import MalformedError, NotThereError
 from framework.serve.runs import Runs
 from framework.serve.streams import after_of, stream
 from framework.serve.threads import Threads
+
+THREAD = "/api/threads/{id:path}"
+"""Whoever names a thread may use a slash: what stands behind a name is looked for first."""
 
 
 async def body_of(request: Request) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def number_of(request: Request, name: str, default: int) -> int:
     Raises:
         MalformedError: It is none.
     """
-    given = request.query_params.get(name, str(default))
+    given = request.query_params.get(name) or str(default)
     if not (given.isascii() and given.isdecimal()) or len(given) > 15:
         raise MalformedError(f"{name} is {given[:40]!r}.", fix="Send a number.")
     return int(given)
@@ -68,14 +73,15 @@ def page(found: tuple[list[dict[str, Any]], str | None]) -> Response:
     return JSONResponse({"items": items, "next": following})
 
 
-def routes(runs: Runs, threads: Threads) -> list[Route]:
+def routes(runs: Runs, threads: Threads, uploads: Uploads | None = None) -> list[Route]:
     """Return the routes below ``/api``.
 
     Args:
         runs: The runs.
         threads: The threads.
+        uploads: What people brought along; ``None`` where they may not.
     """
-    return [*_thread_routes(runs, threads), *_run_routes(runs, threads)]
+    return [*_thread_routes(runs, threads), *_run_routes(runs, threads, uploads)]
 
 
 def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
@@ -92,7 +98,7 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
                 query=asked.get("query", ""),
                 outcome=asked.get("outcome", ""),
                 limit=number_of(request, "limit", 50),
-                after=asked.get("after"),
+                after=asked.get("after") or None,
             )
         )
 
@@ -121,28 +127,42 @@ def _thread_routes(runs: Runs, threads: Threads) -> list[Route]:
                 caller_of(request),
                 request.path_params["id"],
                 limit=number_of(request, "limit", 50),
-                after=request.query_params.get("after"),
+                after=request.query_params.get("after") or None,
             )
         )
 
     async def state(request: Request) -> Response:
-        checkpoint = request.query_params.get("checkpoint_id")
+        checkpoint = request.query_params.get("checkpoint_id") or None
         thread = request.path_params["id"]
         return JSONResponse(await threads.state(caller_of(request), thread, checkpoint))
 
     return [
         Route("/api/threads", create, methods=["POST"]),
         Route("/api/threads", listed, methods=["GET"]),
-        Route("/api/threads/{id}", get, methods=["GET"], name="thread"),
-        Route("/api/threads/{id}", patch, methods=["PATCH"]),
-        Route("/api/threads/{id}", delete, methods=["DELETE"]),
-        Route("/api/threads/{id}/fork", fork, methods=["POST"]),
-        Route("/api/threads/{id}/history", history, methods=["GET"]),
-        Route("/api/threads/{id}/state", state, methods=["GET"]),
+        Route(f"{THREAD}/fork", fork, methods=["POST"]),
+        Route(f"{THREAD}/history", history, methods=["GET"]),
+        Route(f"{THREAD}/state", state, methods=["GET"]),
+        Route(THREAD, get, methods=["GET"], name="thread"),
+        Route(THREAD, patch, methods=["PATCH"]),
+        Route(THREAD, delete, methods=["DELETE"]),
     ]
 
 
-def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
+async def _context_of(caller: Caller, body: Mapping[str, Any], uploads: Uploads | None) -> Any:
+    """Return the context data of a body, with the files that it names."""
+    named, context = body.get("files") or [], body.get("context")
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise MalformedError("files is no list of ids.", fix='Send {"files": ["…"]}.')
+    if not named:
+        return context
+    if uploads is None:
+        raise NotThereError("There is no such file.", fix="List the files.")
+    if not isinstance(context or {}, dict):
+        raise MalformedError("context is no object.", fix='Send {"context": {…}}.')
+    return {**(context or {}), **await uploads.context(caller, named)}
+
+
+def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[Route]:
     async def start(request: Request) -> Response:
         caller, thread = caller_of(request), request.path_params["id"]
         body = await body_of(request)
@@ -152,7 +172,7 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
             thread,
             message=_text(body, "message"),
             plan=body.get("plan"),
-            context=body.get("context"),
+            context=await _context_of(caller, body, uploads),
         )
         return JSONResponse(asdict(run), 202)
 
@@ -170,7 +190,7 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
         return stream(runs.follow(caller, run_id, after))
 
     async def questions(request: Request) -> Response:
-        thread = request.query_params.get("thread_id")
+        thread = request.query_params.get("thread_id") or None
         return page((await runs.questions(caller_of(request), thread), None))
 
     async def answer(request: Request) -> Response:
@@ -188,8 +208,8 @@ def _run_routes(runs: Runs, threads: Threads) -> list[Route]:
         return JSONResponse(found, 202)
 
     return [
-        Route("/api/threads/{id}/runs", start, methods=["POST"]),
-        Route("/api/threads/{id}/signals/{key}", signal, methods=["POST"]),
+        Route(f"{THREAD}/runs", start, methods=["POST"]),
+        Route(f"{THREAD}/signals/{{key}}", signal, methods=["POST"]),
         Route("/api/runs/{id}", get, methods=["GET"]),
         Route("/api/runs/{id}/stop", stop, methods=["POST"]),
         Route("/api/runs/{id}/events", events, methods=["GET"]),

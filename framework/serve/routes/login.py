@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from framework.base.ports import Caller
 from framework.serve.identity import COOKIE, Logins
+from framework.serve.links import opened
 from framework.serve.problems import problem
 from framework.serve.routes.api import body_of
 
@@ -33,7 +34,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>{style}</style></head>
 <body><main><h1>Log in</h1>{told}
-<form method="post" action="/login">
+<form method="post" action="/login{thread}">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus
  data-testid="token-input">
@@ -43,10 +44,14 @@ _PAGE = """<!doctype html>
 _OIDC = '<a href="/login/oidc" data-testid="login-oidc">Log in with your organisation</a>'
 
 
-def login_page(told: str = "", status: int = 200, *, oidc: bool = False) -> Response:
-    """Return the page on which one logs in; it needs no script."""
+def login_page(
+    told: str = "", status: int = 200, *, oidc: bool = False, thread: str | None = None
+) -> Response:
+    """Return the page on which one logs in, to see a thread perhaps; it needs no script."""
     alert = f'<p role="alert">{html.escape(told)}</p>' if told else ""
-    text = _PAGE.format(style=_STYLE, told=alert, others=_OIDC if oidc else "")
+    text = _PAGE.format(
+        style=_STYLE, told=alert, others=_OIDC if oidc else "", thread=_query(thread)
+    )
     return HTMLResponse(text, status)
 
 
@@ -60,21 +65,23 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
 
     async def get(request: Request) -> Response:
         link = request.query_params.get("link")
-        if link is None:
-            return login_page(oidc=oidc)
+        if link is None or request.method == "HEAD":  # whoever only looks does not use it up
+            return login_page(oidc=oidc, thread=request.query_params.get("thread"))
         caller = logins.by_link(link)
         if caller is None:
             told = "This link has been used, or is not of this server. Start it again for another."
             return login_page(told, 401, oidc=oidc)
-        return logged_in(logins, caller)
+        return logged_in(logins, caller, thread=request.query_params.get("thread"))
 
     async def post(request: Request) -> Response:
+        thread = request.query_params.get("thread")
         given = await _given(request)
         found = await logins.by_token(given.strip())
         if found is None:
-            return login_page("This token is not known, or has ended.", 401, oidc=oidc)
+            told = "This token is not known, or has ended."
+            return login_page(told, 401, oidc=oidc, thread=thread)
         caller, hashed = found
-        return logged_in(logins, caller, hashed)
+        return logged_in(logins, caller, hashed, thread=thread)
 
     async def logout(request: Request) -> Response:
         logins.sessions.close(request.cookies.get(COOKIE, ""))
@@ -89,9 +96,11 @@ def routes(logins: Logins, *, oidc: bool = False) -> list[Route]:
     ]
 
 
-def logged_in(logins: Logins, caller: Caller, token: str | None = None) -> Response:
-    """Begin a session, and send its browser to the console."""
-    answer = RedirectResponse("/", 303)
+def logged_in(
+    logins: Logins, caller: Caller, token: str | None = None, *, thread: str | None = None
+) -> Response:
+    """Begin a session, and send its browser to the console, where a thread may be open."""
+    answer = RedirectResponse(f"/{_query(thread)}", 303)
     answer.set_cookie(
         COOKIE,
         logins.sessions.open(caller, token),
@@ -102,6 +111,10 @@ def logged_in(logins: Logins, caller: Caller, token: str | None = None) -> Respo
         secure=logins.secure,
     )
     return answer
+
+
+def _query(thread: str | None) -> str:
+    return opened(thread) if thread else ""
 
 
 async def _given(request: Request) -> str:

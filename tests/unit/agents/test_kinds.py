@@ -110,6 +110,17 @@ async def test_a_critique_is_told_and_the_steps_add_up() -> None:
     assert "2 + 2?" in model.calls[2].prompt
 
 
+async def test_each_round_and_critique_is_streamed() -> None:
+    model = scripted("5", "No - too much.", "4", "YES")
+    agent = ReflexionAgent(ChainOfThoughtAgent(model))
+    assert [step.action async for step in agent.stream_execute("2 + 2?")] == [
+        "chain_of_thought",
+        "critique",
+        "chain_of_thought",
+        "Final Answer",
+    ]
+
+
 async def test_yes_but_is_no_yes() -> None:
     model = scripted("5", "Yes, but it is wrong.", "4", "YES")
     result = await ReflexionAgent(ChainOfThoughtAgent(model)).execute("2 + 2?")

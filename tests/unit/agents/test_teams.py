@@ -142,6 +142,17 @@ async def test_a_model_that_fails_is_a_result() -> None:
     assert "away" in str(found.error)
 
 
+async def test_what_members_gave_is_kept_when_the_model_fails_in_the_end() -> None:
+    def once(call: Any) -> Any:
+        if "Results of the members" in call.prompt:
+            raise ConnectionError("away")
+        return plan(("a", "one"))
+
+    found = await SupervisorOrchestrator(ScriptedModel(responses=once), {"a": Worker("a")}).run("x")
+    assert (found.success, found.agent_outputs["a"].output) == (False, "a: one")
+    assert "away" in str(found.error)
+
+
 def test_what_cannot_lead_or_work_is_told_at_once() -> None:
     with pytest.raises(ConfigurationError, match="no model to lead"):
         SupervisorOrchestrator(None, {"a": Worker("a")})
@@ -192,6 +203,17 @@ async def test_positions_are_taken_side_by_side_and_revised() -> None:
     assert len(found.subtask_outputs) == 4
 
 
+async def test_positions_do_not_wait_for_each_other() -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(task: str) -> str:
+        await asyncio.wait_for(both.wait(), 10)
+        return "a position"
+
+    model = scripted({"answer": "Perhaps."})
+    assert (await DebateOrchestrator([meet, meet], 1, model).run("Is it?")).success
+
+
 async def test_who_fails_in_a_debate_makes_it_no_success() -> None:
     model = scripted({"answer": "Yes."})
     found = await DebateOrchestrator([Worker("a"), Worker("b", fails=True)], 1, model).run("Is it?")
@@ -212,6 +234,13 @@ async def test_a_coordinator_goes_on_until_it_says_done() -> None:
     assert (found.final_output, found.success, found.rounds) == ("All done.", True, 2)
     assert list(found.agent_outputs) == ["round_1_a", "round_2_b"]
     assert "a: first" in model.calls[1].prompt
+
+
+async def test_a_router_is_asked_only_where_the_coordinator_names_nobody() -> None:
+    model = scripted({"agent": "b", "task": "one"}, {"task": "two"}, {"done": True, "answer": "x"})
+    router = RuleBasedRouter(fallback_target="a")
+    team = SwarmOrchestrator(model, {"a": Worker("a"), "b": Worker("b")}, router=router)
+    assert list((await team.run("Do it")).agent_outputs) == ["round_1_b", "round_2_a"]
 
 
 async def test_rounds_are_bounded_and_the_bound_is_no_success() -> None:
@@ -325,6 +354,37 @@ async def test_members_are_swapped_also_when_only_the_instance_changed() -> None
     await discovery.stop()
     with pytest.raises(ValueError, match="interval_seconds"):
         AgentDiscoveryBehavior(lambda: _later(({}, {})), 0)
+
+
+async def test_a_run_under_way_keeps_its_members_and_looks_go_on() -> None:
+    began, go_on, looks = asyncio.Event(), asyncio.Event(), 0
+
+    async def slow(task: str) -> str:
+        began.set()
+        await go_on.wait()
+        return "the old one"
+
+    async def look() -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            raise ConnectionError("away")  # those that there are go on
+        return ({"a": slow} if looks < 3 else {"a": Worker("new")}), {}
+
+    model = ScriptedModel(
+        responses=lambda call: plan(("a", "x")) if "Members" in call.prompt else {"answer": "x"}
+    )
+    team = SupervisorOrchestrator(model, {})
+    discovery = AgentDiscoveryBehavior(look, 0.001)
+    await discovery.start(team)
+    run = asyncio.ensure_future(team.run("x"))
+    await began.wait()
+    while looks < 4:
+        await asyncio.sleep(0.001)
+    go_on.set()
+    assert (await run).agent_outputs["a"].output == "the old one"
+    assert (await team.run("x")).agent_outputs["a"].output == "new: x"
+    await discovery.stop()
 
 
 async def _later(value: Any) -> Any:

@@ -11,13 +11,13 @@ from framework.base import CapabilityContext, ConfigurationError
 from framework.cli.agent import (
     check_thread_id,
     config_files,
-    data_context,
     data_files,
     database_url,
     new_thread_id,
     open_agent,
     read_settings,
 )
+from framework.graph.turns import files_given
 from framework.registry import Registry
 
 
@@ -82,7 +82,7 @@ async def test_data_files_take_the_place_of_configured_ones(home):
 
 def test_data_files_are_found_from_any_folder(home, registry):
     (home / "my data.csv").write_text("a")
-    given = data_context(data_files(["my data.csv", "vega:seattle-weather.csv"]), registry)
+    given = files_given(registry, data_files(["my data.csv", "vega:seattle-weather.csv"]))
     files = [str(home / "my data.csv"), "vega:seattle-weather.csv"]
     assert given == {"DATA_SOURCE": {"data": {"files": files}}}
 
@@ -94,7 +94,7 @@ def test_a_data_file_that_is_missing_is_named(home, registry):
 
 def test_an_agent_that_reads_no_data_says_so(home):
     with pytest.raises(ConfigurationError, match=r"no context type of the agent takes.*Fix:"):
-        data_context(["x.csv"], Registry())
+        files_given(Registry(), ["x.csv"])
 
 
 def test_the_database_is_the_option_else_the_settings_else_the_users_file(home):
@@ -139,4 +139,10 @@ def test_folders_of_the_configuration_take_the_place_of_the_working_folder(home)
     (home / "capgraph.yml").write_text("data_folders: [/srv/data]\n")
 
     assert read_settings(None).data_folders == ["/srv/data"]
+    assert read_settings(None, shared=True).data_folders == ["/srv/data"]
+
+
+def test_of_a_shared_agent_only_what_is_named_may_be_read(home):
+    # Threads of others and tokens may lie in the working folder.
+    assert read_settings(None, shared=True).data_folders == []
     assert Settings().data_folders == []

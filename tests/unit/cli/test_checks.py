@@ -5,6 +5,7 @@ import sys
 
 from configs.settings import Settings
 from framework.cli.commands import check as checks
+from framework.graph.findings import check_settings
 from framework.registry import Registry
 from framework.testing import ScriptedModel
 
@@ -24,6 +25,22 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     assert found.level == "error"
     assert "'numpy'" in found.text
     assert found.fix == "pip install 'capgraph[offline]'"
+
+
+def test_extras_of_a_server_are_looked_for_where_one_is_configured(monkeypatch):
+    known = [f.text for f in checks.check_extras(Settings(serve={}), offline=False)]
+    assert known == ["serve: installed", "mcp: installed", "a2a: installed"]
+    for missing in ("starlette", "mcp.server", "a2a.server.routes"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    findings = [*checks.check_extras(Settings(serve={}), offline=False)]
+    assert [(f.level, f.fix) for f in findings] == [
+        ("error", "pip install 'capgraph[serve]'"),
+        ("warning", "pip install 'capgraph[mcp]'"),
+        ("warning", "pip install 'capgraph[a2a]'"),
+    ]
+    # What is asked for is not left out.
+    tools = Settings(serve={"mcp": {"tools": ["read_level"]}})
+    assert [f.level for f in checks.check_extras(tools, offline=False)][1] == "error"
 
 
 class SilentModel(ScriptedModel):
@@ -79,10 +96,19 @@ def test_behaviours_that_the_settings_name_are_made():
         capabilities={"reed": {"behaviors": [{"use": "cache"}]}},
         models={"answer": {"model": "openai:x", "behaviors": [{"use": "cache"}]}},
     )
-    found = [f for f in checks.check_settings(settings, Registry()) if f.level == "error"]
+    found = [f for f in check_settings(settings, Registry()) if f.level == "error"]
     assert len(found) == 3
     told = " ".join(f.text for f in found)
     for part in ("'retri'", "capabilities.reed.behaviors", "models.answer.behaviors"):
         assert part in told
-    [made] = checks.check_settings(Settings(behaviors=[{"use": "retry"}]), Registry())
+    [made] = check_settings(Settings(behaviors=[{"use": "retry"}]), Registry())
     assert (made.area, made.level) == ("behaviors", "ok")
+
+
+def test_a_broken_recipe_is_found_and_does_not_hide_the_rest(tmp_path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text("version: 1\nname: report\n")
+    settings = Settings(recipes=[str(broken)], capabilities={"nothing": {}})
+    found = [f.text for f in checks.check_registry(settings, offline=True, url="")]
+    assert "'" + str(broken) + "' cannot be used: description: Field required" in found[0]
+    assert "capabilities.nothing configures a capability that is not registered." in found

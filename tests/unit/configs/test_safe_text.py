@@ -24,6 +24,11 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
         ("sent Bearer 0123456789abcdef", "0123456789abcdef"),
         ("postgresql://me:pw12@host/db", "pw12"),
         ("redis://me:p@ss12@host/db", "ss12"),
+        ("postgresql://me:pw/12@host/db", "12@"),
+        ("Cookie: theme=dark; session=abcdef12", "abcdef12"),
+        ("set-cookie: id=abcdef12; Path=/; HttpOnly", "abcdef12"),
+        ("psql --password hunter2 -h db", "hunter2"),
+        ("tool --client-api-key hunter2", "hunter2"),
         ("key sk-abcdefghijkl was refused", "sk-abcdefghijkl"),
         ("sk-proj-abc_DEF-123456", "abc_DEF"),
         ("sk_live_0123456789", "0123456789"),
@@ -54,6 +59,11 @@ def test_known_forms_are_masked(text: str, secret: str) -> None:
         "the tokens of a sentence",
         "max_tokens=4096, input_tokens: 512",
         "a:b@c",
+        "http://host:8080/people/@me",
+        "http://[::1]:80/x@y",
+        "pass the cookie: flour and sugar",
+        "set-cookie: Path=/",
+        "give --password -v",
         "pk_customers_orders is violated",
         "the bearer of good news",
         "Basic knowledge of keys",
@@ -62,6 +72,10 @@ def test_known_forms_are_masked(text: str, secret: str) -> None:
 )
 def test_ordinary_text_is_left_alone(text: str) -> None:
     assert mask_secrets(text) == text
+
+
+def test_of_a_url_only_the_password_goes() -> None:
+    assert mask_secrets("https://me:pw@host/a@v2") == "https://me:***@host/a@v2"
 
 
 def test_data_is_masked_in_values_and_under_telling_names() -> None:

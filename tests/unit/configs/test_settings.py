@@ -225,3 +225,16 @@ def test_errors_hold_value_cause_and_fix_and_survive_a_process_boundary() -> Non
     assert str(again) == str(error) == "Port 0 is not usable. Fix: Give another."
     assert again.fix == error.fix
     assert error.page == "errors/CG-000"
+
+
+def test_a_lease_outlasts_a_late_beat() -> None:
+    assert load_settings().scale.beat == 10.0
+    assert load_settings(scale={"lease_seconds": 3}).scale.beat == 1.0
+    assert load_settings(scale={"lease_seconds": 3, "beat_seconds": 1.5}).scale.beat == 1.5
+    with pytest.raises(ConfigurationError, match=r"at most half of lease_seconds"):
+        load_settings(scale={"lease_seconds": 3, "beat_seconds": 2})
+
+
+def test_the_name_of_a_machine_is_no_misspelt_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPGRAPH_MACHINE", "left")
+    load_settings()

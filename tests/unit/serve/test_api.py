@@ -15,7 +15,19 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import Caller
 from framework.pipeline.run_config import current_caller
 from framework.stores import open_saver
-from tests.support.served import PLAN, READ, Level, OpenValve, asked, ended, events_of, served
+from framework.telemetry import Status, emit
+from framework.testing import ScriptedModel
+from tests.support.served import (
+    PLAN,
+    READ,
+    Level,
+    OpenValve,
+    asked,
+    ended,
+    events_of,
+    read_level,
+    served,
+)
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 
@@ -116,12 +128,69 @@ async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
             assert {"effect", "approval"} <= {record["kind"] for record in records}
             assert {record["data"]["thread_id"] for record in records} == {thread}
             assert (await bob.get("/api/audit")).json()["items"] == []
-            assert (await ann.get("/api/audit/verify")).json()["valid"] is True
+            assert (await ann.get("/api/audit/verify")).json() == {"valid": True}
+            assert (await eve.get("/api/audit/verify")).json()["records"] >= len(records)
             await saver.conn.execute("UPDATE capgraph_audit SET line = '{}' WHERE seq = 2")
             assert (await ann.get("/api/audit/verify")).json()["valid"] is False
             assert (await ann.get("/api/usage")).json() == {"items": [], "next": None}
             found = (await ann.get("/api/capabilities")).json()["items"]
             assert {"read_level", "open_valve"} <= {one["name"] for one in found}
+
+
+async def test_usage_is_what_the_models_said_and_everybodys_own(tmp_path: Any) -> None:
+    def answer(call: Any) -> Any:
+        if call.schema is None:
+            return "It holds seven litres."
+        return READ if "steps" in call.prompt else {"task": "read the level"}
+
+    settings = Settings(prices={"scripted": {"input_per_million": 1e6, "output_per_million": 2e6}})
+    model = ScriptedModel(responses=answer)
+    async with (
+        open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
+        served(read_level, saver=saver, settings=settings, model=model) as client,
+    ):
+        ann, other = await client(), await client("ann", tenant="elsewhere")
+        bob, eve = await client("bob"), await client("eve", "auditor")
+        asked_of: dict[str, int] = {}
+        for name, one in (("ann", ann), ("bob", bob)):
+            model.calls.clear()
+            body = {"message": f"I am {name}: how full is the tank?"}
+            thread = (await one.post("/api/threads")).json()["thread_id"]
+            run = (await one.post(f"/api/threads/{thread}/runs", json=body)).json()["run_id"]
+            assert await ended(one, run) == "completed"
+            asked_of[name] = sum(len(call.prompt.split()) for call in model.calls)
+            (used,) = (await one.get("/api/usage")).json()["items"]
+            assert (used["model"], used["calls"]) == ("scripted", len(model.calls))
+            assert used["input_tokens"] == asked_of[name]
+            assert used["output_tokens"] > 4
+            assert used["cost_usd"] == used["input_tokens"] + 2 * used["output_tokens"]
+            told = (await events_of(one, run))[-1]["usage"]
+            assert [(u["model"], u["inputTokens"]) for u in told] == [("scripted", asked_of[name])]
+        assert (await other.get("/api/usage")).json()["items"] == []
+        by_user = (await eve.get("/api/usage?by=user")).json()["items"]
+        assert {one["user"]: one["input_tokens"] for one in by_user} == asked_of
+        (day,) = (await eve.get("/api/usage?by=day")).json()["items"]
+        assert day["day"] == datetime.now(UTC).date().isoformat()
+        assert day["input_tokens"] == sum(asked_of.values())
+
+
+async def test_an_event_that_is_too_long_says_where_the_whole_is() -> None:
+    @capability_node
+    async def shout() -> Level:
+        """Say much."""
+        emit(Status(message="x" * 1_200_000, component="shout"))
+        return Level(litres=7)
+
+    async with served(shout) as client:
+        ann = await client()
+        thread, run = await asked(ann, {"steps": [{"context_key": "a", "capability": "shout"}]})
+        told = await events_of(ann, run)
+        kinds(told)
+        (cut,) = [e for e in told if "cut" in (e.get("metadata") or {}).get("capgraph", {})]
+        assert len(str(cut)) < 20_000
+        about = cut["metadata"]["capgraph"]["cut"]
+        assert about == {"parts": ["value.message"], "whole": f"/api/threads/{thread}/state"}
+        assert (await ann.get(about["whole"])).status_code == 200
 
 
 async def test_threads_are_made_listed_found_renamed_and_dropped() -> None:
@@ -277,6 +346,8 @@ async def test_what_cannot_be_run_is_said_before_anything_is_kept() -> None:
             ({"message": 3}, 400),
             ({"message": "Hi", "context": {"NONE": {"a": {}}}}, 422),
             ({"message": "Hi", "context": 4}, 422),
+            ({"plan": 4}, 422),
+            ({"plan": []}, 422),
             ([], 400),
             ("x", 400),
         ):
@@ -380,7 +451,7 @@ async def test_the_document_names_every_route() -> None:
             for method in methods
         }
         routed = {
-            (route.path, method)
+            (route.path_format, method)
             for route in client.app.routes
             for method in route.methods - {"HEAD"}
             if route.path.startswith(("/api", "/agui"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from starlette.routing import Mount, Route
 
 from configs.settings import Settings
 from framework import build_graph
+from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.identity import COOKIE
 from framework.serve.shield import OPEN
+from tests.faults.databases import postgres
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
-from tests.support.served import OpenValve, read_level
+from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
 
 LIMIT = 1_048_576
@@ -68,7 +71,12 @@ class Entry(NamedTuple):
 
 def entries(served: Served) -> list[Entry]:
     """Return the route table of the very application that the command serves."""
-    graph = build_graph([read_level, OpenValve], checkpointer=InMemorySaver(), settings=Settings())
+    registry = Registry()
+    for one in (read_level, OpenValve, Source):
+        registry.register(one)
+    registry.give("SOURCE")
+    settings = Settings(serve={"uploads": {"folder": str(served.folder / "brought")}})
+    graph = build_graph(registry, checkpointer=InMemorySaver(), settings=settings)
     app = create_app(graph, auth=served.tokens)
 
     def of(routes: Any, before: str) -> Iterator[Entry]:
@@ -81,7 +89,8 @@ def entries(served: Served) -> list[Entry]:
             else:
                 assert isinstance(route, Route), route
                 methods = set(route.methods or ("GET", "POST", "DELETE")) - {"HEAD"}
-                yield from (Entry(method, before + route.path) for method in sorted(methods))
+                path = before + route.path_format
+                yield from (Entry(method, path) for method in sorted(methods))
 
     return list(dict.fromkeys(of(app.routes, "")))
 
@@ -93,10 +102,17 @@ def table(served: Served) -> list[Entry]:
     return found
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serve_process(tmp_path_factory.mktemp("security")) as found:
-        yield found
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)]
+)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    with contextlib.ExitStack() as stack:
+        db = "sqlite:///threads.db"
+        if request.param == "postgres":
+            db = stack.enter_context(postgres()).database()
+        yield stack.enter_context(serve_process(tmp_path_factory.mktemp("security"), db=db))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +129,8 @@ def target(path: str, things: Things) -> str:
         of_kind = {"runs": things.run, "questions": things.question, "threads": things.thread}
         kinds = {f"{kind[:-1]}_id": value for kind, value in of_kind.items()}
         before = path[: found.start()].rstrip("/").rpartition("/")[2]
-        return kinds.get(name) or of_kind.get(before) or {"key": "go"}.get(name) or CANARY
+        named = {"key": "go", "file_id": things.made, **kinds}
+        return named.get(name) or {**of_kind, "files": things.file}.get(before) or CANARY
 
     return re.sub(r"\{([^}]*)\}", fill, path)
 
@@ -135,6 +152,7 @@ def body_for(path: str, things: Things) -> Any:
         "value": 1,
         "checkpoint_id": things.checkpoint,
         "thread_id": things.thread,
+        "files": [things.file],
         "model": "capgraph",
         "messages": said,
         "metadata": {"thread_id": things.thread},
@@ -326,9 +344,10 @@ def test_websockets_are_refused(served: Served, table: list[Entry], anns: Things
         if one.method != "GET":
             continue
         answer = served.ask("GET", target(one.path, anns), headers=upgrade)
-        assert answer.status != 101, one
-        if not is_open(one.path):
-            assert refused(one.path, answer, 401, "CG-LOGIN") == []
+        wanted = (403, "CG-METHOD") if is_open(one.path) else (401, "CG-LOGIN")
+        assert refused(one.path, answer, *wanted) == []
+        answer = served.ask("GET", target(one.path, anns), served.ann, headers=upgrade)
+        assert refused(one.path, answer, 403, "CG-METHOD") == []
 
 
 # --- another user ---------------------------------------------------------------------------------
@@ -339,7 +358,7 @@ def test_another_user_gets_nothing_of_anns_and_changes_nothing(
 ) -> None:
     before = seen(served, table, anns)
     assert sum(CANARY in one.decode() for one in before.values()) >= 4
-    missing = Things("f" * 32, "f" * 32, "0" * 24 + "-" + "QGFubi9mZg", "f")
+    missing = Things("f" * 32, "f" * 32, "0" * 24 + "-" + "QGFubi9mZg", "f", "f" * 32, "f" * 32)
     wrong = []
     for one in table:
         if one.path == "/logout":
@@ -407,7 +426,7 @@ def test_long_bodies_are_refused_everywhere(
             told = f"{one.method} {one.path}, {'chunked' if chunked else 'sized'}"
             answer = served.ask(
                 one.method,
-                target(one.path, anns),
+                target(one.path, anns) + "?name=long.csv",
                 served.bob,
                 body=b" " * (LIMIT + 1),
                 chunked=chunked,

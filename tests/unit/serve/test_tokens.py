@@ -49,6 +49,12 @@ def test_revoking_ends_a_token_and_revoking_nobody_is_an_error(file: Path) -> No
     assert isinstance(capgraph("revoke", "--auth", str(file)).exception, ConfigurationError)
 
 
+def test_a_person_has_one_role(file: Path) -> None:
+    two = capgraph("ada", "--role", "clerk", "--role", "operator", "--auth", str(file))
+    assert "'clerk', 'operator' are named" in str(two.exception)
+    assert not file.exists()
+
+
 def test_a_new_token_takes_the_place_of_the_old_one(file: Path) -> None:
     old, new = issue_token(file, "ada"), issue_token(file, "ada")
     known = TokenFile(file)

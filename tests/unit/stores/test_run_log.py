@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from framework.base.errors import PersistenceError
-from framework.stores import open_saver, run_log
+from framework.stores import leases_of, open_saver, rows_of, run_log
 from framework.stores.run_log import LoggedRun, RunLog
 
 KEY = "0123456789abcdef"
@@ -31,6 +33,30 @@ async def followed(log: RunLog, run_id: str, after: int = 0) -> list[tuple[int, 
     return [line async for page in log.follow(run_id, after) for line in page]
 
 
+async def test_runs_that_were_followed_leave_nothing_in_memory(tmp_path: Path) -> None:
+    def events() -> int:
+        gc.collect()
+        return sum(isinstance(one, asyncio.Event) for one in gc.get_objects())
+
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log, other = RunLog(saver), RunLog(saver)
+
+        async def follow(name: str) -> None:
+            await log.open(LoggedRun(name, "t", "ann", request={"message": "Hi"}))
+            log.tell(name, [{"n": 1}])
+            await log.end(name, "completed")
+            for one in (log, other):
+                assert len(await followed(one, name)) == 1
+
+        await follow("first")
+        before = events()
+        for number in range(20):
+            await follow(f"r{number}")
+        assert events() <= before
+        other.close()
+        log.close()
+
+
 async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log = RunLog(saver)
     await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
@@ -39,7 +65,7 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
         log.tell("r", [{"n": number, "text": "é\u2028\n"}])
         if number % 100 == 0:
             await asyncio.sleep(0)
-    await log.set_status("r", "completed")
+    await log.end("r", "completed")
     whole = await early
     assert [seq for seq, _ in whole] == [*range(1, 1001)]
     assert all("\n" not in text for _, text in whole)
@@ -66,10 +92,34 @@ async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     await log.flush()
     if not isinstance(saver, InMemorySaver):
         assert len(log._live["r"].tail) == run_log._TAIL
-    await log.set_status("r", "completed")
+    await log.end("r", "completed")
     rest = [line async for page in slow for line in page]
     assert [seq for seq, _ in first + rest] == [*range(1, 2001)]
     log.close()
+
+
+async def test_who_lost_the_thread_tells_nothing_more(tmp_path: Path) -> None:
+    url, run = f"sqlite:///{tmp_path / 't.db'}", LoggedRun("r", "t", "ann")
+    async with open_saver(url) as saver, open_saver(url) as another:
+        logs = RunLog(saver), RunLog(another)
+        for one, log in zip((saver, another), logs, strict=True):
+            await leases_of(one).take("t")
+            await log.open(run)
+            await log.take_up(replace(run, status="running"))
+            log.tell("r", [{"by": logs.index(log)}])
+            await log.flush()
+            # As if it had been taken over.
+            await rows_of(saver).run("DELETE FROM capgraph_leases")  # type: ignore[union-attr]
+        logs[0].tell("r", [{"by": "ghost"}, {"by": "ghost"}])
+        await logs[0].flush()
+        with pytest.raises(PersistenceError, match="has taken over"):
+            await logs[0].take_up(run)
+        await logs[1].end("r", "completed")
+        assert [text for _, text in await followed(logs[1], "r")] == ['{"by":0}', '{"by":1}']
+        for one, log in zip((saver, another), logs, strict=True):
+            log.close()
+            if (lease := leases_of(one).held("t")) is not None:
+                await leases_of(one).release(lease)
 
 
 async def test_numbers_go_on_in_another_process(saver: Any) -> None:
@@ -82,10 +132,10 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
     log.leave("r")
     (left,) = await other.unfinished()
     assert left.run_id == "r"
-    assert await other.take_up("r") == [{"n": 0}, {"n": 1}]
+    assert await other.take_up(LoggedRun("r", "t", "ann", "running")) == [{"n": 0}, {"n": 1}]
     listening = asyncio.create_task(followed(log, "r"))
     other.tell("r", [{"n": 2}])
-    await other.set_status("r", "failed")
+    await other.end("r", "failed")
     assert [seq for seq, _ in await listening] == [1, 2, 3]
     assert await log.unfinished() == []
     log.close()
@@ -97,9 +147,9 @@ async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> N
     for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
         run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
         await log.open(run)
-        await log.set_status(run.run_id, status)
+        await (log.begin(run.run_id) if status == "running" else log.end(run.run_id, status))
     await log.open(LoggedRun("b", "t9", "bob", opened=9.0))
-    await log.set_status("b", "waiting")
+    await log.end("b", "waiting")
     assert await log.waiting("ann") == []
     assert await log.waiting() == ["t9"]
     assert [run.run_id for run in await log.of_thread("t1")] == ["r3", "r2"]
@@ -134,7 +184,7 @@ async def test_nothing_is_told_that_is_not_written(
         assert not waiting.done()
         away[0] = False
         assert [seq for seq, _ in await waiting] == [1]
-        await log.set_status("r", "completed")
+        await log.end("r", "completed")
         log.close()
 
 
@@ -144,7 +194,7 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
         log = RunLog(saver)
         await log.open(LoggedRun("r", "t", "ann", request={"message": "topsecret"}))
         log.tell("r", [{"text": "topsecret"}])
-        await log.set_status("r", "completed")
+        await log.end("r", "completed")
         rows: Any = log._rows
         _, found = await rows.run(
             "SELECT request FROM capgraph_runs UNION ALL SELECT data FROM capgraph_run_events"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ag_ui.core import Event
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from framework.serve import translate
-from framework.serve.translate import Translator, interrupt_of
+from framework.scale import translate
+from framework.scale.translate import Translator, interrupt_of
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 KEYS = st.sampled_from(["a", "b", "__proto__", "a/b~c"])
@@ -138,3 +139,36 @@ def test_a_question_of_a_capability_of_its_own_has_no_schema() -> None:
     found = interrupt_of({"question_id": "q", "value": "Which one?"})
     assert found["message"] == "Which one?"
     assert "responseSchema" not in found
+
+
+def test_a_long_answer_comes_in_pieces_and_nothing_of_it_is_lost() -> None:
+    translator = Translator("t", "r")
+    told = translator.event({"event_type": "answer_token", "text": "é" * 1_200_000})
+    deltas = [one["delta"] for one in told if one["type"] == "TEXT_MESSAGE_CONTENT"]
+    assert "".join(deltas) == "é" * 1_200_000
+    assert max(map(len, deltas)) < 100_000
+
+
+def test_an_event_that_is_too_long_is_cut_and_says_where_the_whole_is() -> None:
+    values = ["x" * 1_200_000, ["x" * 9_000] * 300, [[1] * 20_000], {"a": {"b": "x" * 10_001}}]
+    for value in values:
+        event = {"type": "CUSTOM", "name": "n", "value": value, "metadata": {"capgraph": {"k": 1}}}
+        cut = Translator("a/b", "r").shortened(event)
+        assert len(json.dumps(cut)) < 500_000
+        told = cut["metadata"]["capgraph"]
+        assert told["k"] == 1
+        assert told["cut"]["whole"] == "/api/threads/a%2Fb/state"
+        assert all(part.startswith("value") for part in told["cut"]["parts"])
+        assert told["cut"]["parts"]
+
+
+def test_a_plan_that_is_looked_at_and_kept_is_told_of_to_its_end() -> None:
+    translator = Translator("t", "r")
+    plan = {"steps": [{"context_key": "a"}, {"context_key": "b"}]}
+    translator.event({"event_type": "plan_made", "plan": plan})
+    translator.event({"event_type": "replan", "reason": "a ended", "plans_made": 1})
+    told = translator.event(
+        {"event_type": "step_skipped", "context_key": "b", "capability": "c", "reason": "no"}
+    )
+    (delta,) = [one for one in told if one["type"] == "ACTIVITY_DELTA"]
+    assert {"op": "add", "path": "/steps/1/status", "value": "skipped"} in delta["patch"]

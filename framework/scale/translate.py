@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from framework.approvals.questions import answer_schema
 from framework.base.plan import plan_key
@@ -19,6 +20,10 @@ PLAN = "capgraph.plan"
 """Activity type of the plan of a run; its content is what a client draws."""
 _MAX_EVENTS = 20_000
 """Past so many events a run tells only what begins and ends."""
+_PIECE = 65_536
+"""Characters of an answer in one event."""
+_LONG, _SHORT, _MUCH = 10_000, 500, 900_000
+"""So much is left of a text or a list of an event that is too long; less, where that is still much."""
 _STEP = {
     "step_started": "running",
     "step_finished": "done",
@@ -148,8 +153,6 @@ class Translator:
         else:
             if kind == "usage":
                 self._add_usage(event)
-            elif kind == "replan":
-                self._places = {}
             value = {name: event[name] for name in event if name not in _OWN}
             found = [_made("CUSTOM", at, name=f"capgraph.{kind or 'event'}", value=value)]
         if self._count > _MAX_EVENTS:
@@ -170,7 +173,9 @@ class Translator:
             self._messages += 1
             self._message = f"{self._run_id}-answer-{self._messages}"
             yield _made("TEXT_MESSAGE_START", at, messageId=self._message, role="assistant")
-        yield _made("TEXT_MESSAGE_CONTENT", at, messageId=self._message, delta=text)
+        for begin in range(0, len(text), _PIECE):
+            delta = text[begin : begin + _PIECE]
+            yield _made("TEXT_MESSAGE_CONTENT", at, messageId=self._message, delta=delta)
 
     def _step(self, kind: str, event: Mapping[str, Any], at: float) -> Iterator[Out]:
         key = str(event.get("context_key") or event.get("capability") or "step")
@@ -257,6 +262,23 @@ class Translator:
         used["outputTokens"] += event.get("output_tokens") or 0
         used["cachedInputTokens"] += event.get("cached_tokens") or 0
 
+    def shortened(self, event: Out) -> Out:
+        """Return an event that is too long with its long texts and lists cut; it says so.
+
+        >>> cut = Translator("t", "r").shortened({"type": "CUSTOM", "value": "x" * 20_000})
+        >>> cut["value"][9_999:], cut["metadata"]["capgraph"]["cut"]["parts"]
+        ('x… (20,000 characters, the whole: /api/threads/t/state)', ['value'])
+        """
+        whole = f"/api/threads/{quote(self.thread_id, safe='')}/state"
+        parts: list[str] = []
+        found: Out = _cut(event, _LONG, whole, "", parts)
+        if len(repr(found)) > _MUCH:
+            parts.clear()
+            found = _cut(event, _SHORT, whole, "", parts)
+        metadata = dict(event.get("metadata") or {})
+        told = {**metadata.get("capgraph", {}), "cut": {"parts": parts, "whole": whole}}
+        return {**found, "metadata": {**metadata, "capgraph": told}}
+
     def _counted(self, found: list[Out]) -> list[Out]:
         self._count += len(found)
         return found
@@ -286,6 +308,24 @@ def interrupt_of(question: Mapping[str, Any]) -> Out:
     if steps:
         found["responseSchema"] = answer_schema(question)
     return found
+
+
+def _cut(value: Any, most: int, whole: str, path: str, parts: list[str]) -> Any:
+    """Cut long texts and lists, and name the places of those that were."""
+    if isinstance(value, Mapping):
+        return {
+            name: _cut(one, most, whole, f"{path}.{name}".lstrip("."), parts)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        if len(value) > _LONG:
+            parts.append(path)
+        kept = enumerate(value[:_LONG])
+        return [_cut(one, most, whole, f"{path}.{place}", parts) for place, one in kept]
+    if not isinstance(value, str) or len(value) <= most:
+        return value
+    parts.append(path)
+    return f"{value[:most]}… ({len(value):,} characters, the whole: {whole})"
 
 
 def _made(kind: str, at: float | None = None, **fields: Any) -> Out:

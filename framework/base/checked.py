@@ -1,0 +1,132 @@
+"""What a caller gives is what the annotations say, or an error tells what is not."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import re
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from typing_extensions import is_typeddict
+
+from framework.base.errors import ConfigurationError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+_NUMBERS: dict[Any, Any] = {int: int, float: (int, float)}
+_LISTS = (Iterable, Sequence, Collection)
+_NO_LISTS = (str, bytes, Mapping)
+
+
+def checked(function: T) -> T:
+    """Have the arguments of a constructor or a function checked against its annotations.
+
+    ``True`` is no number, and a text is no list of texts. What is annotated by a name that is only
+    known to type checkers, or by a protocol, is taken as it comes.
+
+    Args:
+        function: A function, a coroutine function, or a class whose constructor it is.
+
+    >>> @checked
+    ... def double(number: int, names: Sequence[str] = ()) -> int:
+    ...     return number * 2
+    >>> double("2")
+    Traceback (most recent call last):
+    configs.errors.ConfigurationError: double: number is '2', not int. Fix: Give int.
+    """
+    if isinstance(function, type):
+        function.__init__ = checked(function.__init__)  # type: ignore[misc]
+        return function
+    known: list[Any] = []
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not known:
+            known[:] = inspect.signature(function), _hints(function)
+        signature, hints = known
+        given = signature.bind(*args, **kwargs).arguments
+        for name, value in given.items():
+            hint = hints.get(name)
+            if hint is None or fits(value, hint):
+                continue
+            first = next(iter(given.values())) if "self" in given else function
+            owner = getattr(first, "__name__", type(first).__name__)
+            told = re.sub(r"\b[a-z_]+\.(?=[\w.]*[A-Z])", "", inspect.formatannotation(hint))
+            raise ConfigurationError(
+                f"{owner}: {name} is {value!r:.80}, not {told}.", fix=f"Give {told}."
+            )
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def waited(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return cast("T", waited)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return function(*args, **kwargs)
+
+    return cast("T", called)
+
+
+class _Known(dict[str, Any]):
+    """Names of a module; whatever it does not know at run time is anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    several = {p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    names = _Known({**vars(builtins), **function.__globals__})
+    hints = get_type_hints(function, localns=names)
+    return {name: hint for name, hint in hints.items() if name not in several}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value is of an annotation, as far as that can be seen without using it up.
+
+    >>> fits({"a": 1}, dict[str, int]), fits([True], list[int]), fits("ab", Sequence[str])
+    (True, False, False)
+    """
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, part) for part in parts)
+    if origin is Literal:
+        return value in parts
+    if hint is None or hint is type(None):
+        return value is None
+    if origin is type:
+        return isinstance(value, type) and (not parts or _is_kind(value, parts[0]))
+    kind = origin or hint
+    if kind in _NUMBERS:
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+    if not isinstance(kind, type) or kind in (Any, object) or _is_open(kind):
+        return True
+    if is_typeddict(kind):
+        return isinstance(value, Mapping)
+    if kind is tuple and parts and parts[-1] is not Ellipsis:  # from a file it comes as a list
+        pair = isinstance(value, (tuple, list)) and len(value) == len(parts)
+        return pair and all(map(fits, value, parts))
+    if not isinstance(value, kind) or (kind in _LISTS and isinstance(value, _NO_LISTS)):
+        return False
+    if isinstance(value, dict) and issubclass(kind, Mapping) and len(parts) == 2:
+        return all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
+    if isinstance(value, (list, set, frozenset)) and len(parts) == 1:
+        return all(fits(item, parts[0]) for item in value)
+    return True
+
+
+def _is_kind(value: type, kind: Any) -> bool:
+    return not isinstance(kind, type) or issubclass(value, kind)
+
+
+def _is_open(kind: type) -> bool:
+    return getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)

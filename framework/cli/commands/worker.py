@@ -1,0 +1,156 @@
+"""``capgraph worker`` and ``capgraph workers``: processes that run what others ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from configs.errors import ConfigurationError
+from framework.cli.exit_codes import ExitCode
+from framework.cli.options import Config, Database, Engine, Json, Model, Temporal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from configs.settings import Settings
+    from framework.scale import Worker
+
+app = typer.Typer()
+
+
+@app.command("worker")
+def worker(
+    config: Config = None,
+    model: Model = None,
+    db: Database = None,
+    queues: Annotated[
+        str | None,
+        typer.Option(
+            "--queues", help="What to serve, as turns,gpu (default: as configured, else turns)."
+        ),
+    ] = None,
+    engine: Engine = None,
+    temporal: Temporal = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Most orders at a time.")
+    ] = 10,
+    while_stdin: Annotated[
+        bool, typer.Option("--while-stdin", help="End when standard input does.")
+    ] = False,
+) -> None:
+    """Run turns and steps that others ask for; SIGTERM hands over what runs."""
+    from configs.logger import configure_logging
+    from framework.base.errors import PersistenceError
+    from framework.cli.agent import read_settings
+    from framework.cli.terminal import print_error
+
+    level = logging.getLogger("capgraph").getEffectiveLevel()
+    configure_logging(min(level, logging.WARNING), json_lines=True)
+    settings = read_settings(config, shared=True)
+    served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
+    if not all(served):
+        raise ConfigurationError(
+            f"{queues!r:.80} names no queues.", fix="Name them with commas: --queues turns,gpu."
+        )
+    try:
+        code = asyncio.run(
+            _work(settings, model, db, served, engine, temporal, concurrency, while_stdin)
+        )
+    except PersistenceError as exc:
+        print_error(exc)
+        raise typer.Exit(ExitCode.FAILED) from exc
+    raise typer.Exit(code)
+
+
+async def _work(
+    settings: Settings,
+    model: str | None,
+    db: str | None,
+    queues: list[str],
+    engine: str | None,
+    temporal: str | None,
+    concurrency: int,
+    while_stdin: bool,
+) -> int:
+    from framework.cli.workers import open_client
+    from framework.scale import Worker
+
+    opened = open_client(settings, model=model, db=db, engine=engine, temporal=temporal)
+    async with opened as (_, client):
+        one = Worker(client, queues, concurrency=concurrency)
+        code = _end_on_signals(one)
+        if while_stdin:
+            _end_with_stdin()
+        running = asyncio.create_task(one.run())
+        ready = asyncio.create_task(one.ready.wait())
+        await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if one.ready.is_set():
+            # Whoever started the process reads this line to know that it takes orders.
+            print(f"worker {one.id} ready", flush=True)  # noqa: T201
+        ready.cancel()
+        await running
+        return code[0]
+
+
+def _end_on_signals(one: Worker) -> list[int]:
+    """Drain on the first signal and end at once on the second; returns the exit code to be."""
+    loop, code = asyncio.get_running_loop(), [int(ExitCode.FAILED)]
+
+    def end(with_code: int) -> None:
+        if code[0] != ExitCode.FAILED:
+            os._exit(with_code)
+        code[0] = with_code
+        one.drain()
+
+    ends = {signal.SIGTERM: ExitCode.DRAINED, signal.SIGINT: ExitCode.INTERRUPTED}
+    for number, with_code in ends.items():
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, end, int(with_code))
+    return code
+
+
+def _end_with_stdin() -> None:
+    """Drain when standard input ends: whoever started the process has ended, in whatever way."""
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def look() -> None:
+        if not os.read(stdin, 1024):
+            loop.remove_reader(stdin)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(stdin, look)
+
+
+@app.command("workers")
+def workers(
+    config: Config = None,
+    db: Database = None,
+    engine: Engine = None,
+    temporal: Temporal = None,
+    as_json: Json = False,
+) -> None:
+    """List the workers that live, what they work on, and what waits."""
+    from framework.cli.terminal import say, show_rows
+    from framework.cli.workers import with_engine
+    from framework.scale import list_workers
+    from framework.stores import rows_of
+
+    async def read(opened: Any, saver: Any) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
+        rows = rows_of(saver)
+        assert rows is not None  # a database that processes share has some
+        return [asdict(one) for one in await list_workers(rows)], await opened.waiting()
+
+    live, waiting = with_engine(config, db, engine, temporal, read)
+    data = {"workers": live, "waiting": dict(waiting)} if as_json else None
+    rows = [(one["id"], ",".join(one["queues"]), one["running"]) for one in live]
+    show_rows(("worker", "queues", "running"), rows, none="No worker lives.", data=data)
+    for queue, number in waiting.items() if data is None else ():
+        say(f"{number} waiting for {queue}")

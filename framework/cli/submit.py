@@ -1,0 +1,188 @@
+"""``--submit``: what is asked or answered is handed to workers, and nobody waits here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from configs.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+    from framework.base.ports import Caller
+    from framework.cli.agent import Agent
+    from framework.scale import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was typed about the agent and its workers.
+
+    Attributes:
+        config: What ``--config`` says.
+        model: What ``--model`` says.
+        db: What ``--db`` says.
+        data: What ``--data`` says.
+        engine: What ``--engine`` says.
+        temporal: What ``--temporal`` says.
+    """
+
+    config: Path | None
+    model: str | None
+    db: str | None
+    data: Sequence[str]
+    engine: str | None
+    temporal: str | None
+
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[tuple[Agent, Client]]:
+        """Open the agent, and what asks workers for its turns."""
+        from framework.cli.workers import open_client
+
+        return open_client(
+            settings,
+            model=self.model,
+            db=self.db,
+            data=self.data,
+            engine=self.engine,
+            temporal=self.temporal,
+        )
+
+
+def submit_one(
+    question: str | None,
+    thread: str | None,
+    *,
+    answer: bool | None,
+    plan: Path | None,
+    abandon: bool,
+    user: str | None,
+    as_json: bool,
+    options: Options,
+) -> None:
+    """Ask for one turn, or answer what a thread asks; prints the turn's id.
+
+    Args:
+        question: What is asked.
+        thread: What ``--thread`` says.
+        answer: What ``--yes/--no`` says.
+        plan: What ``--plan`` says.
+        abandon: What ``--abandon`` says.
+        user: What ``--as`` says.
+        as_json: What ``--json`` says.
+        options: The rest.
+    """
+    from framework.cli.agent import read_settings
+
+    if plan is not None and question is not None:
+        raise ConfigurationError(
+            "A question and a plan are given.", fix="With --submit, give one of them."
+        )
+    if answer is not None and (question is not None or plan is not None or thread is None):
+        raise ConfigurationError(
+            "With --submit, --yes and --no answer what a thread asks.",
+            fix="Name the thread with --thread, and leave the question out.",
+        )
+    settings = read_settings(options.config)
+    settings.user = user or settings.user
+
+    async def run() -> None:
+        from framework.cli.agent import check_thread_id, new_thread_id
+
+        async with options.open(settings) as (agent, client):
+            if answer is not None:
+                assert thread is not None
+                await _answer(client, thread, _caller(settings), approve=answer)
+                return
+            named = check_thread_id(thread) if thread else new_thread_id()
+            if abandon and thread:
+                await client.stop(thread)
+            steps = None
+            if plan is not None:
+                from framework.base import load_execution_plan_from_file
+
+                steps = await asyncio.to_thread(load_execution_plan_from_file, plan)
+            turn = await _submit(agent, client, named, question, steps, _caller(settings))
+            if as_json:
+                import json
+
+                typer.echo(json.dumps({"turn": turn, "thread": named}))
+            else:
+                typer.echo(turn)
+                if thread is None:
+                    typer.echo(f"thread {named}", err=True)
+
+    asyncio.run(run())
+
+
+def submit_lines(thread: str | None, options: Options) -> None:
+    """Ask for a turn for each line that is typed; prints the turns' ids.
+
+    Args:
+        thread: What ``--thread`` says.
+        options: The rest.
+    """
+    from framework.cli.agent import check_thread_id, new_thread_id, read_settings
+
+    settings = read_settings(options.config)
+    named = check_thread_id(thread) if thread else new_thread_id()
+
+    async def run() -> None:
+        async with options.open(settings) as (agent, client):
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                if line.strip() == "/exit":
+                    break
+                if line.strip():
+                    caller = _caller(settings)
+                    typer.echo(await _submit(agent, client, named, line.strip(), None, caller))
+                    sys.stdout.flush()
+
+    if thread is None:
+        typer.echo(f"thread {named}", err=True)
+    asyncio.run(run())
+
+
+async def _submit(
+    agent: Agent, client: Client, thread: str, question: str | None, plan: Any, caller: Caller
+) -> str:
+    if question is None and plan is None:
+        raise ConfigurationError(
+            "There is no question.", fix="Write the question: capgraph ask --submit 'What …?'."
+        )
+    if question is not None and question.startswith("/"):
+        raise ConfigurationError(
+            f"{question!r:.80} is a command for a turn that runs here.",
+            fix="Leave --submit out, or write a question.",
+        )
+    context = dict(agent.data) or None
+    return await client.submit(thread, question, plan=plan, caller=caller, context=context)
+
+
+async def _answer(client: Client, thread: str, caller: Caller, *, approve: bool) -> None:
+    from framework.base.errors import ThreadBusyError
+    from framework.cli.questions import by_option
+
+    asked = (await client.status(thread)).questions
+    if not asked:
+        raise ConfigurationError(
+            f"The thread {thread!r} asks nothing.", fix="See 'capgraph approvals waiting'."
+        )
+    given = by_option(approve=approve)(dict(asked)) or {}
+    taken = [await client.answer(thread, name, given[name], caller) for name in given]
+    if not any(taken):
+        raise ThreadBusyError(
+            f"The thread {thread!r} was answered by somebody else.",
+            fix="Look how it goes on: capgraph threads show.",
+        )
+
+
+def _caller(settings: Settings) -> Caller:
+    from framework.base.ports import Caller
+
+    return Caller(settings.user, settings.role, settings.tenant)

@@ -1,0 +1,131 @@
+"""Compiled graphs whose nodes are coroutines, for callers without an event loop too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar, cast
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.typing import ContextT
+
+_AHEAD = 64
+"""Parts that a run may be ahead of the one who reads them."""
+
+_Make = Callable[[], AsyncIterator[Any]]
+
+
+class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
+    """A compiled graph whose ``invoke`` and ``stream`` run what ``ainvoke`` and ``astream`` run.
+
+    They do so on an event loop of their own, in a thread of their own, so that they also work where
+    a loop is running already (a notebook).
+    """
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
+        return in_own_loop(lambda: self.ainvoke(*args, **kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Run the graph and yield what it streams; takes what ``astream`` takes."""
+        return _iterate(lambda: self.astream(*args, **kwargs))
+
+
+GraphT = TypeVar("GraphT", bound=SyncGraph[Any])
+
+
+def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> SyncGraph[Any]:
+    """Compile a graph of coroutines; takes what LangGraph's ``compile`` takes."""
+    return graph_of(SyncGraph, builder.compile(**options))
+
+
+def one_node(
+    name: str, run: Any, state: Any, *, takes: Any = None, gives: Any
+) -> StateGraph[Any, Any, Any, Any]:
+    """Return the graph of one node; what it takes is its state when not given."""
+    builder = StateGraph(state, input_schema=takes, output_schema=gives)
+    builder.add_node(name, run, input_schema=takes)
+    return builder.add_edge(START, name).add_edge(name, END)
+
+
+def graph_of(
+    kind: type[GraphT], graph: CompiledStateGraph[Any, Any, Any, Any], **more: Any
+) -> GraphT:
+    """Return a compiled graph as one of another class, made with further arguments."""
+    # StateGraph.compile names its class itself; this is how a graph copies itself.
+    attributes = {k: v for k, v in vars(graph).items() if k != "__orig_class__"}
+    return kind(**more, **attributes)
+
+
+def in_own_loop(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run a coroutine on an event loop of its own, and wait for it."""
+
+    async def one() -> AsyncIterator[Any]:
+        yield await make()
+
+    [result] = _iterate(one)
+    return result
+
+
+def _iterate(make: _Make) -> Iterator[Any]:
+    run = _Run(make)
+    try:
+        yield from run.parts()
+    finally:
+        # Also when the caller stops reading, or presses Ctrl-C; what is finished stays saved.
+        run.stop()
+
+
+class _Run:
+    """An asynchronous iterator on an event loop of its own, in a thread of its own."""
+
+    def __init__(self, make: _Make) -> None:
+        self._make = make
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+        self._ended: Future[None] = Future()
+        self._room = asyncio.Semaphore(_AHEAD)
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._work,), name="capgraph run", daemon=True
+        )
+        self._thread.start()
+
+    def parts(self) -> Iterator[Any]:
+        """Yield what the run gives, then raise what it raised."""
+        loop, _ = self._started.result()
+        while (part := self._items.get()) is not self._ended:
+            yield part
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                loop.call_soon_threadsafe(self._room.release)
+        self._ended.result()
+
+    def stop(self) -> None:
+        """Cancel the run if it goes on, and wait for its end."""
+        loop, task = self._started.result()
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(task.cancel)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._pump())
+        except BaseException as exc:  # handed to the caller's thread, whatever it is
+            self._ended.set_exception(exc)
+        else:
+            self._ended.set_result(None)
+        self._items.put(self._ended)
+
+    async def _pump(self) -> None:
+        task: Any = asyncio.current_task()
+        self._started.set_result((asyncio.get_running_loop(), task))
+        async with contextlib.aclosing(cast("Any", self._make())) as parts:
+            async for part in parts:
+                await self._room.acquire()
+                self._items.put(part)

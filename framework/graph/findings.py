@@ -1,0 +1,174 @@
+"""What would fail in an agent, or works less well than it could, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from configs.errors import CapgraphError, ConfigurationError
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+    from framework.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        area: What it belongs to.
+        level: ``ok``, ``warning`` (works, but …) or ``error``.
+        text: What was found.
+        fix: How to mend it.
+    """
+
+    area: str
+    level: Literal["ok", "warning", "error"]
+    text: str
+    fix: str = ""
+
+    @classmethod
+    def of_error(cls, area: str, error: Exception) -> Finding:
+        """Return the finding that an error makes."""
+        if isinstance(error, CapgraphError):
+            return cls(area, "error", error.message, error.fix or "")
+        return cls(area, "error", f"{type(error).__name__}: {error}", "Correct what it names.")
+
+
+def findings_of(
+    registry: Registry, settings: Settings, *, offline: bool, saved: bool
+) -> Iterator[Finding]:
+    """Look at what an agent is made of.
+
+    Args:
+        registry: What it is made of.
+        settings: All settings.
+        offline: Whether no model plans.
+        saved: Whether threads outlive the process.
+
+    >>> from configs.settings import Settings
+    >>> from framework.registry import Registry
+    >>> next(findings_of(Registry(), Settings(), offline=False, saved=True)).level
+    'warning'
+    """
+    from framework.graph.validate import problems_of, warnings_of
+    from framework.models.uncounted import uncounted_calls
+
+    names = ", ".join(registry.capabilities)
+    if names:
+        yield Finding("registry", "ok", f"{len(registry.capabilities)} capabilities: {names}")
+    else:
+        text = "No capability is registered, so every question ends in 'Nothing here can do that'."
+        fix = "Name modules that hold capabilities under 'modules'."
+        yield Finding("registry", "warning", text, fix)
+    for text in problems_of(registry):
+        yield _told("error", text)
+    for text in warnings_of(registry, offline=offline, saved=saved):
+        yield _told("warning", text)
+    yield from _check_queues(registry, settings)
+    for name in registry.capabilities:
+        yield from _check_guides(registry, name)
+    for module in sorted({spec.cls.__module__ for spec in registry.capabilities.values()}):
+        for line in uncounted_calls(module):
+            yield Finding(
+                "registry",
+                "warning",
+                f"{module}, line {line}: a call with callbacks of its own does not inherit the"
+                " run's; if it reaches a chat model, nobody counts it.",
+                "Leave 'callbacks' out, or add yours to the configuration of the run.",
+            )
+    yield from check_settings(settings, registry)
+
+
+def _told(level: Literal["warning", "error"], text: str) -> Finding:
+    text, _, fix = text.partition(" Fix: ")
+    return Finding("registry", level, text, fix)
+
+
+def _check_queues(registry: Registry, settings: Settings) -> Iterator[Finding]:
+    from framework.graph.validate import queued_warnings
+
+    try:
+        found = queued_warnings(registry, settings)
+    except ConfigurationError as exc:
+        yield Finding.of_error("configuration", exc)
+        return
+    for text in found:
+        yield _told("warning", text)
+
+
+def _check_guides(registry: Registry, name: str) -> Iterator[Finding]:
+    try:
+        held = registry.capability(name)
+        examples = held.classifier_guide
+        _ = held.orchestrator_guide
+    except Exception as exc:
+        fix = "Correct _create_classifier_guide or _create_orchestrator_guide."
+        yield Finding("registry", "error", f"The guides of {name!r} cannot be made: {exc!r}", fix)
+        return
+    if examples is None and not registry.capabilities[name].always_active:
+        text = f"The capability {name!r} has no examples, so it is chosen by its description alone."
+        yield Finding("registry", "warning", text, "Give it examples of requests that need it.")
+
+
+def _check_declared(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Make what settings declare around steps, as a graph would."""
+    from framework.engine.bind import answer_gate_of, policies_of
+    from framework.engine.named import named, of_capabilities, of_role
+    from framework.governance.declared import permissions_from
+    from framework.governance.spending import declared_budgets, declared_prices
+    from framework.pipeline.runner import StepRunner
+
+    def around(**given: Any) -> bool:
+        StepRunner(registry, settings, **given)  # says whether it can stand there
+        return any(given.values())
+
+    roles = {f"models.{role}.behaviors": entry.behaviors for role, entry in settings.models.items()}
+    ways: list[tuple[str, Any]] = [
+        ("behaviors", lambda: around(behaviors=named(settings.behaviors, "behaviors"))),
+        (
+            "capabilities.*.behaviors",
+            lambda: around(own_behaviors=of_capabilities(registry, settings)),
+        ),
+        *((where, partial(of_role, given, where)) for where, given in roles.items()),
+        ("policies", lambda: settings.policies and policies_of((), settings)),
+        ("answer_gate", partial(answer_gate_of, None, settings)),
+        ("sinks", partial(named, settings.sinks, "sinks", "sink")),
+        ("permissions", lambda: permissions_from(settings.permissions, registry)),
+        ("budgets", lambda: declared_budgets(settings.budgets)),
+        ("prices", lambda: declared_prices(settings.prices)),
+    ]
+    for where, make in ways:
+        try:
+            made = make()
+        except CapgraphError as exc:
+            yield Finding.of_error(where, exc)
+            continue
+        if made:
+            yield Finding(where, "ok", "declared, and can be kept")
+
+
+def check_settings(settings: Settings, registry: Registry) -> Iterator[Finding]:
+    """Find sections that name nothing, and context data that does not fit."""
+    from framework.base import ValidationError
+    from framework.state import load_context
+
+    yield from _check_declared(settings, registry)
+    for name in settings.capabilities:
+        if name not in registry.capabilities:
+            text = f"capabilities.{name} configures a capability that is not registered."
+            fix = f"Use one of: {', '.join(registry.capabilities) or 'none is registered'}."
+            yield Finding("configuration", "warning", text, fix)
+    for kind, entries in settings.context.items():
+        if kind not in registry.context_types:
+            text = f"context.{kind} is of a type that is not registered."
+            yield Finding("configuration", "warning", text, "Check the spelling.")
+            continue
+        for key, data in entries.items():
+            try:
+                load_context(kind, key, data, registry.context_types)
+            except ValidationError as exc:
+                yield Finding("configuration", "error", exc.message, "Correct it.")

@@ -1,0 +1,379 @@
+"""A step that runs on another worker than its turn: what is inside the stage ``retry`` goes there.
+
+Here stays what belongs to the turn: ``observe`` to ``retry``, and what the record becomes. There run
+``settle``'s checks and ``reserve`` to ``call``, with the services of that worker. What travels is plain
+data: the attempt as ``screen`` left it, who asks, what names its effect, and the state but for
+:data:`STAYS`. It is kept by a :class:`~framework.base.ports.Sender`; only names pass its engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from langgraph.config import get_stream_writer
+from langgraph.errors import GraphBubbleUp
+
+from configs.streaming import emit, is_heard
+from framework.base.budget import TurnBudget
+from framework.base.context import CapabilityContext
+from framework.base.errors import CapabilityError, CapgraphError, ErrorSeverity, FatalExecutionError
+from framework.base.ports import Attempt, Caller, Element, Failure, Question, StepRecord
+from framework.pipeline.effect_ledger import Claim, EffectLedger, digest_of, plain_inputs
+from framework.pipeline.job import Door, Inner, Job, Result, kept_effects
+from framework.pipeline.journal import Journal
+from framework.pipeline.ledger import acted
+from framework.pipeline.observe import run_limit_reached
+from framework.pipeline.settle import failed_record
+from framework.planning.parameters import validated_parameters
+from framework.state import ContextTypes, TurnView, load_context
+from framework.telemetry.metered import counted_elsewhere, current_budget
+from framework.telemetry.sinks import current_ids
+
+if TYPE_CHECKING:
+    from framework.pipeline.runner import StepRunner
+
+STAYS = frozenset({"messages", "capability_context_data", "capability_context_labels"})
+"""Keys of the state that do not travel: they grow with the thread, and a step has its inputs."""
+
+
+async def away(job: Job, attempt: Attempt, inner: Inner, queue: str) -> Result:
+    """Have a try run on a worker of its queue; here, where this process is one, or there is none.
+
+    Args:
+        job: The run of the stages.
+        attempt: What is asked for.
+        inner: The try.
+        queue: The capability's queue.
+    """
+    sender = job.runner.sender
+    if sender is None or attempt.given is not None or sender.serves(queue):
+        here: Result = await inner(job, attempt)
+        return here
+    job.failure = None
+    try:
+        found = await _sent(job, attempt, queue)
+        return None if found is None else await _taken(job, attempt, found)
+    except (GraphBubbleUp, FatalExecutionError):
+        raise
+    except Exception as exc:
+        return await failed_record(job, attempt, exc)
+
+
+async def _taken(job: Job, attempt: Attempt, found: Mapping[str, Any]) -> Result:
+    """Take over what a worker left of a try, as if the try had been made here."""
+    if "fatal" in found:
+        raise FatalExecutionError(found["fatal"])
+    if "refused" in found:
+        # Nothing has begun, and the next worker may be another one.
+        told = found["refused"]
+        severity = ErrorSeverity.RETRIABLE
+        raise CapabilityError(told["message"], fix=told["fix"], severity=severity)
+    await _done_there(job, found)
+    result = _result(found)
+    job.announced = attempt.number
+    if isinstance(result, StepRecord):
+        job.source, job.effect = result.source, result.effect
+        if result.error is not None:
+            job.failure = (_raised(found["raised"]), result.error)
+    return result
+
+
+async def _sent(job: Job, attempt: Attempt, queue: str) -> Mapping[str, Any] | None:
+    door, sender = job.door, job.runner.sender
+    assert sender is not None
+    book, journal = door.ledger, door.ledger.journal
+    if not journal.durable:
+        raise CapabilityError(
+            f"{attempt.capability!r} runs on the queue {queue!r}, and nothing keeps this run, so no"
+            " other worker could take it.",
+            fix="Run it with a thread_id, on a graph with a saver.",
+        )
+    if journal.is_lent:
+        raise CapabilityError(
+            f"{attempt.capability!r} runs on the queue {queue!r} and is asked for inside a step that"
+            " runs on another worker than its turn itself.",
+            fix="Plan it as a step of its own, or let the outer step run where its turn does.",
+        )
+    door.budget.take_attempt()
+    result: Mapping[str, Any] | None = None
+    try:
+        claim = None
+        if job.spec.effect != "none":
+            await book.ready()
+            others = [key for key in door.plan_keys if key != attempt.key]
+            taken = kept_effects(job.view.results, others)
+            claim = await book.claim(job.spec, attempt, job.view.plan_id, taken)
+        try:
+            result = await sender.send(
+                _name(job, attempt),
+                queue,
+                _request(job, attempt, claim),
+                tell=_teller(door.notify),
+                seconds=door.seconds_left(),
+                begins=lambda: setattr(door, "begun", True),
+                leave=door.draining,
+                give_up=door.stopping,
+            )
+        except TimeoutError:
+            raise run_limit_reached(job, attempt) from None
+        finally:
+            if claim is not None:
+                book.forget(claim.name)
+    finally:
+        if result is None or "record" not in result:
+            door.budget.give_back_attempt()
+    return result
+
+
+def _name(job: Job, attempt: Attempt) -> str:
+    """Name a try: the same in whichever process its turn goes on, another for whatever is changed."""
+    book = job.door.ledger
+    return digest_of(
+        [
+            book.plain_key(attempt),
+            book.visit or job.view.plan_id,
+            attempt.key,
+            attempt.number,
+            attempt.values,
+            plain_inputs(attempt.inputs),
+        ]
+    )
+
+
+def _request(job: Job, attempt: Attempt, claim: Claim | None) -> dict[str, Any]:
+    door, view, book = job.door, job.view, job.door.ledger
+    budget = current_budget()
+    return {
+        "thread": book.journal.thread_id,
+        "room": book.journal.room,
+        "turn": view.turn_id,
+        "checkpoints": [list(place) for place in book.journal.checkpoints],
+        "visit": book.visit,
+        "claim": None if claim is None else [claim.name, claim.new, claim.mine],
+        "caller": asdict(view.caller),
+        "ids": dict(current_ids()),
+        "heard": is_heard(),
+        "attempt": {
+            "capability": attempt.capability,
+            "step": dict(attempt.step),
+            "key": attempt.key,
+            "index": attempt.index,
+            "total": attempt.total,
+            "number": attempt.number,
+            "objective": attempt.objective,
+        },
+        "element": None if attempt.element is None else asdict(attempt.element),
+        "inputs": {label: _packed(value) for label, value in attempt.inputs.items()},
+        "values": dict(attempt.values),
+        "state": {name: value for name, value in view.state.items() if name not in STAYS},
+        "plan_keys": list(door.plan_keys),
+        "state_keys": None if door.state_keys is None else sorted(door.state_keys),
+        "labels": dict(job.labels),
+        "bounded": job.bounded,
+        "agreed": None if job.agreed is None else job.agreed.to_state(),
+        "agreed_until": job.agreed_until,
+        "model_calls": budget.model_calls if budget is not None else 0,
+    }
+
+
+def _teller(notify: Callable[[str, float | None], None] | None) -> Callable[[Any], None]:
+    def tell(event: Any) -> None:
+        if not (isinstance(event, Mapping) and "seq" in event):
+            with suppress(RuntimeError):  # what the author sent past us goes on as it is
+                get_stream_writer()(event)
+        elif notify is not None and event.get("event_type") == "step_progress":
+            notify(event.get("message", ""), event.get("progress"))
+        else:
+            emit(dict(event))
+
+    return tell
+
+
+async def _done_there(job: Job, found: Mapping[str, Any]) -> None:
+    counted_elsewhere(found["model_calls"])
+    job.acted_inside = job.acted_inside or found["acted_inside"]
+    if found["effect_done"]:
+        await acted(job)
+
+
+# --- where it runs ----------------------------------------------------------------------------
+
+
+def view_of(request: Mapping[str, Any]) -> TurnView:
+    """Return the reading of a turn that a step of it gets on another worker."""
+    return TurnView(
+        request["state"],
+        thread_id=request["thread"],
+        caller=Caller(**request["caller"]),
+        opened_by=request["turn"],
+    )
+
+
+async def run_sent(
+    runner: StepRunner,
+    request: Mapping[str, Any],
+    journal: Journal,
+    *,
+    seconds_left: Callable[[], float | None],
+    draining: Callable[[], bool],
+) -> dict[str, Any] | None:
+    """Run a try that another worker's turn asks for; what comes back is plain data.
+
+    Args:
+        runner: The runner of this worker.
+        request: What :func:`away` sent.
+        journal: The records of the thread.
+        seconds_left: How long the turn may still run its steps.
+        draining: Whether this process is to stop.
+
+    Returns:
+        What :func:`away` reads; ``None`` where the process is to stop before the step began.
+
+    Raises:
+        PersistenceError: Nothing that the step did could be reported.
+    """
+    view, about = view_of(request), request["attempt"]
+    spec = runner.registry.capabilities.get(about["capability"])
+    if spec is None:
+        unknown = f"A worker was given a step of {about['capability']!r}, which it does not know."
+        fix = "Start the workers of its queue with the configuration of those that run the turns."
+        return refused(CapabilityError(unknown, fix=fix))
+    name, new, mine = request["claim"] or ("", False, False)
+    ledger = EffectLedger(
+        journal,
+        view,
+        visit=request["visit"],
+        claimed=Claim(name, {}, new=new, mine=mine) if name else None,
+    )
+    budget = current_budget() or TurnBudget()
+    agreed = request["agreed"]
+    door = Door(
+        view=view,
+        ledger=ledger,
+        plan_keys=request["plan_keys"],
+        seconds_left=seconds_left,
+        draining=draining,
+        state_keys=None if request["state_keys"] is None else frozenset(request["state_keys"]),
+        absent=STAYS,
+    )
+    job = Job(
+        spec,
+        runner,
+        door,
+        bounded=request["bounded"],
+        flow=runner.flow,
+        labels=request["labels"],
+        agreed=None if agreed is None else Question(**agreed),
+        agreed_until=request["agreed_until"],
+    )
+    element = request["element"]
+    attempt = Attempt(**about, element=None if element is None else Element(**element))
+    types = runner.registry.context_types
+    try:
+        parameters, values = validated_parameters(spec, request["values"])
+        attempt = replace(
+            attempt,
+            inputs={
+                label: _unpacked(value, f"{attempt.key}.{label}", types)
+                for label, value in request["inputs"].items()
+            },
+            parameters=parameters,
+            values=values,
+        )
+        result: Result = await runner.inside(spec, bounded=job.bounded)(job, attempt)
+    except GraphBubbleUp as signal:
+        result = await failed_record(job, attempt, _cannot_ask(spec.name, signal))
+    except FatalExecutionError as exc:
+        return {"fatal": str(exc)}
+    except CapgraphError as exc:
+        if getattr(exc, "ends_the_run", False):
+            raise
+        result = await failed_record(job, attempt, exc)
+    if result is None:
+        return None
+    return {
+        **_plain(result),
+        "raised": _told(job.failure[0]) if job.failure is not None else None,
+        "effect_done": job.effect_done,
+        "acted_inside": job.acted_inside,
+        "model_calls": budget.model_calls - request["model_calls"],
+    }
+
+
+def refused(error: Exception) -> dict[str, Any]:
+    """Return what :func:`away` reads of a step that a worker could not even begin."""
+    return {"refused": _told(error)}
+
+
+def _cannot_ask(name: str, signal: GraphBubbleUp) -> CapabilityError:
+    return CapabilityError(
+        f"{name!r} interrupted itself ({type(signal).__name__}), and it runs on another worker than"
+        " its turn, which alone can ask a person.",
+        fix="Leave out its queue; or declare requires_approval, which is asked before it is sent.",
+    )
+
+
+# --- plain data -------------------------------------------------------------------------------
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, CapabilityContext):
+        return {"type": value.CONTEXT_TYPE, "data": value.model_dump(mode="json")}
+    if isinstance(value, (list, tuple)):
+        return {"many": [_packed(item) for item in value]}
+    return {"plain": value}
+
+
+def _unpacked(value: Mapping[str, Any], key: str, types: ContextTypes) -> Any:
+    if "type" in value:
+        return load_context(value["type"], key, value["data"], types)
+    if "many" in value:
+        return [_unpacked(item, key, types) for item in value["many"]]
+    return value["plain"]
+
+
+def _plain(result: StepRecord | Question) -> dict[str, Any]:
+    if isinstance(result, Question):
+        return {"question": result.to_state()}
+    record = {one.name: getattr(result, one.name) for one in fields(result)}
+    if result.error is not None:
+        error = {one.name: getattr(result.error, one.name) for one in fields(result.error)}
+        record["error"] = {**error, "severity": result.error.severity.value}
+    return {"record": record}
+
+
+def _result(found: Mapping[str, Any]) -> StepRecord | Question:
+    if "question" in found:
+        return Question(**found["question"])
+    record = dict(found["record"])
+    if (error := record["error"]) is not None:
+        record["error"] = Failure(**{**error, "severity": ErrorSeverity(error["severity"])})
+    for name in ("asks", "missing"):
+        record[name] = tuple(record[name])
+    return StepRecord(**record)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    return {
+        "types": [[cls.__module__, cls.__qualname__] for cls in type(error).__mro__],
+        "message": getattr(error, "message", None) or str(error),
+        "fix": getattr(error, "fix", None),
+    }
+
+
+def _raised(told: Mapping[str, Any] | None) -> Exception:
+    """Return an error of the same kind as the one over there, as far as this process knows it."""
+    for module, name in told["types"] if told is not None else ():
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type) and issubclass(cls, Exception):
+            try:
+                if issubclass(cls, CapgraphError):
+                    return cls(told["message"], fix=told["fix"])  # type: ignore[index]
+                return cls(told["message"])  # type: ignore[index]
+            except TypeError:
+                continue  # it wants other arguments; its base is told of all the same
+    return CapabilityError(told["message"] if told is not None else "")

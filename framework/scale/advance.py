@@ -1,0 +1,331 @@
+"""What a thread's open runs ask for, done; whoever runs threads for others does it by this code.
+
+A run stands in the log before anybody works on it, with everything that is needed to begin it. So
+what is done here may be repeated at any point, by any process that has the graph and the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import uuid
+from collections import Counter
+from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from configs.logger import get_logger
+from framework.base.errors import InfrastructureError, PersistenceError, ThreadBusyError
+from framework.base.ports import Caller
+from framework.engine.thread_lease import lend
+from framework.graph.turns import DRAIN_SECONDS, Turn, TurnEnd, step_states, thread_values
+from framework.pipeline.run_config import configurable_of
+from framework.scale.order import TurnOrder
+from framework.scale.translate import Translator, interrupt_of
+from framework.stores.leases import Lease, leases_of
+from framework.stores.run_log import LoggedRun, RunLog
+from framework.stores.threads import open_questions
+from framework.stores.waits import open_waits, waits_of
+
+MARK = 24
+"""So long is the part of a question's name that tells it from others of its thread."""
+_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of an order.
+
+    Attributes:
+        thread: The thread.
+        ended: How each run ended that was gone on with.
+        left: Whether there is more to do at once, which another worker has to do.
+    """
+
+    thread: str
+    ended: Mapping[str, str]
+    left: bool = False
+
+
+async def advance(graph: Any, order: TurnOrder, *, log: RunLog | None = None) -> Report:
+    """Do what the open runs of a thread ask for; see :meth:`Runner.advance`.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        order: Names the thread.
+        log: Where its runs are; beside the graph's threads when not given.
+
+    >>> from framework import build_graph
+    >>> from framework.scale.advance import advance
+    >>> from langgraph.checkpoint.memory import InMemorySaver
+    >>> async def main():
+    ...     graph = build_graph([], checkpointer=InMemorySaver())
+    ...     log = RunLog(graph.checkpointer)
+    ...     await log.open(LoggedRun("r", "t", "", request={"message": "Sing", "caller": {}}))
+    ...     first = await advance(graph, TurnOrder("t", "r"), log=log)
+    ...     again = await advance(graph, TurnOrder("t", "r"), log=log)
+    ...     return list(first.ended), list(again.ended)
+    >>> asyncio.run(main())
+    (['r'], [])
+    """
+    return await Runner(graph, log or RunLog(graph.checkpointer)).advance(order)
+
+
+class Runner:
+    """Runs what stands in the log, in this process.
+
+    Attributes:
+        draining: Whether nothing else begins here.
+        ended: How many runs ended here, by how.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        log: Where the runs are.
+        at_once: So many go on at the same time.
+    """
+
+    def __init__(self, graph: Any, log: RunLog, *, at_once: int = 1000) -> None:
+        self._graph, self._log = graph, log
+        self._saver = graph.checkpointer
+        self._slots = asyncio.Semaphore(at_once)
+        self._turns: dict[str, Turn] = {}
+        self._stopped: set[str] = set()
+        self.draining = False
+        self.ended: Counter[str] = Counter()
+
+    async def advance(self, order: TurnOrder) -> Report:
+        """Do what the open runs of a thread ask for, one after the other.
+
+        A run that somebody left comes first, then answers and events. A further message waits until
+        the turn before it has ended, also while a person is asked. Without open runs nothing
+        happens, so an order may come twice or late.
+
+        Raises:
+            ThreadBusyError: Somebody else runs the thread.
+            PersistenceError: The database is away, or the lease was lost; nothing was ended.
+        """
+        ended: dict[str, str] = {}
+        while not self.draining:
+            try:
+                lease = await leases_of(self._saver).take(order.thread)
+            except ThreadBusyError:
+                if not await self._log.open_of(order.thread):
+                    break  # there is nothing to wait for
+                raise
+            run = None
+            try:
+                run = await self._next(order.thread)
+            finally:
+                if run is None:
+                    await leases_of(self._saver).release(lease)
+            if run is None:
+                break
+            if (status := await self.run(run, lease, frees_first=False)) is not None:
+                ended[run.run_id] = status
+            if not await self._log.open_of(order.thread):
+                break
+        left = self.draining and bool(await self._log.open_of(order.thread))
+        return Report(order.thread, ended, left)
+
+    async def _next(self, thread: str) -> LoggedRun | None:
+        runs = await self._log.open_of(thread)
+        for run in runs:
+            if run.status != "queued":
+                return run
+        found = await self._saver.aget_tuple(_config(thread)) if runs else None
+        busy = found is not None and (open_questions(found) or open_waits(found))
+        ready = [
+            run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
+        ]
+        return min(ready, key=lambda run: run.is_new_turn, default=None)
+
+    def run(
+        self, run: LoggedRun, lease: Lease, *, frees_first: bool = True
+    ) -> Coroutine[Any, Any, str | None]:
+        """Run one run of the log; it returns how the run ended, ``None`` when somebody has to go on.
+
+        It can be stopped from this moment on.
+
+        Args:
+            run: The run.
+            lease: That of its thread; it is given back.
+            frees_first: Whether that is before anybody hears of the end, so that whoever does may ask
+                the thread again at once.
+
+        Raises:
+            PersistenceError: The database is away, or the lease was lost.
+        """
+        caller = Caller(**run.request["caller"])
+        config: dict[str, Any] = {
+            "metadata": {"run_id": run.run_id},
+            "configurable": {"thread_id": run.thread_id, **configurable_of(caller)},
+        }
+        with suppress(ValueError):
+            # Traces, events and the audit call the run as whoever asked for it does.
+            config["run_id"] = uuid.UUID(run.run_id)
+        turn = self._turns[run.run_id] = Turn(self._graph, config)
+        return self._work(run, lease, turn, frees_first)
+
+    def stop(self, run_id: str) -> bool:
+        """Cancel a run of this process; tells whether it is one."""
+        turn = self._turns.get(run_id)
+        if turn is not None:
+            turn.stop()
+        return turn is not None
+
+    async def look(self) -> None:
+        """Stop what was stopped from elsewhere."""
+        if self._turns:
+            for run_id in await self._log.stopping():
+                if run_id not in self._stopped and self.stop(run_id):
+                    self._stopped.add(run_id)
+
+    def drain(self, seconds: float = DRAIN_SECONDS) -> None:
+        """Begin nothing else; what runs comes to a point from which another process goes on."""
+        self.draining = True
+        for turn in self._turns.values():
+            turn.drain(seconds)
+
+    async def _work(
+        self, run: LoggedRun, lease: Lease, turn: Turn, frees_first: bool
+    ) -> str | None:
+        translator = Translator(run.thread_id.removeprefix(run.owner), run.run_id)
+        try:
+            try:
+                async with self._slots:
+                    with lend(lease):
+                        end = await self._run_turn(run, turn, translator)
+                    if end is not None:
+                        # Whoever has lost the thread does not say how the run of another ended.
+                        await leases_of(self._saver).confirm(run.thread_id)
+                if end is not None and not frees_first:
+                    return await self._end(run, end, translator)
+            finally:
+                await leases_of(self._saver).release(lease)
+            return await self._end(run, end, translator) if end is not None else None
+        except PersistenceError as exc:
+            # Whoever starts next goes on with it: it stands in the log as not ended.
+            get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
+            raise
+        except Exception as exc:
+            get_logger("scale", "advance").error("The run %s failed", run.run_id, exc_info=exc)
+            broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
+            return await self._end(run, TurnEnd(run.thread_id, error=broken), translator)
+        finally:
+            self._turns.pop(run.run_id, None)
+            self._stopped.discard(run.run_id)
+            self._log.leave(run.run_id)
+
+    async def _run_turn(self, run: LoggedRun, turn: Turn, translator: Translator) -> TurnEnd | None:
+        if self.draining:
+            return None
+        told = await self._log.take_up(run)
+        if told and told[-1]["type"] in _ENDS:
+            # The process ended between the last event and the word of it.
+            status = (told[-1].get("result") or {}).get("status", "failed")
+            await self._log.end(run.run_id, status)
+            return None
+        may = await self._log.begin(run.run_id)
+        values = {} if run.is_new_turn else await thread_values(self._graph, run.thread_id)
+        begun = (
+            translator.taken_up(told) if told else translator.started(values, step_states(values))
+        )
+        self._log.tell(run.run_id, begun, translator.shortened)
+        if not may:
+            return await stopped(self._graph, run.thread_id)
+        given, over = await self._input(run, again=bool(told) or run.status != "queued")
+        if over:
+            return await turn.read()
+        end = await turn.run(
+            given,
+            lambda event: self._log.tell(run.run_id, translator.event(event), translator.shortened),
+        )
+        if isinstance(end.error, PersistenceError):
+            raise end.error  # nothing that can be trusted was ended
+        if run.run_id in self._stopped and end.status == "cancelled":
+            return await stopped(self._graph, run.thread_id)
+        return None if end.status == "drained" else end
+
+    async def _input(self, run: LoggedRun, *, again: bool) -> tuple[Any, bool]:
+        """Return what the graph begins with, and whether nothing of it is left to do."""
+        from langgraph.types import Command
+
+        request = run.request
+        found = None
+        if again or "answers" in request:
+            found = await self._saver.aget_tuple(_config(run.thread_id))
+        if "answers" in request:
+            asked: Collection[str] = open_questions(found) if found is not None else ()
+            if not request["answers"].keys() <= set(asked):
+                # It was answered before, or this very answer is in the thread already.
+                return None, not await self._is_unfinished(run.thread_id)
+            return Command(resume=dict(request["answers"])), False
+        if not run.is_new_turn:
+            return None, False
+        if found is not None and (found.metadata or {}).get("run_id") == run.run_id:
+            return None, not await self._is_unfinished(run.thread_id)
+        return given_of(request), False
+
+    async def _is_unfinished(self, thread: str) -> bool:
+        snapshot = await self._graph.aget_state(_config(thread))
+        return bool(snapshot.tasks) and not snapshot.interrupts
+
+    async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> str:
+        asked = [question_of(run.thread_id, key, value) for key, value in end.questions.items()]
+        result = {**end.as_data(), "thread_id": translator.thread_id}
+        result.pop("questions", None)
+        shown = [{**one, "thread_id": translator.thread_id} for one in asked]
+        told = translator.finished(result, [interrupt_of(q) for q in shown])
+        self._log.tell(run.run_id, told, translator.shortened)
+        await self._log.end(run.run_id, end.status)
+        self.ended[end.status] += 1
+        return end.status
+
+
+async def stopped(graph: Any, thread: str, status: str = "stopped") -> TurnEnd:
+    """End the turn of a thread whose lease the caller has lent; nothing of it is left to run.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        thread: The thread.
+        status: How the turn ended.
+    """
+    # Written as a node that ends a turn, so that no question and no step is left.
+    outcome = {"status": status}
+    await graph.aupdate_state(_config(thread), {"execution_outcome": outcome}, "error")
+    waits = waits_of(graph.checkpointer)
+    if (wait := await waits.of(thread)) is not None:
+        await waits.drop(wait)
+    return TurnEnd(thread, status=status, outcome=outcome)
+
+
+def question_of(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:
+    """Return a question with a name that holds for this very question, and no other of its task."""
+    asked = dict(value) if isinstance(value, Mapping) else {"value": value}
+    same = {name: asked[name] for name in asked if name != "problems"}
+    text = json.dumps([interrupt_id, same], sort_keys=True, default=repr)
+    mark = hashlib.sha256(text.encode()).hexdigest()[:MARK]
+    name = base64.urlsafe_b64encode(thread.encode()).decode().rstrip("=")
+    return {**asked, "question_id": f"{mark}-{name}", "interrupt_id": interrupt_id}
+
+
+def given_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a graph is given for a request that opens a turn."""
+    given: dict[str, Any] = {}
+    if "message" in request:
+        given["messages"] = [
+            *request.get("history", ()),
+            {"role": "user", "content": request["message"]},
+        ]
+    if "plan" in request:
+        given["planning_execution_plan"] = request["plan"]
+    if "context" in request:
+        given["capability_context_data"] = request["context"]
+    return given
+
+
+def _config(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}

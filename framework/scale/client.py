@@ -1,0 +1,349 @@
+"""Threads that workers run, as a program of one's own sees them: ask, answer, stop, follow."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from configs.logger import get_logger
+from framework.base.errors import (
+    ConfigurationError,
+    PersistenceError,
+    ThreadBusyError,
+    ValidationError,
+    require_extra,
+)
+from framework.base.ports import Caller
+from framework.engine.entry import admitted
+from framework.engine.thread_lease import lend
+from framework.graph.signals import signal as send_signal
+from framework.langgraph_compat import answers_tried
+from framework.pipeline.run_config import configurable_of
+from framework.scale.advance import Runner, given_of, stopped
+from framework.scale.engine import Engine
+from framework.scale.order import TurnOrder
+from framework.stores.leases import leases_of
+from framework.stores.location import parse_url
+from framework.stores.open import open_saver
+from framework.stores.rows import PostgresRows, rows_of
+from framework.stores.run_log import STOPPING, LoggedRun, RunLog
+from framework.stores.step_results import step_results_of
+from framework.stores.threads import open_questions, thread_summary
+from framework.stores.waits import Due, open_waits, waits_of
+
+_ENGINES = {
+    "postgres": ("procrastinate", "workers", "PostgresEngine"),
+    "temporal": ("temporalio", "temporal", "TemporalEngine"),
+}
+"""Name of an engine to the library, the extra and the class."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStatus:
+    """How far a thread is.
+
+    Attributes:
+        status: ``queued``, ``running``, or what :func:`framework.stores.thread_summary` calls it.
+        questions: What a person is asked, by the id that an answer names.
+    """
+
+    status: str
+    questions: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """Asks for turns of threads that workers run.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        log: What the threads are asked for.
+        engine: Hands orders to workers.
+    """
+
+    def __init__(self, graph: Any, log: RunLog, engine: Engine) -> None:
+        self.graph, self.log, self.engine = graph, log, engine
+        self._saver = graph.checkpointer
+
+    async def submit(
+        self,
+        thread: str,
+        message: str | None = None,
+        *,
+        plan: Mapping[str, Any] | None = None,
+        caller: Caller | str | None = None,
+        context: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+    ) -> str:
+        """Ask for a turn; it is kept when this returns, and begins when the turn before has ended.
+
+        Args:
+            thread: The thread; a new one is made.
+            message: What is asked.
+            plan: A plan to run in place of one that is made: a mapping with ``steps``.
+            caller: Who asks; text is the person's name.
+            context: Context data, by type and key.
+            run_id: Names the turn; one of this name that was asked for before is the same one.
+
+        Returns:
+            The turn's id.
+
+        Raises:
+            ValidationError: There is nothing to do, or it is not what a caller may send.
+        """
+        if (message is None) == (plan is None):
+            raise ValidationError(
+                "Exactly one of message and plan has to be given.", fix="Give one of them."
+            )
+        if message is not None and not message.strip():
+            raise ValidationError("The message is empty.", fix="Write something.")
+        if plan is not None and not isinstance(plan.get("steps"), list | tuple):
+            raise ValidationError("The plan has no 'steps'.", fix="Give it a list of steps.")
+        given = {"message": message, "plan": plan, "context": context}
+        request = {name: value for name, value in given.items() if value is not None}
+        # What the graph would refuse is refused before anything is kept of it.
+        admitted(given_of(request), _config(thread), self.graph.services, saved=True)
+        run_id = run_id or str(uuid.uuid4())
+        await self._ask(thread, run_id, request, _who(caller))
+        return run_id
+
+    async def _ask(
+        self, thread: str, run_id: str, request: Mapping[str, Any], caller: Caller
+    ) -> bool:
+        owner = thread.partition("/")[0] + "/" if thread.startswith("@") else ""
+        run = LoggedRun(run_id, thread, owner, request={**request, "caller": asdict(caller)})
+        new = await self.log.open(run, here=False)
+        # Also for one that is known: whoever opened it may have ended before it was handed over.
+        try:
+            await self.engine.submit(TurnOrder(thread, run_id))
+        except ValidationError:
+            await self.log.end(run_id, "failed")  # nobody could ever run it
+            raise
+        except PersistenceError as exc:
+            # It is kept all the same: a worker hands it over when the engine is there again.
+            get_logger("scale", "client").warning("%s waits for its engine: %s", run_id, exc)
+        return new
+
+    async def answer(
+        self, thread: str, question_id: str, answer: Any, caller: Caller | str | None = None
+    ) -> bool:
+        """Answer what a person is asked; a worker goes on with it, now or when one lives again.
+
+        Args:
+            thread: The thread.
+            question_id: Id of the interrupt, as :meth:`status` names it.
+            answer: What ``Command(resume={id: value})`` takes.
+            caller: Who answers.
+
+        Returns:
+            Whether it was taken: one to a question that is not open, or that somebody has answered
+            already, changes nothing.
+        """
+        found = await self._saver.aget_tuple(_config(thread))
+        if found is None or question_id not in open_questions(found):
+            return False
+        # The same question is asked again when an answer did not fit; what is saved tells which.
+        tried = answers_tried(found.pending_writes)
+        asked = [found.checkpoint["id"], question_id, tried]
+        request = {"answers": {question_id: answer}}
+        return await self._ask(thread, _named(thread, asked), request, _who(caller))
+
+    async def signal(
+        self, thread: str, key: str, value: Any = None, caller: Caller | str | None = None
+    ) -> bool:
+        """Tell a thread that an event came; returns whether a step waited for it.
+
+        Raises:
+            PersistenceError: There is no such thread.
+            ValidationError: Key or value cannot be used.
+        """
+        sender: Any = {"configurable": configurable_of(_who(caller))}
+        if not await send_signal(self.graph, thread, key, value, config=sender, run=False):
+            return False
+        if (known := await waits_of(self._saver).of(thread)) is not None:
+            await self.wake(known)
+        return True
+
+    async def wake(self, due: Due) -> None:
+        """Let a thread that waits for a time or an event look whether it can go on."""
+        runs = await self.log.of_thread(due.thread_id)
+        if any(run.is_open and not run.is_new_turn for run in runs):
+            return
+        last = max(
+            (run for run in runs if not run.is_open), key=lambda run: run.ended, default=None
+        )
+        # Whoever looks at the same moment gives it the same name.
+        name = _named(due.thread_id, ["wake", last.run_id if last else ""])
+        await self._ask(due.thread_id, name, {}, due.caller)
+
+    async def stop(self, thread: str) -> None:
+        """Cancel what runs of a thread, wherever it does, and what waits or is asked; it is ``stopped``.
+
+        What runs on other machines ends within twice ``scale.lease_seconds``. A further message
+        begins a new turn.
+
+        Raises:
+            PersistenceError: There is no such thread.
+        """
+        await self.status(thread)
+        await self.log.stop(thread)
+        await step_results_of(self._saver).cancel_thread(thread)
+        leases = leases_of(self._saver)
+        runner = Runner(self.graph, self.log)
+        # Where it runs, its worker ends it; otherwise it is ended here.
+        with suppress(ThreadBusyError):
+            for run in await self.log.open_of(thread):
+                if run.status == STOPPING:
+                    await runner.run(run, await leases.take(thread))
+            lease = await leases.take(thread)
+            try:
+                found = await self._saver.aget_tuple(_config(thread))
+                if found is not None and (open_questions(found) or open_waits(found)):
+                    with lend(lease):
+                        await stopped(self.graph, thread)
+            finally:
+                await leases.release(lease)
+
+    async def status(self, thread: str) -> ThreadStatus:
+        """Say how far a thread is, and what a person is asked.
+
+        Raises:
+            PersistenceError: There is no such thread.
+        """
+        runs = await self.log.open_of(thread)
+        summary = await thread_summary(self._saver, thread)
+        if any(run.status != "queued" for run in runs):
+            return ThreadStatus("running")
+        if runs and (
+            summary is None or summary.status != "waiting" or not all(r.is_new_turn for r in runs)
+        ):
+            return ThreadStatus("queued")
+        if summary is None:
+            raise PersistenceError(
+                f"There is no thread {thread!r}.", fix="List the threads to see which there are."
+            )
+        return ThreadStatus(summary.status, summary.questions)
+
+    async def events(self, thread: str, after: int = 0) -> AsyncIterator[dict[str, Any]]:
+        """Yield what the turns of a thread tell, as it is told; it stays open.
+
+        Each is an event of AG-UI as plain data, with ``threadId``, ``runId`` and ``seq``, its number
+        in the thread: the same for whoever reads it, whenever.
+
+        Args:
+            thread: The thread; it may begin later.
+            after: The number of the last event that is known.
+        """
+        async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                for seq, run_id, text in page:
+                    named = {"threadId": thread, "runId": run_id}
+                    yield {**named, **json.loads(text), "seq": seq}
+
+
+@asynccontextmanager
+async def open_engine(
+    url: str, *, graph: Any, engine: str | None = None, temporal: str | None = None
+) -> AsyncIterator[Client]:
+    """Open what asks workers for turns.
+
+    Args:
+        url: The database of the threads, for both engines.
+        graph: A graph of ``build_graph``, made of the same capabilities as that of the workers. One
+            whose saver is another database, or that has none, is used with a saver of this one.
+        engine: ``postgres`` or ``temporal``; the settings' ``scale.engine`` when not given.
+        temporal: Address of Temporal; the settings' ``scale.temporal`` when not given.
+
+    Raises:
+        ConfigurationError: The engine does not go with the database.
+        MissingExtraError: The engine's extra is not installed.
+        PersistenceError: The database or the engine cannot be reached.
+    """
+    services = getattr(graph, "services", None)
+    if services is None:
+        raise ConfigurationError(
+            "Workers can only run a graph of build_graph.", fix="Give build_graph's graph."
+        )
+    settings = services.settings
+    check_engine(url, engine or settings.scale.engine)
+    rows = rows_of(graph.checkpointer) if graph.checkpointer else None
+    secret = settings.persistence.encryption_key
+    here = isinstance(rows, PostgresRows) and rows.is_at(url)
+    key = secret.get_secret_value() if secret is not None else None
+    async with open_saver(None if here else url, encryption_key=key) as saver:
+        if saver is not None:
+            graph = graph.copy(update={"checkpointer": saver})
+        carrier = await connect(url, settings.scale, engine=engine, temporal=temporal)
+        log = RunLog(graph.checkpointer)
+        try:
+            yield Client(graph, log, carrier)
+        finally:
+            log.close()
+            await carrier.close()
+
+
+def check_engine(url: str, name: str) -> None:
+    """Make sure that there is such an engine, that it is installed and goes with the database.
+
+    Args:
+        url: The database of the threads.
+        name: Name of the engine.
+
+    Raises:
+        ConfigurationError: It does not.
+        MissingExtraError: Its extra is not installed.
+    """
+    if name not in _ENGINES:
+        raise ConfigurationError(
+            f"There is no engine {name!r:.80}.", fix="Use 'postgres' or 'temporal'."
+        )
+    if "://" not in url or parse_url(url).kind != "postgres":
+        raise ConfigurationError(
+            "Workers need a database that they share over the network, which SQLite is not.",
+            fix="Give the address of a PostgreSQL database: --db postgresql://…",
+        )
+    library, extra, _ = _ENGINES[name]
+    require_extra(library, extra)
+
+
+async def connect(
+    url: str, scale: Any, *, engine: str | None = None, temporal: str | None = None
+) -> Engine:
+    """Connect to an engine.
+
+    Args:
+        url: The database of the threads.
+        scale: The settings' section ``scale``.
+        engine: Its name; the settings' one when not given.
+        temporal: Address of Temporal; the settings' one when not given.
+
+    Raises:
+        ConfigurationError: There is no such engine, or it does not go with the database.
+        MissingExtraError: Its extra is not installed.
+        PersistenceError: It cannot be reached.
+    """
+    name = engine or scale.engine
+    check_engine(url, name)
+    opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
+    address = url if name == "postgres" else temporal or scale.temporal
+    found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
+    return found
+
+
+def _who(caller: Caller | str | None) -> Caller:
+    return caller if isinstance(caller, Caller) else Caller(caller)
+
+
+def _named(thread: str, parts: Any) -> str:
+    """Return a name that is the same for whoever asks for the same."""
+    text = json.dumps([thread, parts], default=str)
+    return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16]))
+
+
+def _config(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}

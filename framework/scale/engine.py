@@ -1,0 +1,85 @@
+"""What an engine has to do: hand orders to workers, at least once. It is never asked what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Protocol, runtime_checkable
+
+from framework.scale.order import StepOrder, TurnOrder
+
+TURNS = "turns"
+"""The queue of turns, and of steps that name none."""
+
+
+class Handler(Protocol):
+    """What a worker does with orders; each may be called again for the same order at any point."""
+
+    async def turn(self, order: TurnOrder) -> None:
+        """Run what the thread has to do, until nothing is left that can go on."""
+
+    async def step(self, order: StepOrder) -> None:
+        """Run a step, unless its result is there already."""
+
+    async def scheduled(self, schedule: str, moment: float) -> None:
+        """Begin the turn of a schedule; the same moment begins it once."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Hands orders to workers, each at least once, also when a worker dies with one in its hands.
+
+    An engine keeps no result and is never the truth about a thread: that is its database.
+    """
+
+    async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
+        """Hand a thread to a worker of the queue ``turns``; one at a time works on a thread.
+
+        Args:
+            order: The thread, and the run to begin with.
+            again: Whether the run was handed over before; then a thread that still has an order is
+                left alone.
+        """
+
+    async def run_step(self, order: StepOrder) -> None:
+        """Hand a step to a worker of its queue; returns when the order is kept."""
+
+    async def serve(
+        self,
+        handler: Handler,
+        queues: Collection[str],
+        *,
+        worker: str,
+        concurrency: int,
+        draining: asyncio.Event,
+        ready: asyncio.Event,
+    ) -> None:
+        """Take orders until ``draining`` is set and those that were taken have ended.
+
+        Args:
+            handler: Does the work.
+            queues: Orders of these are taken.
+            worker: Name of the worker.
+            concurrency: Most orders at a time.
+            draining: When set, no further order is taken.
+            ready: Set here when orders are taken.
+        """
+
+    async def waiting(self) -> Mapping[str, int]:
+        """Count the orders that nobody has taken, by queue."""
+
+    async def schedule(self, name: str, cron: str) -> None:
+        """Have a worker of the queue ``turns`` told of each moment of a new schedule.
+
+        Its row is in ``capgraph_schedules`` already.
+
+        Args:
+            name: Names it.
+            cron: Five fields of cron, in UTC.
+        """
+
+    async def unschedule(self, name: str) -> None:
+        """Forget the moments of a schedule."""
+
+    async def close(self) -> None:
+        """Let connections go."""

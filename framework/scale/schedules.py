@@ -1,0 +1,106 @@
+"""Turns that are begun again and again: what they ask lies beside the threads, an engine keeps time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from framework.base.errors import ValidationError
+from framework.scale.engine import Engine
+from framework.stores.reading import as_text, from_text
+from framework.stores.rows import rows_of
+
+TABLE = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
+    id TEXT PRIMARY KEY,
+    cron TEXT NOT NULL,
+    request TEXT NOT NULL
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A turn that is begun again and again.
+
+    Attributes:
+        id: Names it.
+        cron: When, as five fields of cron, in UTC.
+        message: What is asked.
+        thread: Thread that it is asked in; empty for a new one each time.
+    """
+
+    id: str
+    cron: str
+    message: str
+    thread: str = ""
+
+
+class Schedules:
+    """The schedules of a saver's database; encrypted where checkpoints are.
+
+    Args:
+        saver: An open saver whose database has rows of ours.
+    """
+
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        self._rows, self._serde = rows_of(saver), saver.serde
+
+    async def add(self, schedule: Schedule, engine: Engine) -> None:
+        """Keep a schedule, and have an engine tell workers its moments.
+
+        Args:
+            schedule: The schedule.
+            engine: Keeps time.
+
+        Raises:
+            ValidationError: It says no times, or there is nothing to ask.
+            PersistenceError: The database or the engine cannot be reached.
+        """
+        from croniter import croniter  # comes with the extra of workers
+
+        if not schedule.message.strip():
+            raise ValidationError("The message is empty.", fix="Write something.")
+        if not croniter.is_valid(schedule.cron) or len(schedule.cron.split()) != 5:
+            raise ValidationError(
+                f"{schedule.cron!r:.80} says no times.",
+                fix="Write the five fields of cron: '0 7 * * *' is every day at seven, UTC.",
+            )
+        request = as_text(self._serde, [schedule.message, schedule.thread])
+        await self._run(
+            "INSERT INTO capgraph_schedules (id, cron, request) VALUES (?, ?, ?)",
+            (schedule.id, schedule.cron, request),
+        )
+        try:
+            await engine.schedule(schedule.id, schedule.cron)
+        except BaseException:
+            await asyncio.shield(self._drop(schedule.id))
+            raise
+
+    async def all(self) -> Sequence[Schedule]:
+        """Return the schedules, by id."""
+        found = await self._run("SELECT id, cron, request FROM capgraph_schedules ORDER BY id")
+        return [
+            Schedule(name, cron, *from_text(self._serde, request, "of the schedules"))
+            for name, cron, request in found
+        ]
+
+    async def get(self, schedule_id: str) -> Schedule | None:
+        """Return a schedule; ``None`` when it is gone."""
+        return next((one for one in await self.all() if one.id == schedule_id), None)
+
+    async def remove(self, schedule_id: str, engine: Engine) -> bool:
+        """Forget a schedule; tells whether there was one."""
+        await engine.unschedule(schedule_id)
+        return await self._drop(schedule_id)
+
+    async def _drop(self, schedule_id: str) -> bool:
+        statement = "DELETE FROM capgraph_schedules WHERE id = ? RETURNING id"
+        return bool(await self._run(statement, (schedule_id,)))
+
+    async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        assert self._rows is not None
+        await self._rows.table(TABLE)
+        return (await self._rows.run(statement, values))[1]

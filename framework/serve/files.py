@@ -1,0 +1,444 @@
+"""Files on the server: those that people bring along, and those that steps made for them.
+
+Both have ids; no path of the server's disk is ever asked for or told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from framework.base.errors import ConfigurationError, ValidationError
+from framework.base.ports import Caller
+from framework.graph.turns import contexts_of, files_given, thread_values
+from framework.serve.problems import MalformedError, NotThereError, TooLargeError
+from framework.serve.threads import finite
+
+if TYPE_CHECKING:
+    from configs.settings import UploadSettings
+    from framework.base.context import CapabilityContext
+    from framework.registry import Registry
+    from framework.serve.threads import Threads
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_MAX_NAME = 120
+_PART_SECONDS = 30.0
+_UNFINISHED = "unfinished-"
+_ABANDONED_SECONDS = 3600.0
+_HEADS = {
+    ".parquet": b"PAR1", ".pq": b"PAR1", ".sqlite": b"SQLite format 3\0",
+    ".sqlite3": b"SQLite format 3\0", ".db": b"SQLite format 3\0",
+}  # fmt: skip
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+_TYPES = {
+    ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif",
+    ".webp": "image/webp", ".svg": "image/svg+xml", ".csv": "text/csv; charset=utf-8",
+    ".tsv": "text/tab-separated-values; charset=utf-8", ".txt": "text/plain; charset=utf-8",
+    ".json": "application/json",
+}  # fmt: skip
+"""What is said of a file is decided by these, whoever made it."""
+
+
+def media_type(name: str) -> str:
+    """Return what is said of a file with this name.
+
+    >>> media_type("page.HTML"), media_type("plot.png")
+    ('application/octet-stream', 'image/png')
+    """
+    return _TYPES.get(Path(name).suffix.lower(), "application/octet-stream")
+
+
+def _missing() -> NotThereError:
+    return NotThereError("There is no such file.", fix="List the files.")
+
+
+def _opened(path: Path) -> tuple[BinaryIO, int]:
+    """Open a file that is no link, and return its size with it.
+
+    Raises:
+        NotThereError: It is not there, or something else is.
+    """
+    try:
+        # Neither a link's target is opened, nor a pipe waited for.
+        flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        number = os.open(path, os.O_RDONLY | flags)
+    except OSError:
+        raise _missing() from None
+    file, found = os.fdopen(number, "rb"), os.fstat(number)
+    if not stat.S_ISREG(found.st_mode):
+        file.close()
+        raise _missing()
+    return file, found.st_size
+
+
+class Uploads:
+    """The files that people brought along: ``folder/person/id/name``.
+
+    Args:
+        settings: Where, and how much.
+        registry: What the agent is made of.
+
+    Raises:
+        ConfigurationError: Nothing in the agent takes files.
+    """
+
+    def __init__(self, settings: UploadSettings, registry: Registry) -> None:
+        files_given(registry, [""])
+        self.settings = settings
+        self._registry = registry
+        self._root = Path(settings.folder).expanduser().resolve()
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._busy: dict[str, asyncio.Lock] = {}
+
+    def check(self, data_folders: Sequence[str]) -> None:
+        """Make sure that nobody reads the files of another one.
+
+        Raises:
+            ConfigurationError: They lie in a folder that everybody may read.
+        """
+        for folder in data_folders:
+            whole = Path(folder).expanduser().resolve()
+            if "{user}" not in folder and whole in (self._root, *self._root.parents):
+                raise ConfigurationError(
+                    f"Everybody may read {folder!r}, and serve.uploads.folder lies there.",
+                    fix="Name another folder for uploads, or others in data_folders.",
+                )
+
+    def _folder(self, caller: Caller) -> Path:
+        if caller.place is None:
+            raise _missing()
+        return self._root / caller.place
+
+    def _path(self, caller: Caller, file_id: str) -> Path:
+        folder = self._folder(caller) / file_id
+        if _ID.fullmatch(file_id) and folder.is_dir() and not folder.is_symlink():
+            for path in folder.iterdir():
+                return path
+        raise _missing()
+
+    async def items(self, caller: Caller) -> list[dict[str, Any]]:
+        """Describe the files of a person, the latest first."""
+        return await asyncio.to_thread(self._items, caller)
+
+    def _items(self, caller: Caller) -> list[dict[str, Any]]:
+        folder, found = self._folder(caller), []
+        for one in folder.iterdir() if folder.is_dir() else ():
+            with suppress(OSError, NotThereError):
+                path = self._path(caller, one.name)
+                found.append((path.stat().st_mtime, path))
+        return [_described(path, changed) for changed, path in sorted(found, reverse=True)]
+
+    async def left(self, caller: Caller) -> int:
+        """Return how many bytes a person may still bring."""
+        used = sum(one["bytes"] for one in await self.items(caller))
+        return max(self.settings.max_user_bytes - int(used), 0)
+
+    async def add(
+        self, caller: Caller, name: str, parts: AsyncIterator[bytes], said: int | None = None
+    ) -> dict[str, Any]:
+        """Keep a file.
+
+        Args:
+            caller: Whose.
+            name: What it is called.
+            parts: Its content.
+            said: How long it is, where that is known.
+
+        Raises:
+            ValidationError: It is of no kind that is taken, or has a name that cannot be used.
+            TooLargeError: It is too long, or the person has too many files.
+            MalformedError: It did not come.
+        """
+        suffix = self._suffix(name)
+        place = self._folder(caller)
+        # One after the other, so that what a person may bring along holds for all together.
+        async with self._busy.setdefault(place.name, asyncio.Lock()):
+            known, left = await self.items(caller), await self.left(caller)
+            limit = min(left, self.settings.max_file_bytes)
+            if len(known) >= self.settings.max_files or (said or 0) > limit:
+                raise _too_much(limit, self.settings)
+            part = place / f"{_UNFINISHED}{uuid.uuid4().hex}"
+            await asyncio.to_thread(_make_room, place)
+            try:
+                head = await _written(part, parts, limit, self.settings)
+                _check_head(name, suffix, head)
+                return await asyncio.to_thread(_keep, part, place / uuid.uuid4().hex / name)
+            finally:
+                await asyncio.to_thread(part.unlink, missing_ok=True)
+
+    def _suffix(self, name: str) -> str:
+        suffix = Path(name).suffix.lower()
+        if not name.isprintable() or name.startswith(".") or set(name) & set('/\\:"<>|?*'):
+            raise ValidationError(
+                f"The name {name[:80]!r} cannot be used.", fix="Give a name without a folder."
+            )
+        if len(name.encode()) > _MAX_NAME:
+            raise ValidationError(f"The name {name[:40]!r}… is long.", fix="Give a shorter one.")
+        if suffix not in self.settings.kinds:
+            raise ValidationError(
+                f"Files like {name!r} are not taken.",
+                fix=f"Send one of: {' '.join(self.settings.kinds)}.",
+            )
+        return suffix
+
+    async def open(self, caller: Caller, file_id: str) -> tuple[str, BinaryIO, int]:
+        """Return name, content and size of a file.
+
+        Raises:
+            NotThereError: There is none, or it is somebody else's.
+        """
+        path = await asyncio.to_thread(self._path, caller, file_id)
+        return path.name, *await asyncio.to_thread(_opened, path)
+
+    async def remove(self, caller: Caller, file_id: str) -> None:
+        """Drop a file.
+
+        Raises:
+            NotThereError: There is none, or it is somebody else's.
+        """
+        path = await asyncio.to_thread(self._path, caller, file_id)
+        await asyncio.to_thread(shutil.rmtree, path.parent)
+
+    async def context(self, caller: Caller, file_ids: Sequence[str]) -> dict[str, Any]:
+        """Return the context data by which a turn is about these files.
+
+        Raises:
+            NotThereError: One of them is not there, or is somebody else's.
+        """
+        paths = [await asyncio.to_thread(self._path, caller, one) for one in file_ids]
+        # As the data capabilities find them in the folder of who asks.
+        return files_given(self._registry, [f"{path.parent.name}/{path.name}" for path in paths])
+
+
+def _described(path: Path, changed: float) -> dict[str, Any]:
+    return {
+        "file_id": path.parent.name,
+        "name": path.name,
+        "bytes": path.stat().st_size,
+        "media_type": media_type(path.name),
+        "created_at": datetime.fromtimestamp(changed, UTC).isoformat(),
+    }
+
+
+def _too_much(limit: int, settings: UploadSettings) -> TooLargeError:
+    return TooLargeError(
+        f"The file is longer than the {limit:,} bytes that are left, or there are"
+        f" {settings.max_files} files already.",
+        fix="Delete files of yours, or raise serve.uploads.",
+    )
+
+
+def _make_room(place: Path) -> None:
+    place.mkdir(exist_ok=True, mode=0o700)
+    now = datetime.now(UTC).timestamp()
+    for one in place.glob(f"{_UNFINISHED}*"):  # left by a process that was killed
+        if now - one.stat().st_mtime > _ABANDONED_SECONDS:
+            one.unlink(missing_ok=True)
+
+
+async def _written(
+    path: Path, parts: AsyncIterator[bytes], limit: int, settings: UploadSettings
+) -> bytes:
+    """Write what comes, and return how it begins."""
+    size, head = 0, b""
+    number = await asyncio.to_thread(os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "wb") as file:
+        try:
+            while True:
+                async with asyncio.timeout(_PART_SECONDS):
+                    part = await anext(parts, None)
+                if part is None:
+                    break
+                size += len(part)
+                if size > limit:
+                    raise _too_much(limit, settings)
+                head = head if len(head) >= 4096 else (head + part)[:4096]
+                await asyncio.to_thread(file.write, part)
+        except TimeoutError:
+            raise MalformedError("The file did not come.", fix="Send it again.") from None
+        await asyncio.to_thread(_flush, file)
+    return head
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check_head(name: str, suffix: str, head: bytes) -> None:
+    magic = _HEADS.get(suffix)
+    if magic is None:
+        fits = bool(head.strip()) and (b"\0" not in head or head.startswith(_WIDE))
+        fits = fits and not head.startswith(tuple(_HEADS.values()))
+    else:
+        fits = head.startswith(magic)
+    if not fits:
+        raise ValidationError(
+            f"{name!r} is not what its name says.", fix="Send the file under its own kind."
+        )
+
+
+def _keep(part: Path, path: Path) -> dict[str, Any]:
+    path.parent.mkdir(mode=0o700)
+    part.rename(path)
+    return _described(path, path.stat().st_mtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Something that a step made: a file, or a table.
+
+    Attributes:
+        file_id: Names it in its thread.
+        name: What it is saved as.
+        kind: ``image``, ``table`` or ``file``.
+        type: Its context type.
+        key: Key of its context data.
+        step: The step of the last plan that made it, if one of it did.
+        size: Bytes of a file, rows of a table.
+        path: Where a file is.
+        rows: What a table holds.
+    """
+
+    file_id: str
+    name: str
+    kind: str
+    type: str
+    key: str
+    step: str | None
+    size: int
+    path: Path | None = None
+    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+
+    @property
+    def media_type(self) -> str:
+        """What is said of it."""
+        return media_type(self.name)
+
+    def as_data(self) -> dict[str, Any]:
+        """Describe it; where a file is stays with the server."""
+        told = {name: getattr(self, name) for name in ("file_id", "name", "kind", "type", "step")}
+        size = {"rows" if self.path is None else "bytes": self.size}
+        return {**told, "media_type": self.media_type, **size}
+
+    def open(self) -> tuple[BinaryIO, int]:
+        """Return its content, a table as CSV, and how long that is.
+
+        Raises:
+            NotThereError: The file is gone.
+        """
+        if self.path is not None:
+            return _opened(self.path)
+        text = csv_of(self.rows).encode("utf-8", "replace")
+        return io.BytesIO(text), len(text)
+
+
+class MadeFiles:
+    """What steps made, thread by thread.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        folders: Where files have to be to be given out.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, folders: Sequence[str]) -> None:
+        self._graph, self._threads = graph, threads
+        self._folders = [Path(one).expanduser().resolve() for one in folders]
+
+    async def items(self, caller: Caller, thread_id: str) -> list[Made]:
+        """Return what a thread holds that steps made.
+
+        Raises:
+            NotThereError: There is no such thread.
+        """
+        kept = await self._threads.check(caller, thread_id)
+        values = await thread_values(self._graph, kept)
+        return await asyncio.to_thread(lambda: list(self._found(values)))
+
+    async def get(self, caller: Caller, thread_id: str, file_id: str) -> Made:
+        """Return one of them.
+
+        Raises:
+            NotThereError: There is none.
+        """
+        for one in await self.items(caller, thread_id):
+            if one.file_id == file_id:
+                return one
+        raise _missing()
+
+    def _found(self, values: Mapping[str, Any]) -> Iterator[Made]:
+        registry: Registry = self._graph.services.registry
+        made = {
+            (kind, key): step
+            for step, record in (values.get("execution_step_results") or {}).items()
+            for kind, key in (record.get("outputs") or {}).items()
+        }
+        for kind, entries in (values.get("capability_context_data") or {}).items():
+            if kind in registry.given:
+                continue  # what a caller names is nothing that a step made
+            for key, entry in entries.items():
+                contexts = contexts_of(registry.context_types, kind, key, entry)
+                for place, context in enumerate(contexts):
+                    yield from self._of(context, kind, key, str(place), made.get((kind, key)))
+
+    def _of(
+        self, context: CapabilityContext, kind: str, key: str, place: str, step: str | None
+    ) -> Iterator[Made]:
+        for named in context.get_files():
+            path = Path(named)
+            with suppress(OSError, ValueError):
+                path = path.parent.resolve() / path.name
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and set(self._folders) & set(path.parents):
+                    name = path.name.encode("utf-8", "replace").decode()
+                    what = "image" if media_type(name).startswith("image/") else "file"
+                    named_by = _id(kind, key, place, str(path))
+                    yield Made(named_by, name, what, kind, key, step, found.st_size, path)
+        for title, rows in context.get_tables().items():
+            name = re.sub(r"[^\w-]+", " ", f"{key} {title}").strip()[:_MAX_NAME] + ".csv"
+            plain = finite(rows)
+            named_by = _id(kind, key, place, title)
+            yield Made(named_by, name, "table", kind, key, step, len(plain), rows=plain)
+
+
+def _id(*parts: str) -> str:
+    text = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    r"""Write a table as CSV.
+
+    Text that a spreadsheet would take for a formula has an apostrophe before it.
+
+    >>> csv_of([{"a": 1, "b": "=2+3"}, {"b": "x"}])
+    "a,b\r\n1,'=2+3\r\n,x\r\n"
+    """
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = csv.writer(text)
+    out.writerow(map(_cell, names))
+    out.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value, ensure_ascii=False)
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value

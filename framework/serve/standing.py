@@ -1,0 +1,175 @@
+"""How things stand now: budgets, limits, what would fail, the graph, and how well the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from framework.base.clock import use_clock
+from framework.base.ports import Caller
+from framework.stores.cells import cells_of
+from framework.stores.rows import rows_of
+
+if TYPE_CHECKING:
+    from configs.settings import ServeSettings
+    from framework.serve.threads import Threads
+
+_MOST_RUNS = 50
+_MOST_BYTES = 5_000_000
+
+
+class Standing:
+    """Reads how an agent stands; whoever oversees is told what is not a user's own.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        settings: How the server answers.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, settings: ServeSettings) -> None:
+        self._graph, self._threads, self._settings = graph, threads, settings
+        self._services = graph.services
+        self._found: list[dict[str, Any]] | None = None
+
+    def _oversees(self, caller: Caller) -> bool:
+        return caller.role in self._settings.overseers or self._threads.owner(caller) == ""
+
+    async def budgets(self, caller: Caller, thread_id: str | None) -> list[dict[str, Any]]:
+        """Return what a person may use up, and what is left of it.
+
+        What is counted for each turn or step has nothing left between them.
+
+        Raises:
+            NotThereError: There is no such thread.
+        """
+        kept = None if thread_id is None else await self._threads.check(caller, thread_id)
+        subjects = {"user": caller.user_id, "tenant": caller.tenant, "thread": kept}
+        rows = rows_of(self._graph.checkpointer)
+        found = []
+        for given in self._services.purse.budgets:
+            budget = given.counting_in(cells_of(rows)) if rows is not None else given
+            subject = subjects.get(budget.per)
+            with use_clock(self._services.clock):
+                left = await budget.left(subject) if subject else {}
+            found += [
+                {
+                    "limit": name,
+                    "per": budget.per,
+                    "window": budget.window,
+                    "name": budget.name,
+                    "allows": value,
+                    "left": left.get(name),
+                }
+                for name, value in budget.limits.items()
+            ]
+        return found
+
+    async def limits(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return slots of this process with how many are taken, and what cannot be called now."""
+        runner = self._services.runner
+        running, most = runner.capacity.held, self._services.limits.max_parallel
+        known = {one["name"] for one in self.capabilities(caller)}
+        whole = {"name": "steps", "used": runner.capacity.running, "allows": most, "told": ""}
+        slots = [
+            {"name": name, "used": running.get(name, 0), "allows": spec.max_parallel, "told": ""}
+            for name, spec in self._services.registry.capabilities.items()
+            if name in known and (spec.max_parallel or name in running)
+        ]
+        closed = [
+            {"name": name, "used": None, "allows": None, "told": told}
+            for name, told in (await runner.out_of_reach()).items()
+            if name in known
+        ]
+        return [{"kind": "slots", **one} for one in (whole, *slots)] + [
+            {"kind": "breaker", **one} for one in closed
+        ]
+
+    def capabilities(self, caller: Caller) -> list[dict[str, Any]]:
+        """Describe what a caller may use."""
+        permissions = self._services.permissions
+        known = self._services.registry
+        if permissions is not None:
+            known = permissions.registry_of(caller)
+        return [
+            {
+                "name": spec.name,
+                "description": spec.description,
+                "provides": list(spec.provides),
+                "requires": [need.label for need in spec.requires],
+                "effect": spec.effect,
+                "requires_approval": bool(spec.requires_approval),
+                "permission": spec.permission.name.lower() if spec.permission else None,
+                "parameters": spec.parameters.model_json_schema() if spec.parameters else None,
+            }
+            for spec in known.capabilities.values()
+        ]
+
+    def graph(self) -> dict[str, Any]:
+        """Return the nodes of the graph, and the edges between them."""
+        drawn = self._graph.get_graph()
+        edges = [
+            {"from": edge.source, "to": edge.target, "conditional": edge.conditional}
+            for edge in drawn.edges
+        ]
+        return {"nodes": list(drawn.nodes), "edges": edges}
+
+    async def findings(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return what ``capgraph check`` finds in the agent; nothing for who does not oversee."""
+        if not self._oversees(caller):
+            return []
+        if self._found is None:
+            self._found = await asyncio.to_thread(self._look)
+        return self._found
+
+    def _look(self) -> list[dict[str, Any]]:
+        from framework.graph.findings import findings_of
+
+        services = self._services
+        offline = services.chat_model("planning") is None
+        saved = rows_of(self._graph.checkpointer) is not None
+        found = findings_of(services.registry, services.settings, offline=offline, saved=saved)
+        return [asdict(one) for one in found]
+
+    async def workers(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return the workers that live, for who oversees, where the database is one they share."""
+        rows = rows_of(self._graph.checkpointer)
+        if rows is None or not self._oversees(caller):
+            return []
+        from framework.scale import list_workers
+
+        return [asdict(one) for one in await list_workers(rows)]
+
+    async def evaluations(self, caller: Caller) -> list[dict[str, Any]]:
+        """Return what ``capgraph eval --json`` left, the latest first; nothing for who does not oversee."""
+        folder = self._settings.evaluations
+        if folder is None or not self._oversees(caller):
+            return []
+        return await asyncio.to_thread(_evaluations, folder)
+
+
+def _evaluations(folder: str) -> list[dict[str, Any]]:
+    known = [(path.stat(), path) for path in Path(folder).expanduser().glob("*.json")]
+    latest = sorted(((found.st_mtime, found.st_size, path) for found, path in known), reverse=True)
+    told: list[dict[str, Any]] = []
+    for changed, size, path in latest[:_MOST_RUNS]:
+        about = {"name": path.stem, "at": datetime.fromtimestamp(changed, UTC).isoformat()}
+        try:
+            data: Any = json.loads(path.read_bytes()) if size <= _MOST_BYTES else None
+            told += [{**about, **_run(data, report)} for report in data["reports"]]
+        except (ValueError, KeyError, TypeError) as exc:
+            told.append({**about, "problem": f"is no evaluation: {type(exc).__name__}"})
+    return told
+
+
+def _run(data: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+    cases = [
+        {name: case[name] for name in ("name", "passed", "problems")} for case in report["cases"]
+    ]
+    about = {"dataset": data["dataset"], "ok": data["ok"], "label": report["label"]}
+    return {**about, "figures": report["figures"], "cases": cases}

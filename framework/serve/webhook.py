@@ -1,0 +1,228 @@
+"""Tells an address of the operator's that a person is asked something.
+
+Questions are read from the log of the runs, so no run waits for this, and it is told of those that
+workers ask, too. Messages are signed as Standard Webhooks has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import json
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from configs.logger import get_logger
+from framework.base.clock import Clock
+from framework.base.errors import CapgraphError, ConfigurationError
+from framework.scale.advance import question_of
+from framework.stores.cells import Cells, MemoryCells, cells_of
+from framework.stores.rows import rows_of
+from framework.stores.threads import open_questions
+
+if TYPE_CHECKING:
+    from configs.settings import ServeSettings, WebhookSettings
+    from framework.serve.threads import Threads
+    from framework.stores.run_log import LoggedRun, RunLog
+
+_LOOK_SECONDS = 2.0
+_HELD_SECONDS = 1800.0
+"""So long one process tries; after its death another one does."""
+_PAUSES = (0.0, 1.0, 5.0, 30.0, 120.0, 600.0)
+_TIMEOUT_SECONDS = 10.0
+_AT_ONCE = 4
+_GONE = 410
+
+
+class Webhook:
+    """Posts each new question to an address, once, and again while that fails.
+
+    Args:
+        graph: A graph of ``build_graph`` with a saver.
+        threads: The threads, user by user.
+        log: The runs.
+        settings: How the server answers.
+
+    Raises:
+        ConfigurationError: The address cannot be used, or nobody knows the server's own.
+    """
+
+    def __init__(self, graph: Any, threads: Threads, log: RunLog, settings: ServeSettings) -> None:
+        assert settings.webhook is not None
+        self._settings: WebhookSettings = settings.webhook
+        self._base = (settings.base_url or "").rstrip("/")
+        parts = urlsplit(self._settings.url)
+        allowed = ("https", "http") if self._settings.private else ("https",)
+        if parts.scheme not in allowed or not parts.hostname or parts.username:
+            raise ConfigurationError(
+                f"serve.webhook.url is {self._settings.url!r}.",
+                fix="Give an https address; with 'private: true' also http, inside the house.",
+            )
+        if not self._base:
+            raise ConfigurationError(
+                "serve.webhook tells links, and nobody says where people reach the server.",
+                fix="Set serve.base_url.",
+            )
+        rows = rows_of(graph.checkpointer)
+        self._cells: Cells = cells_of(rows) if rows is not None else MemoryCells(10_000)
+        self._clock: Clock = graph.services.clock
+        self._saver, self._threads, self._log = graph.checkpointer, threads, log
+        self._kept = settings.keep_runs_days * 86_400
+        self._key = _key(self._settings.secret.get_secret_value())
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._told: set[str] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Tell of questions inside the block."""
+        looking = asyncio.create_task(self._serve())
+        try:
+            yield
+        finally:
+            tasks = [looking, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _serve(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except CapgraphError as exc:
+                get_logger("serve", "webhook").warning("Questions were not looked for: %s", exc)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Begin to tell of the questions that nobody was told of."""
+        waiting = {run.run_id: run for run in await self._log.waiting_runs()}
+        self._told &= waiting.keys()
+        for run_id in waiting.keys() - self._told - self._tasks.keys():
+            self._tasks[run_id] = asyncio.create_task(self._tell(waiting[run_id]))
+
+    async def _tell(self, run: LoggedRun) -> None:
+        try:
+            await self._tell_of(run)
+            self._told.add(run.run_id)
+        except CapgraphError as exc:
+            get_logger("serve", "webhook").warning("Nobody was told of a question: %s", exc)
+        finally:
+            del self._tasks[run.run_id]
+
+    async def _tell_of(self, run: LoggedRun) -> None:
+        config: Any = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+        found = await self._saver.aget_tuple(config)
+        asked = open_questions(found) if found is not None else {}
+        async with self._slots:
+            for key, value in asked.items():
+                question = question_of(run.thread_id, key, value)
+                name = f"webhook/{question['question_id']}"
+                if await self._claim(name, _HELD_SECONDS):
+                    await self._send(self.message(run, question), question["question_id"])
+                    await self._claim(name, self._kept, again=True)
+
+    async def _claim(self, name: str, seconds: float, *, again: bool = False) -> bool:
+        """Take a question for a time; tells whether nobody else had it."""
+
+        def change(value: Any, now: float) -> tuple[Any, float, bool]:
+            if value is not None and value > now and not again:
+                return value, value - now, False
+            return now + seconds, seconds, True
+
+        return await self._cells.achange(name, change, self._clock)
+
+    def message(self, run: LoggedRun, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is told of a question; nothing that the thread holds unless the settings say so."""
+        thread = run.thread_id.removeprefix(self._threads.owner_of(run.thread_id))
+        told = {
+            "type": "question",
+            "question_id": question["question_id"],
+            "link": f"{self._base}/?thread={quote(thread, safe='')}",
+        }
+        if self._settings.content:
+            named = ("context_key", "capability", "description", "reason")
+            steps = question.get("steps") or []
+            told["steps"] = [{name: step.get(name) for name in named} for step in steps]
+            told["user"] = run.request["caller"]["user_id"]
+        return told
+
+    async def _send(self, message: Mapping[str, Any], name: str) -> None:
+        body = json.dumps(message).encode()
+        for pause in _PAUSES:
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads tries
+            try:
+                status = await self._post(body, name)
+            except (OSError, CapgraphError) as exc:
+                problem = str(exc)
+            else:
+                if 200 <= status < 300:
+                    return
+                problem = f"HTTP {status}"
+                if status == _GONE:
+                    break
+        get_logger("serve", "webhook").error("Nobody was told of %s: %s", name, problem)
+
+    async def _post(self, body: bytes, name: str) -> int:
+        """Send a message, to an address that was looked at; redirects are not followed.
+
+        Raises:
+            OSError: It cannot be reached.
+            ConfigurationError: It is inside the house, and the settings do not allow that.
+        """
+        import httpx
+
+        url = httpx.URL(self._settings.url)
+        address = await self._address(url.host, url.port or (443 if url.scheme == "https" else 80))
+        now = str(int(time.time()))
+        signed = hmac.digest(self._key, f"{name}.{now}.".encode() + body, hashlib.sha256)
+        headers = {
+            "host": url.netloc.decode(),
+            "content-type": "application/json",
+            "webhook-id": name,
+            "webhook-timestamp": now,
+            "webhook-signature": f"v1,{base64.b64encode(signed).decode()}",
+        }
+        # The very address that was looked at: a name may mean another one a moment later.
+        at, told = url.copy_with(host=address), {"sni_hostname": url.host}
+        try:
+            async with (
+                httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_SECONDS) as client,
+                client.stream("POST", at, content=body, headers=headers, extensions=told) as got,
+            ):
+                return got.status_code
+        except httpx.HTTPError as exc:
+            raise OSError(f"{type(exc).__name__}: {exc}") from exc
+
+    async def _address(self, host: str, port: int) -> str:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(one[4][0]) for one in found]
+        inside = [one for one in addresses if not ipaddress.ip_address(one.split("%")[0]).is_global]
+        if inside and not self._settings.private:
+            raise ConfigurationError(
+                f"{host!r} is {inside[0]}, which is inside the house.",
+                fix="Set serve.webhook.private where that is meant.",
+            )
+        return addresses[0]
+
+
+def _key(secret: str) -> bytes:
+    """Return the key of a secret; ``whsec_`` and base64 as Standard Webhooks writes it, or any text."""
+    if not secret.startswith("whsec_"):
+        return secret.encode()
+    try:
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except binascii.Error as exc:
+        raise ConfigurationError(
+            "serve.webhook.secret begins with 'whsec_' and is no base64 behind it.",
+            fix="Give the secret as it was made, or any other text.",
+        ) from exc

@@ -1,0 +1,125 @@
+"""Files in the console: brought along with a message, and what steps made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.console_server import AXE, Served
+
+pytestmark = pytest.mark.may_block
+"""Playwright's loop runs in this thread; the server is another process."""
+
+AGENT = """
+name: load
+modules: [capabilities.contexts, capabilities.query_data, capabilities.plotting]
+given: [DATA_SOURCE]
+serve: {uploads: {folder: brought, max_file_bytes: 100000}}
+"""
+CSV = "time,load\n" + "".join(
+    f"2024-{month:02}-{day:02},{month * day}\n" for month in range(1, 13) for day in range(1, 29)
+)
+
+
+@pytest.fixture(scope="module")
+def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = Served(tmp_path_factory.mktemp("files"), agent=AGENT)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def brought(name: str, text: str = CSV) -> dict[str, Any]:
+    return {"name": name, "mimeType": "text/csv", "buffer": text.encode()}
+
+
+def ask(page: Any, text: str) -> None:
+    page.get_by_test_id("message-input").fill(text)
+    page.get_by_test_id("send").click()
+
+
+def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
+    page.get_by_test_id("attach").wait_for()
+    page.get_by_test_id("file-input").set_input_files([brought("load.csv"), brought("no.exe")])
+    uploads = page.get_by_test_id("upload")
+    uploads.and_(page.locator("[data-status=done]")).get_by_text("load.csv").wait_for()
+    failed = uploads.and_(page.locator("[data-status=failed]"))
+    assert "not taken" in failed.get_by_role("alert").inner_text()
+    failed.get_by_role("button", name="Leave out no.exe").click()
+    ask(page, "Plot the average load by month")
+    page.get_by_text("With load.csv").wait_for()
+    picture = page.get_by_test_id("plot").get_by_role("img")
+    picture.wait_for()
+    page.wait_for_function("() => document.querySelector('figure img').naturalWidth > 100")
+    rows = page.get_by_test_id("table")
+    rows.get_by_text("1 to 10 of 12").wait_for()
+    rows.get_by_role("button", name="Rows after").click()
+    rows.get_by_text("11 to 12 of 12").wait_for()
+    assert rows.get_by_role("row").count() == 3
+    for kind, start in {"table": b"month,", "plot": b"\x89PNG"}.items():
+        with page.expect_download() as download:
+            page.get_by_test_id(kind).get_by_test_id("download").click()
+        assert Path(download.value.path()).read_bytes().startswith(start)
+    page.get_by_test_id("plot").get_by_test_id("came-from").click()
+    detail = page.get_by_test_id("plan").locator("section.detail")
+    detail.get_by_text("plotting", exact=True).wait_for()
+    page.reload()
+    page.get_by_test_id("plot").wait_for()
+    page.get_by_text("With load.csv").wait_for()
+
+
+def test_a_file_is_dropped_onto_the_box(page: Any) -> None:
+    page.get_by_test_id("attach").wait_for()
+    held = page.evaluate_handle(
+        """text => {
+            const data = new DataTransfer();
+            data.items.add(new File([text], "dropped.csv", { type: "text/csv" }));
+            return data;
+        }""",
+        CSV,
+    )
+    page.dispatch_event("form.write", "drop", {"dataTransfer": held})
+    page.locator("[data-testid=upload][data-status=done]").wait_for()
+    ask(page, "What is the highest load?")
+    page.get_by_test_id("answer").get_by_text("336").first.wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 1360])
+def test_nothing_is_cut(browser: Any, served: Served, width: int) -> None:
+    context = served.logged_in(browser.new_context(viewport={"width": width, "height": 800}))
+    page = context.new_page()
+    page.goto(served.url)
+    page.get_by_test_id("file-input").set_input_files([brought(f"{'long' * 20}.csv")])
+    page.locator("[data-testid=upload][data-status=done]").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ask(page, "Plot the average load by month")
+    page.get_by_test_id("plot").wait_for()
+    page.get_by_test_id("table").get_by_text("1 to 10 of 12").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert (
+        page.evaluate("(n => n.scrollWidth - n.clientWidth)(document.querySelector('.log'))") <= 1
+    )
+    context.close()
+
+
+def test_axe_finds_nothing_serious(browser: Any, served: Served) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is missing: 'make browser' brings it where npm has a registry")
+    context = served.logged_in(browser.new_context(bypass_csp=True))
+    page = context.new_page()
+    page.goto(served.url)
+    page.get_by_test_id("attach").wait_for()
+    page.get_by_test_id("file-input").set_input_files([brought("load.csv"), brought("no.exe")])
+    page.locator("[data-testid=upload][data-status=done]").wait_for()
+    page.add_script_tag(path=str(AXE))
+    found = page.evaluate("() => axe.run()")["violations"]
+    ask(page, "Plot the average load by month")
+    page.get_by_test_id("table").get_by_text("1 to 10 of 12").wait_for()
+    found += page.evaluate("() => axe.run()")["violations"]
+    context.close()
+    serious = [one["id"] for one in found if one["impact"] in {"serious", "critical"}]
+    assert serious == []

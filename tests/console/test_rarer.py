@@ -1,0 +1,228 @@
+"""What a person meets more rarely: two people, unknown outcomes, other plans, waits, exports."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.serve.tokens import issue_token
+from tests.support.console_server import Served
+
+pytestmark = pytest.mark.may_block
+"""Playwright's loop runs in this thread; the server is another process."""
+
+AGENT = """
+name: more
+modules: [tests.support.console_more]
+permissions:
+  roles:
+    - {role: clerk, mode: full_access}
+"""
+
+
+@pytest.fixture(scope="module")
+def served(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("rarer")
+    os.environ["LAUNCHED"] = str(folder / "launched")
+    found = Served(folder, agent=AGENT.partition("permissions")[0])
+    try:
+        yield found
+    finally:
+        found.end()
+        del os.environ["LAUNCHED"]
+
+
+def opened(page: Any, served: Served, *steps: dict[str, Any]) -> str:
+    """Begin a plan in a thread of its own, and open that."""
+    thread = str(served.call("/api/threads", {})["thread_id"])
+    body = {"message": "Do it", "plan": {"steps": list(steps)}}
+    served.call(f"/api/threads/{thread}/runs", body)
+    page.goto(f"{served.url}/?thread={thread}")
+    return thread
+
+
+def status(page: Any, key: str, word: str) -> Any:
+    step = page.locator(f'[data-testid=step][data-key="{key}"][data-status={word}]')
+    step.wait_for(state="attached")
+    return step
+
+
+FIRST = {"context_key": "first", "capability": "base"}
+
+
+def test_another_plan_stands_beside_the_first_also_after_a_reload(page: Any) -> None:
+    page.get_by_test_id("message-input").fill("Ask the station for the weather")
+    page.get_by_test_id("send").click()
+    page.get_by_test_id("answer").get_by_text("fine").wait_for()
+    for _ in range(2):
+        plan = page.get_by_test_id("plan")
+        plan.get_by_role("button", name="Version 1").click()
+        for version in (1, 2):
+            plan.get_by_role("heading", name=f"Version {version}").wait_for()
+        assert plan.locator("[data-key=weather][data-status=failed]").count() == 1
+        assert plan.locator("[data-key=weather][data-status=done]").count() == 1
+        page.reload()
+
+
+def test_a_wait_is_shown_and_goes_on(page: Any, served: Served) -> None:
+    step = {**FIRST, "wait_for": {"key": "go", "within": "1h"}}
+    thread = opened(page, served, step)
+    for _ in range(2):
+        status(page, "first", "waits").click()
+        page.get_by_test_id("plan").locator("section.detail").get_by_text(
+            "go", exact=True
+        ).wait_for()
+        page.reload()
+    served.call(f"/api/threads/{thread}/signals/go", {"value": 1})
+    status(page, "first", "done")
+
+
+def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> None:
+    opened(
+        page,
+        served,
+        {"context_key": "weather", "capability": "satellite", "look_again": True},
+        {
+            "context_key": "each",
+            "capability": "one_day",
+            "for_each": {"of": "weather.days"},
+            "parameters": {"day": {"$from": "item"}},
+        },
+        {**FIRST, "when": {"of": "weather.words", "is": "==", "than": "bad"}},
+    )
+    each = status(page, "each", "done")
+    assert "3 / 3" in each.inner_text()
+    assert "each" in each.get_attribute("class")
+    assert "if" in status(page, "first", "skipped").get_attribute("class")
+    status(page, "weather", "done").click()
+    page.get_by_test_id("plan").get_by_text("Looks again").wait_for()
+
+
+LAUNCH = {"context_key": "go", "capability": "launch", "parameters": {"amount": 3}}
+
+
+def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served) -> None:
+    Path(os.environ["LAUNCHED"]).touch()
+    thread = opened(page, served, LAUNCH)
+    page.get_by_label("Allow for this thread from now on").check()
+    page.get_by_test_id("approve").click()
+    status(page, "go", "done")
+    served.call(
+        f"/api/threads/{thread}/runs", {"plan": {"steps": [{**LAUNCH, "context_key": "two"}]}}
+    )
+    status(page, "two", "done")
+    assert page.get_by_test_id("question").count() == 0
+    Path(os.environ["LAUNCHED"]).unlink()
+
+
+def test_an_answer_instead_ends_the_question(page: Any, served: Served) -> None:
+    thread = opened(page, served, LAUNCH)
+    page.get_by_test_id("reason").fill("do it yourself")
+    page.get_by_role("button", name="Answer instead").click()
+    page.get_by_test_id("question").wait_for(state="detached")
+    page.get_by_test_id("answer").get_by_text("do it yourself").wait_for()
+    assert served.call(f"/api/threads/{thread}")["outcome"] != "waiting"
+
+
+def test_what_nobody_knows_is_asked_with_what_is_known(page: Any, served: Served) -> None:
+    thread = opened(page, served, LAUNCH)
+    page.get_by_test_id("approve").click()
+    status(page, "go", "running")
+    page.wait_for_timeout(500)
+    assert Path(os.environ["LAUNCHED"]).exists()
+    served.kill()
+    served.begin()
+    served.logged_in(page.context)
+    page.goto(f"{served.url}/?thread={thread}")
+    page.get_by_text("Nobody knows whether this happened.").wait_for(timeout=90_000)
+    question = page.get_by_test_id("question")
+    assert "The outside knows it by the key" in question.inner_text()
+    question.get_by_role("button", name="It happened").click()
+    status(page, "go", "done")
+
+
+def test_a_message_is_asked_again(page: Any) -> None:
+    page.get_by_test_id("message-input").fill("Make the first report")
+    page.get_by_test_id("send").click()
+    page.get_by_test_id("answer").wait_for()
+    again = page.get_by_role("button", name="Ask again")
+    again.wait_for()
+    again.click()
+    page.get_by_test_id("answer").nth(1).wait_for()
+    said = page.locator("[data-testid=message][data-role=user]")
+    assert (
+        said.all_inner_texts()[0].splitlines()[1:2] == said.all_inner_texts()[1].splitlines()[1:2]
+    )
+
+
+def test_a_thread_is_filtered_exported_and_forked_at_an_answer(page: Any, served: Served) -> None:
+    opened(page, served, FIRST)
+    page.get_by_test_id("answer").wait_for()
+    page.get_by_text("Actions").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    assert json.loads(Path(download.value.path()).read_text())["messages"]
+    page.get_by_label("Outcome").select_option("completed")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-testid=thread] [data-outcome]')]"
+        ".every(one => one.dataset.outcome === 'completed')"
+    )
+    before = page.url
+    page.get_by_test_id("message").last.get_by_role("button", name="Fork").click()
+    page.wait_for_function("url => location.href !== url", arg=before)
+    page.get_by_test_id("answer").wait_for()
+
+
+def test_two_people_agree_and_are_notified(browser: Any, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+    names = {name: issue_token(tokens, name, role="clerk") for name in ("ann", "bob")}
+    server = Served(tmp_path, auth=tokens, agent=AGENT)
+    pages = {}
+    try:
+        for name, token in names.items():
+            context = browser.new_context(permissions=["notifications"])
+            page = pages[name] = context.new_page()
+            page.goto(server.url)
+            page.get_by_test_id("token-input").fill(token)
+            page.get_by_test_id("login").click()
+            page.get_by_test_id("message-input").wait_for()
+        ann, bob = pages.values()
+        ann.get_by_test_id("message-input").fill("Pay")
+        ann.get_by_test_id("send").click()
+        ann.get_by_test_id("question").get_by_text(
+            "2 people have to agree; so far nobody"
+        ).wait_for()
+        ann.get_by_test_id("approve").click()
+        ann.get_by_test_id("question").get_by_text("2 people have to agree; so far ann.").wait_for()
+        bob.get_by_role("tab", name="Inbox").click()
+        question = bob.get_by_test_id("inbox").get_by_test_id("question")
+        question.get_by_text("2 people have to agree; so far ann.").wait_for()
+        assert bob.title().startswith("(1)")
+        question.get_by_test_id("approve").click()
+        question.wait_for(state="detached")
+        ann.get_by_test_id("answer").wait_for()
+    finally:
+        for page in pages.values():
+            page.context.close()
+        server.end()
+
+
+def test_who_agreed_is_notified_by_the_system(page: Any, served: Served) -> None:
+    page.add_init_script(
+        "window.told = []; window.Notification = class { static permission = 'granted';"
+        " constructor(title, more) { window.told.push([title, more.body]); } };"
+        "Object.defineProperty(document, 'hidden', { get: () => true });"
+    )
+    page.goto(served.url)
+    page.get_by_test_id("threads").wait_for()
+    thread = served.run_plan({"steps": [LAUNCH]})
+    page.wait_for_function("() => window.told.length > 0", timeout=60_000)
+    assert page.evaluate("window.told[0]") == ["capgraph asks", "Launch."]
+    assert page.title().startswith("(")
+    [question] = served.call(f"/api/questions?thread_id={thread}")["items"]
+    served.call(f"/api/questions/{question['question_id']}", {"answer": "reject"})

@@ -1,0 +1,111 @@
+"""What ``compile()`` gives serves callers without an event loop as those with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
+
+from framework import bind
+from framework.agents import (
+    ChainOfThoughtAgent,
+    DebateOrchestrator,
+    PipelineOrchestrator,
+    PlanExecuteAgent,
+    ReActAgent,
+    ReflexionAgent,
+)
+from framework.testing import ScriptedModel
+from framework.workflows import (
+    DAGWorkflow,
+    EventDrivenWorkflow,
+    StateMachineWorkflow,
+    WorkflowEdge,
+    WorkflowNode,
+)
+from tests.support.agents import SUM, add
+
+
+async def up(task: str) -> str:
+    return task.upper()
+
+
+async def ask(task: str) -> str:
+    return f"{task}: {interrupt('Well?')}"
+
+
+def scripted(*answers: Any) -> ScriptedModel:
+    return ScriptedModel(responses=list(answers))
+
+
+def events() -> EventDrivenWorkflow:
+    flow = EventDrivenWorkflow(terminal_event="done")
+    flow.on("task", up, gives="done")
+    return flow
+
+
+FORMS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "react": (lambda: ReActAgent(scripted(*SUM), tools=[add]), "It is 4."),
+    "bound": (lambda: ReActAgent(scripted(*SUM), tools=[add], services=bind([])), "It is 4."),
+    "plan": (lambda: PlanExecuteAgent(scripted('["Say 4"]', "4")), "4"),
+    "reflexion": (
+        lambda: ReflexionAgent(ReActAgent(scripted("It is 4.", "YES"))),
+        "It is 4.",
+    ),
+    "thought": (lambda: ChainOfThoughtAgent(scripted("<thinking>hm</thinking> 4")), "4"),
+    "row": (lambda: PipelineOrchestrator([up, up]), "GO"),
+    "debate": (
+        lambda: DebateOrchestrator(
+            [up], synthesis_gateway=scripted("All say GO."), debate_rounds=0
+        ),
+        "All say GO.",
+    ),
+    "dag": (
+        lambda: DAGWorkflow(
+            [WorkflowNode("a", up), WorkflowNode("b", up)], [WorkflowEdge("a", "b")]
+        ),
+        "GO",
+    ),
+    "states": (lambda: StateMachineWorkflow({"a": up}, {"a": [(None, "z")]}, "a", {"z"}), "GO"),
+    "events": (events, "GO"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_invoked_and_streamed_without_a_loop(form: str) -> None:
+    make, said = FORMS[form]
+    assert make().compile().invoke({"task": "go"})["output"] == said
+    *_, last = make().compile().stream({"task": "go"}, stream_mode="values")
+    assert last["output"] == said
+
+
+@pytest.mark.may_block
+async def test_also_where_a_loop_is_running() -> None:
+    assert DAGWorkflow([WorkflowNode("a", up)]).compile().invoke({"task": "go"})["output"] == "GO"
+
+
+@pytest.mark.parametrize("form", ["row", "dag"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_question_is_answered_from_a_synchronous_call(form: str, inside: bool) -> None:
+    make = {
+        "row": lambda: PipelineOrchestrator([ask]),
+        "dag": lambda: DAGWorkflow([WorkflowNode("a", ask)]),
+    }[form]
+    config: Any = {"configurable": {"thread_id": "1"}}
+    if not inside:
+        graph = make().compile(InMemorySaver())
+    else:  # a node of a plain graph of LangGraph's
+
+        class State(TypedDict):
+            task: str
+            output: str
+
+        builder = StateGraph(State).add_node("ours", make().compile())
+        graph = builder.add_edge(START, "ours").compile(InMemorySaver())
+    asked = graph.invoke({"task": "go"}, config)["__interrupt__"]
+    assert {one.value for one in asked} == {"Well?"}  # of a nested task LangGraph tells it twice
+    assert graph.invoke(Command(resume="yes"), config)["output"] == "go: yes"

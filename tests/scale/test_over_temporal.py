@@ -1,0 +1,176 @@
+"""Whole turns over Temporal: what it is told, what it may lose, and what it may be away for."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import Client as Temporal
+
+from framework.base.errors import PersistenceError, ValidationError
+from framework.base.ports import Caller
+from framework.scale import Schedule
+from framework.scale.schedules import Schedules
+from tests.faults.databases import Server as Database
+from tests.scale import toys
+from tests.scale.crew import FILL, LEASE, READ, VALVE, Crew
+from tests.support.sweeps import LONG
+from tests.support.temporal_server import Server
+
+pytestmark = [pytest.mark.service, pytest.mark.may_block]
+ROOT = Path(__file__).parents[2]
+SECRET = "The code of the safe is 4711. "
+
+
+@pytest.fixture
+def crew(
+    server: Database, temporal_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Crew:
+    made = Crew(tmp_path, server, "temporal", temporal_server.address)
+    monkeypatch.setattr(toys, "LOG", made.log)
+    monkeypatch.setattr(toys, "GATE", made.gate)
+    made.log.touch()
+    return made
+
+
+async def _forget(client: Temporal, thread: str) -> None:
+    execution = WorkflowExecution(workflow_id=f"capgraph/{thread}")
+    await client.workflow_service.delete_workflow_execution(
+        DeleteWorkflowExecutionRequest(namespace="default", workflow_execution=execution)
+    )
+
+
+async def test_temporal_is_told_no_word_of_a_thread(crew: Crew) -> None:
+    thread, timed = crew.named("t"), crew.named("s")
+    plan = {"steps": [{**READ["steps"][0], "task_objective": SECRET * 10_000}]}
+    temporal = await Temporal.connect(str(crew.temporal))
+    async with crew.client() as client, crew.worker():
+        schedules = Schedules(client.graph.checkpointer)
+        daily = Schedule(crew.mark, "0 7 * * *", SECRET, timed)
+        await schedules.add(daily, client.engine)
+        await client.submit(thread, plan=plan, caller=Caller("ann"))
+        await temporal.get_schedule_handle(f"capgraph/{crew.mark}").trigger()
+        await crew.until(lambda: client.log.of_thread(timed))
+        await crew.over(client, thread, timed)
+        assert await schedules.all() == [daily]
+        assert await schedules.remove(crew.mark, client.engine)
+        assert not await schedules.remove(crew.mark, client.engine)
+    seen = []
+    async for workflow in temporal.list_workflows():
+        if crew.mark in workflow.id:
+            handle = temporal.get_workflow_handle(workflow.id, run_id=workflow.run_id)
+            seen.append((await handle.fetch_history()).to_json())
+    assert len(seen) >= 3
+    assert all("4711" not in history and "ann" not in history for history in seen)
+    assert max(map(len, seen)) < 65_536
+
+
+async def test_histories_may_be_deleted(crew: Crew) -> None:
+    asks, waits, runs = crew.named("a"), crew.named("w"), crew.named("r")
+    temporal = await Temporal.connect(str(crew.temporal))
+    async with crew.client() as client:
+        async with crew.worker():
+            await client.submit(asks, plan=VALVE)
+            question = await crew.asked(client, asks)
+            await client.submit(runs, plan=FILL)
+            await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
+            for thread in (asks, runs):
+                await _forget(temporal, thread)
+            await asyncio.sleep(1.5 * LEASE)  # the server has said that nobody needs this turn
+            crew.gate.touch()
+            assert await client.answer(asks, question, "approve")
+            assert await crew.over(client, asks, runs) == ["completed", "completed"]
+        await client.submit(waits, plan=READ)
+        await _forget(temporal, waits)
+        async with crew.worker():
+            assert await crew.over(client, waits) == ["completed"]
+    assert [line.split()[0] for line in crew.notes()].count("fill") == 1
+    assert [line.split()[0] for line in crew.notes()].count("opened") == 1
+
+
+@pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
+@pytest.mark.parametrize("alone", [True, False], ids=["temporal", "both"])
+async def test_temporal_may_be_away_for_half_a_minute(
+    crew: Crew, temporal_server: Server, server: Database, alone: bool
+) -> None:
+    runs, later = crew.named("r"), crew.named("l")
+    async with crew.client() as client, crew.worker():
+        await client.submit(runs, plan=FILL)
+        await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
+        temporal_server.stop()
+        asked = asyncio.create_task(client.submit(later, plan=READ))
+        await asyncio.sleep(1)
+        if not alone:
+            server.stop()
+        try:
+            await asyncio.sleep(30)
+            crew.gate.touch()
+        finally:
+            if not alone:
+                server.start()
+            temporal_server.start()
+        await asked
+        assert await crew.over(client, runs, later) == ["completed", "completed"]
+    assert [line.split()[0] for line in crew.notes()].count("fill") == 1
+
+
+@pytest.mark.skipif(not LONG, reason="takes long (LONG_TESTS=1)")
+async def test_a_server_that_is_away_says_nothing_on_stdout(
+    crew: Crew, temporal_server: Server
+) -> None:
+    with crew:
+        worker = crew.start()
+        async with crew.client() as client:
+            await client.submit(crew.named("t"), plan=FILL)
+        await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
+        temporal_server.stop()
+        try:
+            await crew.until(lambda: "retried" in crew.errors())
+        finally:
+            temporal_server.start()
+        crew.gate.touch()
+        assert crew.end(worker) == 143
+        assert worker.stdout is not None
+        assert worker.stdout.read() == ""
+
+
+async def test_an_engine_that_is_not_there_is_told_apart(crew: Crew) -> None:
+    crew.temporal = "127.0.0.1:9"
+    with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached: Conn"):
+        async with crew.client():
+            pass
+
+
+async def test_a_thread_whose_name_temporal_does_not_take_is_refused(crew: Crew) -> None:
+    thread = crew.named("long" * 1000)
+    async with crew.client() as client:
+        with pytest.raises(ValidationError, match="Temporal refuses it"):
+            await client.submit(thread, plan=READ)
+        assert not await client.log.open_of(thread)
+
+
+def test_a_missing_extra_names_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["temporalio"] = None
+import asyncio
+from framework import build_graph
+from framework.scale import open_engine
+
+async def main():
+    async with open_engine("postgresql://localhost/x", graph=build_graph([]), engine="temporal"):
+        pass
+
+try:
+    asyncio.run(main())
+except ImportError as exc:
+    print(exc)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert "pip install 'capgraph[temporal]'" in done.stdout, done.stderr

@@ -1,0 +1,182 @@
+"""Workers of a step, or of its turn, are killed, or frozen past a lease, at every instant of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework import build_graph
+from framework.scale import Client, open_engine
+from tests.faults.databases import postgres
+from tests.scale import step_worker
+from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
+from tests.support.remote_steps import plan, thread, until
+from tests.support.sweeps import LONG, sample
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ["postgres", "temporal"]
+PLACES = [*product(["gpu"], INSTANTS), *product(["turns"], TURNS_INSTANTS)]
+KILLS = list(product(ENGINES, ["once", "none", "idempotent"], PLACES)) * (7 if LONG else 1)
+FREEZES = list(
+    product(
+        ENGINES,
+        [
+            *product(["gpu"], ["begin<", "begin>", "claim>", "effect<", "effect>", "result<"]),
+            *product(["turns"], ["open<", "open>", "read>"]),
+        ],
+    )
+)
+STEPS = (("f", "grab"), ("m", "segment", {"inputs": [{"FRAME": "f"}]}))
+_numbers = count()
+
+pytestmark = [pytest.mark.service, pytest.mark.may_block, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Any]:
+    with postgres() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """The process of which workers are forked."""
+    command = [sys.executable, "-m", "tests.scale.step_worker"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+@dataclass
+class Scene:
+    """What asks for a turn, and what starts workers of a queue."""
+
+    client: Client
+    start: Callable[..., int]
+
+    async def ended(self, name: str) -> Any:
+        """Wait for a thread, and answer as somebody does who looks whether the effect happened."""
+        while True:
+            await asyncio.sleep(0.05)
+            found = await self.client.status(name)
+            if found.status in ("queued", "running", "unfinished"):
+                continue
+            for question in found.questions:
+                said: Any = "rerun"
+                if notes("acted"):
+                    said = {"decision": "done", "outputs": {"MASK": {"of": 7}}}
+                await self.client.answer(name, question, {"m": said})
+            if not found.questions:
+                return (await self.client.graph.aget_state(thread(name))).values
+
+
+@pytest.fixture
+def make(
+    request: pytest.FixtureRequest,
+    database: Any,
+    nursery: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    pids: list[int] = []
+
+    @asynccontextmanager
+    async def made(engine: str, effect: str) -> AsyncIterator[Scene]:
+        url = database.database()
+        where = request.getfixturevalue("temporal_server").address if engine == "temporal" else ""
+        monkeypatch.setattr(step_worker, "LOG", tmp_path / "log")
+
+        def start(queue: str, instant: str = "", how: str = "") -> int:
+            said = {"url": url, "engine": engine, "address": where, "effect": effect}
+            said |= {"log": str(tmp_path / "log"), "machine": f"m{next(_numbers)}"}
+            said |= {"queue": queue, "instant": instant, "how": how}
+            nursery.stdin.write(json.dumps(said) + "\n")
+            nursery.stdin.flush()
+            pids.append(int(nursery.stdout.readline()))
+            return pids[-1]
+
+        graph = build_graph(capabilities(effect), settings=step_worker.settings())
+        options = {"engine": engine, "temporal": where}
+        async with open_engine(url, graph=graph, **options) as client:
+            yield Scene(client, start)
+
+    yield made
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _is_reached(effect: str, instant: str) -> bool:
+    """Tell whether a step passes an instant: only what acts once has a record of its end."""
+    if effect == "once":
+        return True
+    return instant[:-1] not in ("effect", "written") and (effect, instant) != ("none", "claim>")
+
+
+@pytest.mark.parametrize(("engine", "effect", "place"), sample(KILLS, 2))
+async def test_a_killed_worker_costs_no_step_and_repeats_no_effect(
+    make: Any, engine: str, effect: str, place: tuple[str, str]
+) -> None:
+    queue, instant = place
+    other = {"gpu": "turns", "turns": "gpu"}[queue]
+    async with make(engine, effect) as scene, asyncio.timeout(200):
+        scene.start(queue, instant, "SIGKILL")
+        scene.start(other)
+        name = f"t{next(_numbers)}"
+        await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
+        if _is_reached(effect, instant):
+            await until(lambda: notes("SIGKILL"), 60)
+        scene.start(queue)
+        state = await scene.ended(name)
+        assert state["capability_context_data"]["MASK"] == {"m": {"of": 7}}
+        assert state["execution_outcome"]["status"] == "completed"
+        if effect == "once" or queue == "turns" or instant in ("result>", "release<"):
+            assert len(notes("acted")) == 1
+
+
+@pytest.mark.parametrize(("engine", "place"), sample(FREEZES, 1))
+async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
+    make: Any, engine: str, place: tuple[str, str]
+) -> None:
+    queue, instant = place
+    other = {"gpu": "turns", "turns": "gpu"}[queue]
+    async with make(engine, "once") as scene, asyncio.timeout(200):
+        frozen = scene.start(queue, instant, "SIGSTOP")
+        scene.start(other)
+        name = f"t{next(_numbers)}"
+        await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
+        await until(lambda: notes("SIGSTOP"), 60)
+        scene.start(queue)
+        state = await scene.ended(name)
+        os.kill(frozen, signal.SIGCONT)
+        await asyncio.sleep(TTL)
+        assert state["execution_outcome"]["status"] == "completed"
+        assert len(notes("acted")) == 1
+
+
+@pytest.mark.parametrize("engine", sample(ENGINES, 1))
+async def test_a_stop_reaches_the_step_of_another_worker(make: Any, engine: str) -> None:
+    async with make(engine, "none") as scene, asyncio.timeout(100):
+        scene.start("gpu", "work<", "hang")
+        scene.start("turns")
+        name = f"t{next(_numbers)}"
+        await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
+        await until(lambda: notes("hang"), 60)
+        await scene.client.stop(name)
+        await until(lambda: notes("let go"), 60)
+        while (await scene.client.status(name)).status != "stopped":
+            await asyncio.sleep(0.05)
+        assert notes("acted") == []

@@ -1,0 +1,208 @@
+"""What open_engine promises: turns in order, answers taken once, events by number, stops."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from framework.base.errors import (
+    ConfigurationError,
+    PersistenceError,
+    ValidationError,
+)
+from framework.base.ports import Caller
+from framework.scale import Client, TurnOrder, list_workers, open_engine
+from framework.scale.advance import advance
+from framework.stores import rows_of, waiting_questions
+from tests.scale import toys
+from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
+
+# Notes are read and written in files of the test.
+pytestmark = pytest.mark.may_block
+
+
+@pytest.fixture(autouse=True)
+def _notes_are_kept_here(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toys, "LOG", crew.log)
+    monkeypatch.setattr(toys, "GATE", crew.gate)
+
+
+async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
+    thread, other = crew.named("t"), crew.named("o")
+    async with crew.client() as client, crew.worker() as worker:
+        first = await client.submit(thread, plan=FILL, caller=Caller("ann"))
+        second = await client.submit(thread, plan=READ)
+        await client.submit(other, plan=READ)
+        assert await crew.over(client, other) == ["completed"]
+        assert (await client.status(thread)).status == "running"
+        crew.gate.touch()
+        events = await told(client, thread, 2)
+        assert await crew.over(client, thread) == ["completed"]
+        numbers = [event["seq"] for event in events]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert [one["runId"] for one in events if one["type"] == "RUN_STARTED"] == [first, second]
+        assert all(event["threadId"] == thread for event in events)
+        assert events[-1]["result"]["status"] == "completed"
+        again = await told(client, thread, 2)
+        assert again == events
+        # A client that comes back again and again misses nothing.
+        found: list[dict[str, Any]] = []
+        while len(found) < len(events):
+            async for event in client.events(thread, after=found[-1]["seq"] if found else 0):
+                found.append(event)
+                if len(found) % 2 == 0 or len(found) == len(events):
+                    break
+        assert found == events
+        rows = rows_of(client.graph.checkpointer)
+        assert rows is not None
+        assert [one.id for one in await list_workers(rows)] == [worker.id]
+    assert [line.split()[0] for line in crew.notes() if "f" in line] == ["fill", "filled"]
+
+
+async def test_answers_are_taken_once_and_wait_for_a_worker(crew: Crew) -> None:
+    thread, other = crew.named("t"), crew.named("o")
+    async with crew.client() as client:
+        async with crew.worker():
+            await client.submit(thread, plan=VALVE)
+            await client.submit(other, plan=VALVE)
+            question, foreign = await crew.asked(client, thread), await crew.asked(client, other)
+            later = await client.submit(thread, plan=READ)
+            assert await client.answer(thread, question, {"v": {"decision": "what"}})
+            # What does not fit leaves it open; the further turn waits all the while.
+            await crew.until(lambda: _asks_again(client, thread))
+            assert (await client.log.get(later)).status == "queued"  # type: ignore[union-attr]
+            assert (await client.status(thread)).status == "waiting"
+        assert len(await waiting_questions(client.graph.checkpointer)) == 2
+        question = await crew.asked(client, thread)
+        taken = await asyncio.gather(
+            client.answer(thread, question, "approve", Caller("ann")),
+            client.answer(thread, question, "reject", Caller("bob")),
+            client.answer(thread, foreign, "approve"),
+            client.answer(crew.named("none"), question, "approve"),
+        )
+        assert sorted(taken) == [False, False, False, True]
+        assert (await client.status(thread)).status == "queued"
+        assert not await client.answer(thread, question, "approve")
+        async with crew.worker():
+            assert await crew.over(client, thread) == ["completed"]
+            assert not await client.answer(thread, question, "approve")
+            assert await crew.over(client, thread, other) == ["completed", "waiting"]
+    opened = [line for line in crew.notes() if line.startswith("opened")]
+    assert len(opened) == taken[0]
+
+
+async def _asks_again(client: Client, thread: str) -> bool:
+    found = (await client.status(thread)).questions.values()
+    return any(one.get("problems") for one in found)
+
+
+async def test_what_waits_or_runs_is_stopped(crew: Crew) -> None:
+    asks, waits, runs = crew.named("a"), crew.named("w"), crew.named("r")
+    async with crew.client() as client:
+        await client.submit(waits, plan=READ)
+        assert (await client.status(waits)).status == "queued"
+        await client.stop(waits)
+        assert (await client.status(waits)).status == "stopped"
+        async with crew.worker():
+            await client.submit(asks, plan=VALVE)
+            await client.submit(runs, plan=FILL)
+            await client.submit(runs, plan=READ)
+            question = await crew.asked(client, asks)
+            await client.stop(asks)
+            assert (await client.status(asks)).status == "stopped"
+            assert not await client.answer(asks, question, "approve")
+            await crew.until(lambda: any(line.startswith("fill") for line in crew.notes()))
+            await client.stop(runs)
+            assert await crew.over(client, runs) == ["stopped"]
+            assert [run.status for run in await client.log.of_thread(runs)] == ["stopped"] * 2
+            assert "filled" not in crew.notes()
+            # What is stopped may be asked anew.
+            await client.submit(runs, plan=READ)
+            assert await crew.over(client, runs, waits) == ["completed", "stopped"]
+
+
+async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
+    thread = crew.named("t")
+    async with crew.client() as client:
+        run = await client.submit(thread, plan=READ)
+        assert await client.submit(thread, plan=READ, run_id=run) == run
+        order = TurnOrder(thread, run)
+        reports = [await advance(client.graph, order, log=client.log) for _ in range(3)]
+        assert [dict(report.ended) for report in reports] == [{run: "completed"}, {}, {}]
+        async with crew.worker():
+            await client.engine.submit(order)
+            await client.engine.submit(order)
+            await client.submit(thread, plan=READ)
+            await crew.over(client, thread)
+    assert crew.notes() == ["read", "read"]
+
+
+async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path) -> None:
+    async with crew.client() as client:
+        for wrong in ({}, {"message": "a", "plan": READ}, {"message": " "}, {"plan": {"no": 1}}):
+            with pytest.raises(ValidationError):
+                await client.submit("t", **wrong)  # type: ignore[arg-type]
+        for missing in (client.status("none"), client.stop("none"), client.signal("none", "k")):
+            with pytest.raises(PersistenceError, match="no thread"):
+                await missing
+        assert not await client.log.open_of("t")
+    with pytest.raises(ConfigurationError, match="share over the network"):
+        async with open_engine(f"sqlite:///{tmp_path / 't.db'}", graph=tank()):
+            pass
+    with pytest.raises(ConfigurationError, match="no engine 'rabbit'"):
+        async with open_engine(crew.url, graph=tank(), engine="rabbit"):
+            pass
+
+
+async def test_signals_and_times_wake_threads(crew: Crew) -> None:
+    event, clock = crew.named("e"), crew.named("c")
+    read = step("a", "read_level")
+    at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    async with crew.client() as client:
+        async with crew.worker():
+            await client.submit(event, plan={"steps": [{**read, "wait_for": "paid"}]})
+            await client.submit(clock, plan={"steps": [{**read, "wait_until": at}]})
+            assert await crew.over(client, event) == ["waiting"]
+            await client.submit(event, plan=READ)
+            assert (await client.status(event)).status == "waiting"
+            assert not await client.signal(event, "unknown")
+            assert await crew.over(client, clock) in (["waiting"], ["completed"])
+            await crew.until(lambda: _is_completed(client, clock))
+        # It is kept while no worker lives, and sent twice it is the same one.
+        assert await client.signal(event, "paid", {"amount": 3}, Caller("ann"))
+        await client.signal(event, "paid", {"amount": 3})
+        assert (await client.status(event)).status == "queued"
+        async with crew.worker():
+            assert await crew.over(client, event) == ["completed"]
+            assert [run.status for run in await client.log.of_thread(event)].count("completed") == 2
+    assert crew.notes() == ["read"] * 3
+
+
+async def _is_completed(client: Client, thread: str) -> bool:
+    return (await client.status(thread)).status == "completed"
+
+
+async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
+    thread = crew.named("t")
+    gpu: Any = {"capabilities": {"fill_tank": {"queue": "gpu"}}}
+    crew.gate.touch()
+    async with crew.client(**gpu) as client, crew.worker(**gpu):
+        await client.submit(thread, plan=FILL, caller="ann")
+        await crew.until(lambda: _waits_for(client, "gpu"))
+        assert crew.notes() == ["read"]
+        assert (await client.status(thread)).status == "running"
+        async with crew.worker("gpu", **gpu) as worker:
+            assert await crew.over(client, thread) == ["completed"]
+            rows = rows_of(client.graph.checkpointer)
+            assert rows is not None
+            found = {one.id: one.queues for one in await list_workers(rows)}
+            assert found[worker.id] == ["gpu"]
+    assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled"]
+
+
+async def _waits_for(client: Client, queue: str) -> bool:
+    return (await client.engine.waiting()).get(queue, 0) == 1

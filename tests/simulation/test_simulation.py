@@ -1,0 +1,114 @@
+"""Seeds, some hundreds of them: what holds in each, and that a mistake in what is tried is found.
+
+``SEED=17 SEEDS=1 pytest tests/simulation`` replays one; ``LONG_TESTS=1`` tries 100,000.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from framework.pipeline.journal import Journal
+from framework.stores.leases import Holder, Lease
+from tests.simulation.loop import Stuck, VirtualLoop
+from tests.simulation.world import Broken, SimLeases, live
+from tests.support.sweeps import LONG, SEED
+
+SEEDS = int(os.environ.get("SEEDS") or (100_000 if LONG else 200))
+PARTS = 100 if SEEDS >= 1000 else 2 if SEEDS > 1 else 1
+
+pytestmark = [pytest.mark.may_block, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """What goes wrong on purpose is not logged; nothing else is expected to be."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_that_may_not_happen_does(part: int) -> None:
+    first = SEED if SEEDS == 1 else SEED * 1_000_000
+    for seed in range(first + part, first + SEEDS, PARTS):
+        live(seed)
+
+
+def test_a_seed_is_the_same_again() -> None:
+    seed = next(n for n in range(100) if any("---" in line for line in live(n).trace))
+    assert live(seed).trace == live(seed).trace
+
+
+class AlwaysGranted(SimLeases):
+    """Gives a lease to whoever asks."""
+
+    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+        return True
+
+
+class NotLookedTwice(SimLeases):
+    """Takes a late lease at once."""
+
+    async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+        return await super()._is_gone(holder, claim) is not False
+
+
+class NeverConfirmed(SimLeases):
+    """Trusts for ever that it has what it had."""
+
+    def _is_sure(self, lease: Lease) -> bool:
+        return True
+
+    async def confirm(self, thread_id: str, *, ask: bool = True) -> None:
+        """Look nowhere."""
+
+
+@pytest.mark.parametrize("mistake", [AlwaysGranted, NotLookedTwice, NeverConfirmed])
+def test_a_mistake_in_the_leases_is_found(mistake: type[SimLeases]) -> None:
+    found = _found(leases=mistake)
+    assert found.startswith("seed ")
+    assert "Again: SEED=" in found
+
+
+def test_a_mistake_in_the_ledger_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody leaves word that an effect began."""
+    write = Journal.write
+
+    async def forgetful(self: Journal, key: str, record: dict[str, Any], **how: Any) -> None:
+        if record.get("status") != "begun":
+            await write(self, key, record, **how)
+
+    monkeypatch.setattr(Journal, "write", forgetful)
+    assert "times" in _found()
+
+
+def test_a_turn_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was never told to go on with what another one left."""
+    monkeypatch.setattr("tests.simulation.world.LAST", 300.0)
+
+    class Forever(SimLeases):
+        async def _is_gone(self, holder: Holder, claim: Holder) -> bool | None:
+            return False
+
+    assert "turns were lost" in _found(leases=Forever)
+
+
+def _found(most: int = 300, **options: Any) -> str:
+    for seed in range(most):
+        try:
+            live(seed, **options)
+        except Broken as exc:
+            return str(exc)
+    raise AssertionError(f"{most} seeds found nothing")
+
+
+def test_who_waits_for_nothing_is_stuck() -> None:
+    loop = VirtualLoop()
+    with pytest.raises(Stuck):
+        loop.run_until_complete(loop.create_future())
+    loop.close()
