@@ -32,7 +32,8 @@ from framework.stores.waits import open_waits, waits_of
 
 MARK = 24
 """So long is the part of a question's name that tells it from others of its thread."""
-_ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+"""Types of the event that ends a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ class Runner:
         if self.draining:
             return None
         told = await self._log.take_up(run)
-        if told and told[-1]["type"] in _ENDS:
+        if told and told[-1]["type"] in ENDS:
             # The process ended between the last event and the word of it.
             status = (told[-1].get("result") or {}).get("status", "failed")
             await self._log.end(run.run_id, status)

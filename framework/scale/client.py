@@ -25,7 +25,7 @@ from framework.engine.thread_lease import lend
 from framework.graph.signals import signal as send_signal
 from framework.langgraph_compat import answers_tried
 from framework.pipeline.run_config import configurable_of
-from framework.scale.advance import Runner, given_of, stopped
+from framework.scale.advance import ENDS, Runner, given_of, stopped
 from framework.scale.engine import Engine
 from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
@@ -242,8 +242,13 @@ class Client:
         async with aclosing(self.log.follow_thread(thread, after)) as pages:  # type: ignore[type-var]
             async for page in pages:
                 for seq, run_id, text in page:
-                    named = {"threadId": thread, "runId": run_id}
-                    yield {**named, **json.loads(text), "seq": seq}
+                    event = {"threadId": thread, "runId": run_id, **json.loads(text), "seq": seq}
+                    if event["type"] in ENDS:
+                        # Who hears of the end may ask at once how the run ended.
+                        async with aclosing(self.log.follow(run_id, seq)) as rest:  # type: ignore[type-var]
+                            async for _ in rest:
+                                pass
+                    yield event
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from framework.base.ports import Caller
 from framework.scale import Client, TurnOrder, list_workers, open_engine
 from framework.scale.advance import advance
 from framework.stores import rows_of, waiting_questions
+from framework.stores.run_log import RunLog
 from tests.scale import toys
 from tests.scale.crew import FILL, READ, VALVE, Crew, step, tank, told
 
@@ -61,6 +62,23 @@ async def test_turns_of_a_thread_follow_each_other(crew: Crew) -> None:
         assert rows is not None
         assert [one.id for one in await list_workers(rows)] == [worker.id]
     assert [line.split()[0] for line in crew.notes() if "f" in line] == ["fill", "filled"]
+
+
+async def test_who_hears_of_the_end_of_a_run_finds_it_ended(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = RunLog.end
+
+    async def late(log: RunLog, run_id: str, status: str) -> None:
+        await log.flush()
+        await asyncio.sleep(0.5)
+        await end(log, run_id, status)
+
+    monkeypatch.setattr(RunLog, "end", late)
+    async with crew.client() as client, crew.worker():
+        await client.submit(thread := crew.named("t"), plan=READ)
+        await told(client, thread, 1)
+        assert (await client.status(thread)).status == "completed"
 
 
 async def test_answers_are_taken_once_and_wait_for_a_worker(crew: Crew) -> None:
