@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from langchain_core.messages import convert_to_messages, messages_from_dict, messages_to_dict
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.types import Overwrite
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -35,6 +34,7 @@ from framework.state import AgentState, StateSchema
 from framework.stores import rows_of
 from framework.stores.history import whole
 from framework.stores.records import read_record
+from framework.stores.threads import thread_config
 from framework.stores.waits import signal_for
 from framework.telemetry.usage_book import usage_totals
 
@@ -198,7 +198,7 @@ async def record(
     >>> asyncio.run(main()).end.status
     'failed'
     """
-    if await saver.aget_tuple(_at(thread_id)) is None:
+    if await saver.aget_tuple(thread_config(thread_id)) is None:
         raise PersistenceError(
             f"There is no thread {thread_id!r}.", fix="See 'capgraph threads list'."
         )
@@ -230,7 +230,7 @@ async def _turns(
     saver: BaseCheckpointSaver[Any], thread_id: str
 ) -> AsyncIterator[list[CheckpointTuple]]:
     """Yield the checkpoints of each turn in their order, the last turn first."""
-    at = await saver.aget_tuple(_at(thread_id))
+    at = await saver.aget_tuple(thread_config(thread_id))
     seen: list[CheckpointTuple] = []
     while at is not None:
         seen.append(at)
@@ -238,10 +238,6 @@ async def _turns(
             yield seen[::-1]
             seen = []
         at = await saver.aget_tuple(at.parent_config) if at.parent_config else None
-
-
-def _at(thread_id: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
 
 
 async def _recording(

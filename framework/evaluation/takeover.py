@@ -38,7 +38,7 @@ from framework.registry import Registry
 from framework.state import AgentState, StateSchema, TurnView, load_context
 from framework.state.agent_state import fitting
 from framework.stores.history import know_channels, whole
-from framework.stores.threads import each_thread_id
+from framework.stores.threads import each_thread_id, thread_config
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -151,7 +151,7 @@ class _Thread:
         cls, saver: BaseCheckpointSaver[Any], thread: str, registry: Registry, settings: Settings
     ) -> _Thread | None:
         """Read a thread; ``None`` for one whose last turn is over."""
-        at = await saver.aget_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+        at = await saver.aget_tuple(thread_config(thread))
         if at is None:
             return None
         asked = tuple(item.value for item in open_interrupts(at.pending_writes))

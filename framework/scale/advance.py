@@ -27,7 +27,7 @@ from framework.scale.order import TurnOrder
 from framework.scale.translate import Translator, interrupt_of
 from framework.stores.leases import Lease, leases_of
 from framework.stores.run_log import LoggedRun, RunLog
-from framework.stores.threads import open_questions
+from framework.stores.threads import open_questions, thread_config
 from framework.stores.waits import open_waits, waits_of
 
 MARK = 24
@@ -136,7 +136,7 @@ class Runner:
         for run in runs:
             if run.status != "queued":
                 return run
-        found = await self._saver.aget_tuple(_config(thread)) if runs else None
+        found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
         busy = found is not None and (open_questions(found) or open_waits(found))
         ready = [
             run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
@@ -257,7 +257,7 @@ class Runner:
         request = run.request
         found = None
         if again or "answers" in request:
-            found = await self._saver.aget_tuple(_config(run.thread_id))
+            found = await self._saver.aget_tuple(thread_config(run.thread_id))
         if "answers" in request:
             asked: Collection[str] = open_questions(found) if found is not None else ()
             if not request["answers"].keys() <= set(asked):
@@ -271,7 +271,7 @@ class Runner:
         return given_of(request), False
 
     async def _is_unfinished(self, thread: str) -> bool:
-        snapshot = await self._graph.aget_state(_config(thread))
+        snapshot = await self._graph.aget_state(thread_config(thread))
         return bool(snapshot.tasks) and not snapshot.interrupts
 
     async def _end(self, run: LoggedRun, end: TurnEnd, translator: Translator) -> str:
@@ -296,7 +296,7 @@ async def stopped(graph: Any, thread: str, status: str = "stopped") -> TurnEnd:
     """
     # Written as a node that ends a turn, so that no question and no step is left.
     outcome = {"status": status}
-    await graph.aupdate_state(_config(thread), {"execution_outcome": outcome}, "error")
+    await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = waits_of(graph.checkpointer)
     if (wait := await waits.of(thread)) is not None:
         await waits.drop(wait)
@@ -326,7 +326,3 @@ def given_of(request: Mapping[str, Any]) -> dict[str, Any]:
     if "context" in request:
         given["capability_context_data"] = request["context"]
     return given
-
-
-def _config(thread: str) -> Any:
-    return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}

@@ -34,7 +34,7 @@ from framework.stores.open import open_saver
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.step_results import step_results_of
-from framework.stores.threads import open_questions, thread_summary
+from framework.stores.threads import open_questions, thread_config, thread_summary
 from framework.stores.waits import Due, open_waits, waits_of
 
 _ENGINES = {
@@ -107,7 +107,7 @@ class Client:
         given = {"message": message, "plan": plan, "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.
-        admitted(given_of(request), _config(thread), self.graph.services, saved=True)
+        admitted(given_of(request), thread_config(thread), self.graph.services, saved=True)
         run_id = run_id or str(uuid.uuid4())
         await self._ask(thread, run_id, request, _who(caller))
         return run_id
@@ -144,7 +144,7 @@ class Client:
             Whether it was taken: one to a question that is not open, or that somebody has answered
             already, changes nothing.
         """
-        found = await self._saver.aget_tuple(_config(thread))
+        found = await self._saver.aget_tuple(thread_config(thread))
         if found is None or question_id not in open_questions(found):
             return False
         # The same question is asked again when an answer did not fit; what is saved tells which.
@@ -202,7 +202,7 @@ class Client:
                     await runner.run(run, await leases.take(thread))
             lease = await leases.take(thread)
             try:
-                found = await self._saver.aget_tuple(_config(thread))
+                found = await self._saver.aget_tuple(thread_config(thread))
                 if found is not None and (open_questions(found) or open_waits(found)):
                     with lend(lease):
                         await stopped(self.graph, thread)
@@ -348,7 +348,3 @@ def _named(thread: str, parts: Any) -> str:
     """Return a name that is the same for whoever asks for the same."""
     text = json.dumps([thread, parts], default=str)
     return str(uuid.UUID(bytes=hashlib.sha256(text.encode()).digest()[:16]))
-
-
-def _config(thread: str) -> Any:
-    return {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}

@@ -38,7 +38,7 @@ from framework.serve.problems import AnswerRefusedError, ConflictError, NotThere
 from framework.state import TurnView
 from framework.stores.leases import leases_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
-from framework.stores.threads import open_questions
+from framework.stores.threads import open_questions, thread_config
 from framework.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Runs:
         kept = self._threads.kept(caller, thread_id)
         if answers is None:
             # What the graph would refuse is refused before anything is kept of it.
-            admitted(given_of(request), _config(kept), self._graph.services, saved=True)
+            admitted(given_of(request), thread_config(kept), self._graph.services, saved=True)
         return await self._begin(caller, kept, request)
 
     async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
@@ -359,7 +359,7 @@ class Runs:
 
     async def _open(self, kept: str) -> dict[str, dict[str, Any]]:
         """Return the open questions of a thread, by what the server calls them."""
-        found = await self._saver.aget_tuple(_config(kept))
+        found = await self._saver.aget_tuple(thread_config(kept))
         asked = open_questions(found) if found is not None else {}
         questions = [question_of(kept, key, value) for key, value in asked.items()]
         return {question["question_id"]: question for question in questions}
@@ -419,7 +419,7 @@ class Runs:
             raise NotThereError("There is no such question.", fix="List the questions.")
         (kept,) = threads
         services = self._graph.services
-        view = TurnView(dict((await self._graph.aget_state(_config(kept))).values))
+        view = TurnView(dict((await self._graph.aget_state(thread_config(kept))).values))
         problems = [
             problem
             for name, (_, question) in asked.items()
@@ -498,7 +498,3 @@ class Runs:
         if self._tasks:
             await asyncio.wait(self._tasks.values())
         self._log.close()
-
-
-def _config(kept: str) -> Any:
-    return {"configurable": {"thread_id": kept, "checkpoint_ns": ""}}

@@ -15,7 +15,7 @@ from framework.base.values import to_plain
 from framework.serve.problems import NotThereError
 from framework.stores.leases import leases_of
 from framework.stores.records import NEVER, read_record, write_record
-from framework.stores.threads import each_thread_id, fork_thread, thread_summary
+from framework.stores.threads import each_thread_id, fork_thread, thread_config, thread_summary
 from framework.stores.waits import waits_of
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Threads:
             kept = self.kept(caller, thread_id)
         except ValidationError:
             raise missing from None
-        if await self._saver.aget_tuple(_config(kept)) is None:
+        if await self._saver.aget_tuple(thread_config(kept)) is None:
             raise missing
         return kept
 
@@ -130,7 +130,7 @@ class Threads:
         given = {"capability_context_data": contexts} if contexts else {}
         # Written as a node that ends a turn, so that nothing is left to run.
         await self._graph.aupdate_state(
-            _config(kept), {"execution_outcome": {"status": _NEW}, **given}, as_node="error"
+            thread_config(kept), {"execution_outcome": {"status": _NEW}, **given}, as_node="error"
         )
         if title:
             await self.rename(caller, thread_id, title)
@@ -242,7 +242,7 @@ class Threads:
         """
         kept = await self.check(caller, thread_id)
         if checkpoint_id is not None:
-            config = _config(kept)
+            config = thread_config(kept)
             config["configurable"]["checkpoint_id"] = checkpoint_id
             if await self._saver.aget_tuple(config) is None:
                 raise NotThereError("There is no such checkpoint.", fix="List the history.")
@@ -260,7 +260,7 @@ class Threads:
         """
         kept = await self.check(caller, thread_id)
         limit = min(max(limit, 1), _MAX_PAGE)
-        before = _config(kept) if after is not None else None
+        before = thread_config(kept) if after is not None else None
         if before is not None:
             before["configurable"]["checkpoint_id"] = after
         found = [
@@ -275,7 +275,7 @@ class Threads:
                 "questions": len(one.interrupts),
             }
             async for one in self._graph.aget_state_history(
-                _config(kept), before=before, limit=limit + 1
+                thread_config(kept), before=before, limit=limit + 1
             )
         ]
         more = found[limit - 1]["checkpoint_id"] if len(found) > limit else None
@@ -289,7 +289,7 @@ class Threads:
         Raises:
             NotThereError: There is no such thread or checkpoint.
         """
-        config = _config(await self.check(caller, thread_id))
+        config = thread_config(await self.check(caller, thread_id))
         if checkpoint_id is not None:
             config["configurable"]["checkpoint_id"] = checkpoint_id
             if await self._saver.aget_tuple(config) is None:
@@ -331,7 +331,3 @@ def finite(value: Any) -> Any:
 def _message(message: AnyMessage) -> dict[str, Any]:
     role = {"human": "user", "ai": "assistant"}.get(message.type, message.type)
     return {"id": message.id, "role": role, "content": str(message.text)}
-
-
-def _config(kept: str) -> Any:
-    return {"configurable": {"thread_id": kept, "checkpoint_ns": ""}}

@@ -27,7 +27,7 @@ from framework.base.errors import CapgraphError, ConfigurationError
 from framework.scale.advance import question_of
 from framework.stores.cells import Cells, MemoryCells, cells_of
 from framework.stores.rows import rows_of
-from framework.stores.threads import open_questions
+from framework.stores.threads import open_questions, thread_config
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings, WebhookSettings
@@ -119,7 +119,7 @@ class Webhook:
             del self._tasks[run.run_id]
 
     async def _tell_of(self, run: LoggedRun) -> None:
-        config: Any = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+        config: Any = thread_config(run.thread_id)
         found = await self._saver.aget_tuple(config)
         asked = open_questions(found) if found is not None else {}
         async with self._slots:

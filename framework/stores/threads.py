@@ -103,7 +103,7 @@ async def each_thread_id(
     """
     before: tuple[str, str] | None = None
     if after is not None:
-        last = await saver.aget_tuple(_config(after))
+        last = await saver.aget_tuple(thread_config(after))
         if last is None:
             raise PersistenceError(
                 f"There is no thread {after!r}.", fix="List the threads from the start."
@@ -121,7 +121,7 @@ async def each_thread_id(
 
 async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> ThreadSummary | None:
     """Describe one thread; ``None`` when the saver does not know it."""
-    found = await saver.aget_tuple(_config(thread_id))
+    found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return None
     found = await whole(saver, found, only=("messages",))
@@ -161,7 +161,7 @@ async def thread_summary(saver: BaseCheckpointSaver[Any], thread_id: str) -> Thr
 
 async def thread_messages(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[AnyMessage]:
     """Return the conversation of a thread; empty when the saver does not know it."""
-    found = await saver.aget_tuple(_config(thread_id))
+    found = await saver.aget_tuple(thread_config(thread_id))
     if found is None:
         return []
     return plain_values(await whole(saver, found, only=("messages",))).get("messages") or []
@@ -184,7 +184,7 @@ async def waiting_questions(
     """
     found = {}
     for summary in await list_threads(saver, limit=limit):
-        where: Any = {"configurable": {"thread_id": summary.thread_id, "checkpoint_ns": ""}}
+        where: Any = thread_config(summary.thread_id)
         saved = await saver.aget_tuple(where) if summary.status == "waiting" else None
         if saved is not None and (questions := open_questions(saved)):
             found[summary.thread_id] = list(questions.values())
@@ -271,7 +271,7 @@ async def _drop_usage(saver: BaseCheckpointSaver[Any], older_than: timedelta | N
 
 
 async def _is_old(saver: BaseCheckpointSaver[Any], thread: str, age: timedelta) -> bool:
-    found = await saver.aget_tuple(_config(thread))
+    found = await saver.aget_tuple(thread_config(thread))
     moment = _moment(found) if found is not None else None
     if found is None or moment is None or open_interrupts(found.pending_writes):
         return False
@@ -303,7 +303,7 @@ async def fork_thread(
     Raises:
         PersistenceError: There is no such thread or moment, or the name is taken.
     """
-    source = _config(thread_id)
+    source = thread_config(thread_id)
     if checkpoint_id is not None:
         source["configurable"]["checkpoint_id"] = checkpoint_id
     if await saver.aget_tuple(source) is None:
@@ -312,7 +312,7 @@ async def fork_thread(
             + (f" with a checkpoint {checkpoint_id!r}." if checkpoint_id else "."),
             fix="List the threads to see which there are.",
         )
-    if await saver.aget_tuple(_config(new_thread_id)) is not None:
+    if await saver.aget_tuple(thread_config(new_thread_id)) is not None:
         raise PersistenceError(
             f"The thread {new_thread_id!r} exists already.", fix="Choose another name."
         )
@@ -354,5 +354,10 @@ def _moment(found: CheckpointTuple) -> datetime | None:
         return None
 
 
-def _config(thread_id: str, namespace: str = "") -> RunnableConfig:
+def thread_config(thread_id: str, namespace: str = "") -> RunnableConfig:
+    """Return the configuration by which a saver finds a thread.
+
+    >>> thread_config("t")
+    {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}
+    """
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace}}
