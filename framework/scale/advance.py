@@ -173,16 +173,18 @@ class Runner:
     def stop(self, run_id: str) -> bool:
         """Cancel a run of this process; tells whether it is one."""
         turn = self._turns.get(run_id)
-        if turn is not None:
+        if turn is None:
+            return False
+        if run_id not in self._stopped:
+            self._stopped.add(run_id)
             turn.stop()
-        return turn is not None
+        return True
 
     async def look(self) -> None:
         """Stop what was stopped from elsewhere."""
         if self._turns:
             for run_id in await self._log.stopping():
-                if run_id not in self._stopped and self.stop(run_id):
-                    self._stopped.add(run_id)
+                self.stop(run_id)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Begin nothing else; what runs comes to a point from which another process goes on."""
@@ -286,21 +288,20 @@ class Runner:
         return end.status
 
 
-async def stopped(graph: Any, thread: str, status: str = "stopped") -> TurnEnd:
+async def stopped(graph: Any, thread: str) -> TurnEnd:
     """End the turn of a thread whose lease the caller has lent; nothing of it is left to run.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
         thread: The thread.
-        status: How the turn ended.
     """
     # Written as a node that ends a turn, so that no question and no step is left.
-    outcome = {"status": status}
+    outcome = {"status": "stopped", "cancelled": True}
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = waits_of(graph.checkpointer)
     if (wait := await waits.of(thread)) is not None:
         await waits.drop(wait)
-    return TurnEnd(thread, status=status, outcome=outcome)
+    return TurnEnd(thread, status="stopped", outcome=outcome)
 
 
 def question_of(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class Translator:
             outcome: Out = {"type": "success"}
             if interrupts:
                 outcome = {"type": "interrupt", "interrupts": list(interrupts)}
-            elif result.get("status") == "cancelled":
+            elif (result.get("outcome") or {}).get("cancelled"):
                 outcome = {"type": "cancelled"}
             end = _made("RUN_FINISHED", **self._named, result=dict(result), outcome=outcome)
         if self._usage:

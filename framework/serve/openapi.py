@@ -28,7 +28,7 @@ _RUN = _object(
         "status": {
             "type": "string",
             "description": "queued, running, or how the turn ended: completed, partial, failed,"
-            " stopped, waiting or cancelled",
+            " stopped or waiting",
         },
     }
 )

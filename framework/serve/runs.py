@@ -315,8 +315,8 @@ class Runs:
         lease = await leases_of(self._saver).take(run.thread_id)
         try:
             with lend(lease):
-                await stopped(self._graph, run.thread_id, "cancelled")
-            await self._log.end(run_id, "cancelled")
+                end = await stopped(self._graph, run.thread_id)
+            await self._log.end(run_id, end.status)
         finally:
             await leases_of(self._saver).release(lease)
         return await self.get(caller, run_id)

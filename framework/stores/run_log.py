@@ -89,6 +89,8 @@ _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
 _LONGEST = 1_000_000
 """Characters of an event past which it is shortened."""
+_LAST = ('{"type":"RUN_FINISHED"', '{"type":"RUN_ERROR"')
+"""What the event begins with that ends a run."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _IN_MEMORY = 1000
@@ -136,7 +138,7 @@ class _Live:
         self.seq, self.written = seq, seq
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
-        self.over = False
+        self.ended = self.left = False
         self.teller = ""
 
     def publish(self, text: str) -> None:
@@ -325,6 +327,8 @@ class RunLog:
             (status, ended, run_id),
             told=[run_id],
         )
+        if run_id in self._live:
+            self._live[run_id].ended = True
         self.leave(run_id)
 
     async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
@@ -353,7 +357,7 @@ class RunLog:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
         live = self._live.get(run_id)
         if live is not None:
-            live.over = True
+            live.left = True
             live.wake()
             if self._rows is not None:
                 del self._live[run_id]
@@ -457,13 +461,18 @@ class RunLog:
             run_id: The run.
             after: The number of the last event that the listener has.
         """
+        live: _Live | None = None
         while not self.closing.is_set():
-            live = self._live.get(run_id)
-            over = live.over if live is not None else await self._has_ended(run_id)
+            live = self._live.get(run_id, live)
+            if live is not None and live.left and not live.ended:
+                live = None
+            over = live.ended if live is not None else await self._has_ended(run_id)
             changed = live.changed if live is not None else self._ear(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
+            if page and not over and page[-1][1].startswith(_LAST):
+                page.pop()  # whoever hears of the end finds the run ended
             if page:
                 yield page
                 after = page[-1][0]

@@ -111,7 +111,7 @@ function finished(state, event) {
   const outcome = event.outcome?.type ?? "success";
   const result = event.result ?? {};
   const asks = outcome === "interrupt";
-  const status = asks ? "asks" : outcome === "cancelled" ? "cancelled" : result.status ?? "completed";
+  const status = asks ? "asks" : result.status ?? "completed";
   let { messages } = state;
   const answered = messages.some((one) => one.id.startsWith?.(`${state.run}-answer`));
   if (!asks && result.answer && !answered) {

@@ -54,7 +54,7 @@ export const T = {
   inInbox: "The open question stands in the inbox.",
   outcome: {
     new: "new", completed: "completed", partial: "partial", failed: "failed",
-    stopped: "stopped", waiting: "waiting", cancelled: "stopped", running: "running",
+    stopped: "stopped", waiting: "waiting", cancelled: "interrupted", running: "running",
     queued: "queued", asks: "asks", drained: "paused", unfinished: "unfinished",
   },
 

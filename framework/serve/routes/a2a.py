@@ -406,7 +406,8 @@ def _ended(task_id: str, run: Run, end: Mapping[str, Any]) -> Task:
         task = _made(task_id, run, TaskState.TASK_STATE_COMPLETED)
         task.artifacts.append(_artifact(answer))
         return task
-    if run.status == "cancelled":
+    # Of a task that asked, the run's last event is its question.
+    if run.status == "stopped" and (end.get("outcome") or {}).get("type") != "success":
         return _made(task_id, run, TaskState.TASK_STATE_CANCELED)
     why = str(end.get("message") or answer or run.status)
     return _made(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])

@@ -301,7 +301,7 @@ async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
         assert (await ann.post(f"/api/runs/{run}/stop")).status_code == 202
         told = await events_of(ann, run)
         assert told[-1]["outcome"] == {"type": "cancelled"}
-        assert await ended(ann, run) == "cancelled"
+        assert await ended(ann, run) == "stopped"
         for after in range(len(told) + 1):
             assert await events_of(ann, run, after) == told[after:]
         bad = await ann.get(f"/api/runs/{run}/events", headers={"last-event-id": "x"})
@@ -386,7 +386,7 @@ async def test_a_user_has_only_so_many_runs_at_once() -> None:
         assert stopped.status_code == 202
         gate.set()
         assert await ended(ann, runs[0]) == "completed"
-        assert await ended(ann, runs[1]) == "cancelled"
+        assert await ended(ann, runs[1]) == "stopped"
         assert await ended(bob, other) == "completed"
 
 

@@ -82,6 +82,29 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log.close()
 
 
+async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
+    log, other = RunLog(saver), RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    readers = [log] if isinstance(saver, InMemorySaver) else [log, other]
+
+    async def heard(reader: RunLog) -> str:
+        async for page in reader.follow("r"):
+            if page and page[-1][0] == 2:
+                found = await reader.get("r")
+                assert found is not None
+                return found.status
+        raise AssertionError("nothing was told")
+
+    listening = [asyncio.create_task(heard(reader)) for reader in readers]
+    log.tell("r", [{"type": "RUN_STARTED"}, {"type": "RUN_FINISHED"}])
+    await log.flush()
+    assert not (await asyncio.wait(listening, timeout=0.1))[0]
+    await log.end("r", "completed")
+    assert await asyncio.gather(*listening) == ["completed"] * len(readers)
+    for one in (log, other):
+        one.close()
+
+
 async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log = RunLog(saver)
     await log.open(LoggedRun("r", "t", "ann"))
