@@ -148,12 +148,34 @@ class PostgresEngine:
         app = procrastinate.App(connector=self._app.connector)
         for name, do in ((_TURN, desk.turn), (_STEP, desk.step), (_SCHEDULED, desk.scheduled)):
             app.task(name=name, pass_context=True)(do)
+        # A turn waits for its steps on other workers, so steps have places of their own.
+        steps = [queue for queue in queues if queue != TURNS]
+        kinds = [kind for kind in ([TURNS] if TURNS in queues else [], steps) if kind]
+        absent = list(kinds)
+
+        def begun(kind: list[str]) -> None:
+            absent[:] = [one for one in absent if one != kind]
+            if not absent:
+                ready.set()
+
+        async def serve(kind: list[str]) -> None:
+            options = {"queues": kind, "name": worker, "concurrency": concurrency}
+            await self._serve(app, desk, options, draining, lambda: begun(kind))
+
+        await asyncio.gather(*map(serve, kinds))
+
+    async def _serve(
+        self,
+        app: procrastinate.App,
+        desk: _Desk,
+        options: Mapping[str, Any],
+        draining: asyncio.Event,
+        begun: Callable[[], None],
+    ) -> None:
         while not draining.is_set():
             working: Any = Worker(
                 app,
-                queues=list(queues),
-                name=worker,
-                concurrency=concurrency,
+                **options,
                 fetch_job_polling_interval=min(_POLL_SECONDS, self._lease_seconds / 10),
                 delete_jobs="always",
                 install_signal_handlers=False,
@@ -161,7 +183,8 @@ class PostgresEngine:
                 stalled_worker_timeout=self._lease_seconds,
             )
             run = asyncio.create_task(working.run())
-            looking = asyncio.create_task(self._look(working, desk, TURNS in queues, ready))
+            keeps_time = TURNS in options["queues"]
+            looking = asyncio.create_task(self._look(working, desk, keeps_time, begun))
             waiting = asyncio.create_task(draining.wait())
             await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
             working.stop()
@@ -175,13 +198,13 @@ class PostgresEngine:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _look(
-        self, working: Any, desk: _Desk, keeps_time: bool, ready: asyncio.Event
+        self, working: Any, desk: _Desk, keeps_time: bool, begun: Callable[[], None]
     ) -> None:
         """Give to others what the dead have left, and keep the schedules going."""
         left: set[int] = set()
         while True:
-            if working.worker_id is not None:
-                ready.set()
+            if takes := working.worker_id is not None:
+                begun()
             try:
                 with _reached():
                     left = await self._mend(working, desk, left)
@@ -190,7 +213,7 @@ class PostgresEngine:
                             await self.schedule(*row)
             except PersistenceError as exc:
                 self._log.warning("Nothing was looked after: %s", exc)
-            await asyncio.sleep(self._lease_seconds / 6 if ready.is_set() else 0.02)
+            await asyncio.sleep(self._lease_seconds / 6 if takes else 0.02)
 
     async def _mend(self, working: Any, desk: _Desk, left: set[int]) -> set[int]:
         jobs = self._app.job_manager

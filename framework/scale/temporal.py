@@ -324,10 +324,11 @@ class _Desk:
         """Note the loop of the engine's thread."""
         self._loop = loop
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no other order can be begun."""
-        return len(self._under_way) >= self.concurrency
+    def is_full(self, steps: bool) -> bool:
+        """Tell whether no other step, or turn, can be begun."""
+        # A turn waits for its steps on other workers, so steps have places of their own.
+        same = sum(isinstance(order, StepOrder) is steps for order in tuple(self._under_way))
+        return same >= self.concurrency
 
     @activity.defn
     async def advance(self, thread: str, run: str) -> None:
@@ -354,7 +355,9 @@ class _Desk:
         patience = info.heartbeat_timeout.total_seconds()
         future = self._under_way.get(order)
         if future is None:
-            if self.is_full:  # of several queues that were asked, more than one had an order
+            if self.is_full(
+                isinstance(order, StepOrder)
+            ):  # of several queues that were asked, more than one had an order
                 raise _given_back("NoPlaceError", _SOON)
             # Whoever comes after one that is not heard of meets the lease that it left.
             doing = self._after_a_lease(work, patience) if info.attempt == _SECOND else work()
@@ -407,8 +410,8 @@ class _Desk:
 class _Slots(CustomSlotSupplier):
     """The places of one queue: as many as the worker has, and none while other queues fill them."""
 
-    def __init__(self, desk: _Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: _Desk, steps: bool) -> None:
+        self._desk, self._steps = desk, steps
         self._given = 0
         self._lock = threading.Lock()
 
@@ -420,7 +423,7 @@ class _Slots(CustomSlotSupplier):
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         # Places are given back, and some are asked for, by the SDK's own threads.
         with self._lock:
-            if self._desk.is_full or self._given >= self._desk.concurrency:
+            if self._desk.is_full(self._steps) or self._given >= self._desk.concurrency:
                 return None
             self._given += 1
         return SlotPermit()
@@ -450,7 +453,7 @@ def _worker(
         workflow_task_executor=threads,
         tuner=WorkerTuner.create_composite(
             workflow_supplier=fixed,
-            activity_supplier=_Slots(desk),
+            activity_supplier=_Slots(desk, not turns),
             local_activity_supplier=fixed,
             nexus_supplier=fixed,
         ),

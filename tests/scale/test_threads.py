@@ -222,5 +222,24 @@ async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled"]
 
 
+async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew) -> None:
+    queues: Any = {"capabilities": {"film_tank": {"queue": "a"}, "seal_tank": {"queue": "b"}}}
+    steps = [*FILL["steps"], step("m", "film_tank")]
+    # Each of the two has a worker for one of its steps, and needs the other's for another one.
+    steps[-1]["inputs"] = [{"FILLED": "f"}]
+    sealed = {**step("s", "seal_tank"), "inputs": [{"FILLED": "f"}]}
+    threads = [crew.named("t"), crew.named("o")]
+    async with (
+        crew.client(**queues) as client,
+        crew.worker("turns", "a", concurrency=1, **queues),
+        crew.worker("turns", "b", concurrency=1, **queues),
+    ):
+        for thread in threads:
+            await client.submit(thread, plan={"steps": [*steps, sealed]})
+        await crew.until(lambda: "".join(crew.notes()).count("fill") == 2)
+        crew.gate.touch()
+        assert await crew.over(client, *threads) == ["completed"] * 2
+
+
 async def _waits_for(client: Client, queue: str) -> bool:
     return (await client.engine.waiting()).get(queue, 0) == 1
