@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -28,9 +28,8 @@ from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Caller, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
-from framework.engine.asking import ask_person, reader, remember
+from framework.engine.asking import ask_apart, reader, remember
 from framework.engine.bind import unbound_services
-from framework.engine.envelopes import as_task
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.governance.spending import running_spending
@@ -39,7 +38,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import current_caller, current_runtime
+from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import CASHIER, paying
@@ -304,20 +303,9 @@ async def _ask(
     if rules.problem:
         shown["note"] = rules.problem
     read = reader(shown, view, services, store)
-
-    async def ask() -> Any:
-        # A task that only asks: its answers are never taken for those of the capability's own
-        # questions, and nothing runs again when one comes.
-        # Who answers is kept with the answer: another person's run may come back to it.
-        return [digest_of(shown), ask_person(shown, read), asdict(current_caller())]
-
-    while True:
-        # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        about, given, who = await as_task(f"ask about {attempt.capability}", ask)
-        if about == digest_of(shown):
-            answers, _ = read(given)
-            await remember(answers, shown, view, store)
-            return answers[attempt.key], Caller(**who)
+    answers, by = await ask_apart(attempt.capability, shown, read)
+    await remember(answers, shown, view, store)
+    return answers[attempt.key], by
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:

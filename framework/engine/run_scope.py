@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar, Token, copy_context
+from functools import partial
 from typing import Any
 
 from configs.logger import use_masker
 from configs.streaming import heard
+from framework.engine.asking import ask_about_words
 from framework.engine.services import Services
-from framework.pipeline.run_config import use_models
+from framework.pipeline.run_config import use_asker, use_models
 from framework.prompts.provider import use_prompts
 from framework.telemetry.audit import auditing, current_audit
 
@@ -60,6 +62,7 @@ def run_scope(
         stack.enter_context(heard(listened or services.events.has_sinks))
         stack.enter_context(use_masker(services.masker))
         stack.enter_context(use_models(services.chat_model))
+        stack.enter_context(use_asker(partial(ask_about_words, services)))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
         if services.auditor is not None:

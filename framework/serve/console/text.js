@@ -105,6 +105,7 @@ export const T = {
   effect: { once: "acts once", idempotent: "acts, repeatable", none: "only reads" },
   kind: {
     step: "May this step run?", plan: "May this plan run?", result: "Is this result right?",
+    words: "May these words pass?",
     unknown_outcome: "Nobody knows whether this happened.",
     acted_before: "This acted before in this turn. Again?",
     missing_capability: "The capability of this step is gone.",
