@@ -128,8 +128,7 @@ def _services(given: Services | None, alone: Services) -> Services:
 
 def _capability(agent: BaseAgent) -> Any:
     """Make the capability that stands for an agent's run."""
-    staged = [b for b in agent.behaviors if hasattr(b, "stage") or hasattr(b, "parts")]
-    hooks = [b if b in staged else _Hooks(b) for b in agent.behaviors]
+    hooks = [_Hooks(b) if _has_hooks_only(b) else b for b in agent.behaviors]
     limits = agent.services.limits if agent.services is not None else None
 
     class Run(BaseCapability):
@@ -149,6 +148,13 @@ def _capability(agent: BaseAgent) -> Any:
             return {_OUTPUT: run.result.to_plain()["output"]}
 
     return capability_node(Run)
+
+
+def _has_hooks_only(behavior: Any) -> bool:
+    """Tell whether something has hooks and no stage; what has neither is refused like a step's."""
+    if hasattr(behavior, "stage") or hasattr(behavior, "parts"):
+        return False
+    return any(hasattr(behavior, n) for n in ("before_execute", "after_execute", "on_error"))
 
 
 class _Listener(BaseBehavior):

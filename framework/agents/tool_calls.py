@@ -74,12 +74,22 @@ def tool_node(
             )
     wrap = guarded if guards or services is not None else None
     node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
+    _refuse_namesakes(node, len(given))
     if services is not None:
         known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
         for name, item in node.tools_by_name.items():
             own[name] = own.get(name) or known.get(name) or tool_capability(item)
         bound = services.beside(*(cls for cls in own.values() if cls not in known.values()))
     return node
+
+
+def _refuse_namesakes(node: ToolNode, given: int) -> None:
+    if len(node.tools_by_name) < given:
+        names = ", ".join(sorted(node.tools_by_name))
+        raise ConfigurationError(
+            f"Of {given} tools some have one name; the names are {names}.",
+            fix="Give each tool a name of its own.",
+        )
 
 
 async def _attempted(call: Any, spec: CapabilitySpec, services: Services) -> ToolMessage:

@@ -19,6 +19,7 @@ from langgraph.types import Command
 from framework.base.errors import ValidationError
 from framework.base.plan import bounds_of
 from framework.base.ports import now_text
+from framework.base.values import to_plain
 from framework.engine.services import Services
 from framework.langgraph_compat import forged, is_task, open_interrupts
 from framework.registry import Registry
@@ -105,10 +106,20 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
         config: The run's configuration.
 
     Raises:
-        ValidationError: A step that is named asked several questions.
+        ValidationError: A step that is named asked several questions, or the saver cannot write
+            what is sent; by that LangGraph would lose the questions that are open.
     """
+    answers = isinstance(given, Command)
+    for name, value in ({"the answer": given.resume} if answers else given or {}).items():
+        try:
+            saver.serde.dumps_typed(value)
+        except Exception as exc:  # of whatever serializer the saver has
+            to_plain(value, name)  # says where
+            raise ValidationError(
+                f"{name} cannot be kept: {exc}.", fix="Send text, numbers, lists and dictionaries."
+            ) from exc
     thread = (config.get("configurable") or {}).get("thread_id")
-    named = isinstance(given, Command) and isinstance(given.resume, Mapping) and given.resume
+    named = answers and isinstance(given.resume, Mapping) and given.resume
     if thread is None or not named:
         return given
     asked = await read_record(saver, str(thread), ASKED)

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from framework.base.errors import (
     PolicyError,
     ValidationError,
 )
+from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Question
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.agreements import Agreements
@@ -193,7 +194,12 @@ class EffectLedger:
             await self.journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
-        self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
+        self,
+        spec: CapabilitySpec,
+        attempt: Attempt,
+        plan: str,
+        taken: Collection[str],
+        kept: Collection[str] = (),
     ) -> Claim:
         """Find the record that a step stands for, or make one.
 
@@ -202,6 +208,7 @@ class EffectLedger:
             attempt: The step, with inputs and parameters.
             plan: Which plan, or which run of an agent, the step belongs to.
             taken: Records that other steps of the plan stand for.
+            kept: Keys of those steps, where their results do not name their records.
         """
         if (known := self._claimed) is not None:
             return replace(known, record=await self._read(known.name))
@@ -214,7 +221,8 @@ class EffectLedger:
                 record = await self._read(name)
                 claims = record.get("claims") or {}
                 owner = claims.get(plan)
-                if owner is None and name not in taken:
+                others = {plan_key(step) for step in claims.values()}
+                if owner is None and name not in taken and others.isdisjoint(kept):
                     fresh = {**record, "claims": {**claims, plan: asks}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
@@ -326,9 +334,7 @@ class EffectLedger:
         Raises:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
         """
-        # The step, not the plan, is what the part belongs to: an answer comes back to the same.
-        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
-        name = f"{room}/once/{digest_of(key)}"
+        name = f"{job.effect or await self._room(job, attempt)}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
             return record.get("result")
@@ -363,6 +369,17 @@ class EffectLedger:
             raise
         await self.end(name, "finished", result=result)
         return result
+
+    async def _room(self, job: Job, attempt: Attempt) -> str:
+        """Return under what name the parts of a step lie that has no effect as a whole.
+
+        They are claimed as effects are: a later plan finds them whatever it calls the step.
+        """
+        if self.journal.is_lent:  # claims are made where the turn runs
+            return f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
+        others = [key for key in job.door.plan_keys if key != plan_key(attempt.key)]
+        kept = {key for key in others if (job.view.results.get(key) or {}).get("success")}
+        return (await self.claim(job.spec, attempt, job.view.plan_id, (), kept)).name
 
     # --- decisions ----------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from framework.planning.lifting import (
     with_places,
 )
 from framework.planning.references import FROM, is_reference, key_in, reads_of, references_of
-from framework.planning.waits import WAITS
+from framework.planning.waits import WAITS, references_in
 from framework.state import TurnView
 
 _DEEPEST = 10
@@ -583,8 +583,9 @@ def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
 
 
 def _used(step: Mapping[str, Any]) -> set[str]:
-    """Name the parameters of the recipe that those of a step refer to."""
-    refers = [text.partition(".") for _, text in references_of(step.get("parameters"))]
+    """Name the parameters of the recipe that a step's own and its waits refer to."""
+    read = (*references_of(step.get("parameters")), *references_in(step))
+    refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
 

@@ -366,6 +366,31 @@ async def test_where_a_recipe_waits_its_first_steps_wait() -> None:
     assert "'place' stands inside a text" in out["execution_outcome"]["reason"]
 
 
+async def test_what_a_step_waits_for_may_be_a_parameter() -> None:
+    @capability_node
+    async def ship() -> str:
+        """Ships."""
+        return "shipped"
+
+    waits = {"context_key": "s", "capability": "ship", "wait_for": {"$from": "parameters.event"}}
+    known = Registry()
+    known.register(ship)
+    known.register(
+        Recipe(
+            name="ship_on",
+            description="Ships when it is paid.",
+            parameters={"event": {"type": "string"}},
+            steps=[waits],
+        )
+    )
+    step = {"context_key": "it", "capability": "ship_on", "parameters": {"event": "paid/7"}}
+    out = await build_graph(known, checkpointer=InMemorySaver()).ainvoke(
+        {"messages": [("user", "Go")], "planning_execution_plan": {"steps": [step]}},
+        {"configurable": {"thread_id": "1"}},
+    )
+    assert out["execution_outcome"]["waiting"]["it.s"]["for"] == "paid/7"
+
+
 async def test_what_was_stored_before_is_an_input_of_the_recipe() -> None:
     graph = build_graph(registry(), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "1"}}
