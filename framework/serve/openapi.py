@@ -143,7 +143,7 @@ OPERATIONS = (
     Operation("get", "/api/effects", "List effects and who agreed to them", _list_of(_EFFECT),
               query={"thread_id": _NAME, **_PAGED}),
     Operation("get", "/api/usage", "Read what calls of models used", _list_of(_ANY),
-              query={"by": {"enum": ["model", "day", "user"]}}),
+              query={"by": {"enum": ["model", "day", "user", "step"]}, "thread_id": _NAME}),
     Operation("get", "/api/audit", "Read the audit", _list_of(_ANY),
               query={"limit": _COUNT, "after": _COUNT}),
     Operation("get", "/api/audit/verify", "Check the audit",

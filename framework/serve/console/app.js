@@ -140,7 +140,16 @@ const app = {
       found = page.items.find((one) => one.messages <= count && !one.next?.length);
       after = page.next;
     } while (!found && after);
+    if (!found) this.tell(T.noMoment);
     return found && this.fork(found.checkpoint_id);
+  },
+  // The last message is asked once more below it; an earlier one in a fork that ends just before it.
+  async askAgain(index) {
+    const { messages } = this.turn;
+    const earlier = messages.slice(index + 1).some((one) => one.role === "user");
+    if (earlier && index === 0) await this.newThread();
+    else if (earlier && !await this.forkAfter(index)) return;
+    await this.send(messages[index].content);
   },
   // A fork that ends just before a message, with its text to change.
   async editFrom(index, text) {

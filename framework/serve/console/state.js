@@ -51,8 +51,8 @@ export function made(step) {
   return { status: "pending", tries: [], elements: null, ...step };
 }
 
-export function ending(tries, at, status) {
-  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status } : one));
+export function ending(tries, at, status, message) {
+  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status, message } : one));
 }
 
 // How the steps stand when nothing runs any more. What closes a turn tells of no step itself.

@@ -131,18 +131,19 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const named = one.files?.map((file) => file.name) ?? (isAsked ? app.brought : []);
   put(along, named.length ? T.withFiles(named.map(visible).join(", ")) : "");
   if (!tools.childElementCount) {
+    const at = app.turn.messages.findLastIndex((other, n) => n <= index && other.role === "user");
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));
     const copy = button(T.copy, async () => { await navigator.clipboard?.writeText(one.content); put(copy, T.copied); }, { class: "small" });
     tools.append(copy);
     if (one.role === "assistant") tools.append(button(T.fork, () => app.forkAfter(index + 1).catch(app.fail), { class: "small" }));
-    if (one.role === "user") tools.append(button(T.retry, () => app.send(one.content), { class: "small" }));
+    if (at >= 0) tools.append(button(T.retry, () => app.askAgain(at), { class: "small" }));
   }
   tools.hidden = runs;
 }
 
 function figureNode(app, figures, text) {
   const key = figures.get(Number(text.replaceAll(",", "")));
-  if (key === undefined || text.replace(/\D/g, "").length < 2) return null;
+  if (key === undefined) return null;
   return button(text, () => app.showStep(key), { class: "figure", title: T.fromStep(visible(key)) });
 }
 
@@ -152,7 +153,10 @@ export function figuresOf(contexts, results) {
   const walk = (value, key, depth) => {
     if (found.size > 5000 || depth > 8) return;
     if (typeof value === "number" && Number.isFinite(value)) {
-      for (const one of [value, ...[0, 1, 2, 3].map((n) => Number(value.toFixed(n)))]) if (!found.has(one)) found.set(one, key);
+      // Of what is small the whole numbers beside it say nothing; a share may be told in per cent.
+      const near = [0, 1, 2, 3].filter((n) => n || Math.abs(value) >= 10).map((n) => Number(value.toFixed(n)));
+      const share = Math.abs(value) < 1 ? [0, 1, 2].map((n) => Number((100 * value).toFixed(n))) : [];
+      for (const one of [value, ...near, ...share]) if (!found.has(one)) found.set(one, key);
     } else if (value && typeof value === "object") for (const inner of Object.values(value)) walk(inner, key, depth + 1);
   };
   for (const [key, record] of Object.entries(results ?? {})) {

@@ -33,6 +33,7 @@ export const T = {
   other: "Note",
   edit: "Edit and fork",
   retry: "Ask again",
+  noMoment: "This moment is not kept any more.",
   copy: "Copy",
   copied: "Copied",
   from: "From",
@@ -82,9 +83,10 @@ export const T = {
     look_again: "Looks again", wait_until: "Not before", wait_for: "Waits for",
     depends: "Needs", parameters: "Parameters", inputs: "Inputs", outputs: "Gives",
     value: "Result", record: "What it left", tries: "Every try", cost: "Tokens",
-    trace: "Run (trace)", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
+    trace: "Trace", run: "Run", money: "Cost", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
   },
   tokens: (input, output) => `${input.toLocaleString("en")} in, ${output.toLocaleString("en")} out`,
+  money: (usd) => (usd === null ? "nobody knows the price" : `$${Number(usd.toPrecision(4))}`),
   elements: (done, of) => `${done} / ${of}`,
 
   // timeline

@@ -123,6 +123,11 @@ async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
             assert (await bob.get("/api/effects")).json() == {"items": [], "next": None}
             (seen,) = (await eve.get("/api/effects")).json()["items"]
             assert seen["approved_by"] == ["ann"]
+            # Who oversees, oversees a tenant.
+            abroad = await client("eve", "auditor", "elsewhere")
+            for path in ("effects", "audit", f"effects?after=@ann/{thread}"):
+                assert (await abroad.get(f"/api/{path}")).json().get("items", []) == []
+            assert (await abroad.get("/api/audit/verify")).json() == {"valid": True}
             assert (await bob.get(f"/api/effects?thread_id={thread}")).status_code == 404
             records = (await ann.get("/api/audit")).json()["items"]
             assert {"effect", "approval"} <= {record["kind"] for record in records}
@@ -169,9 +174,41 @@ async def test_usage_is_what_the_models_said_and_everybodys_own(tmp_path: Any) -
         assert (await other.get("/api/usage")).json()["items"] == []
         by_user = (await eve.get("/api/usage?by=user")).json()["items"]
         assert {one["user"]: one["input_tokens"] for one in by_user} == asked_of
+        abroad = await client("eve", "auditor", "elsewhere")
+        assert (await abroad.get("/api/usage")).json()["items"] == []
         (day,) = (await eve.get("/api/usage?by=day")).json()["items"]
         assert day["day"] == datetime.now(UTC).date().isoformat()
         assert day["input_tokens"] == sum(asked_of.values())
+
+
+async def test_what_a_step_cost_is_told_of_the_last_turn(tmp_path: Any) -> None:
+    model = ScriptedModel(responses=lambda _: "Seven.")
+
+    @capability_node
+    async def ponder() -> Level:
+        """Ask a model."""
+        await model.ainvoke("How full is the tank?")
+        return Level(litres=7)
+
+    settings = Settings(prices={"scripted": {"input_per_million": 1e6, "output_per_million": 0}})
+    plan = {"steps": [{"context_key": "a", "capability": "ponder"}]}
+    async with (
+        open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
+        served(ponder, saver=saver, settings=settings) as client,
+    ):
+        ann, bob = await client(), await client("bob")
+        thread, run = await asked(ann, plan)
+        await ended(ann, run)
+        path = f"/api/threads/{thread}/runs"
+        again = (await ann.post(path, json={"plan": plan})).json()["run_id"]
+        await ended(ann, again)
+        used = f"/api/usage?by=step&thread_id={thread}"
+        (step,) = (await ann.get(used)).json()["items"]
+        assert (step["step"], step["calls"], step["cost_usd"]) == ("a", 1, 5.0)
+        (all_of_it,) = (await ann.get(f"/api/usage?thread_id={thread}")).json()["items"]
+        assert all_of_it["calls"] == 2
+        assert (await bob.get(used)).status_code == 404
+        assert (await ann.get("/api/usage?by=step")).status_code == 400
 
 
 async def test_an_event_that_is_too_long_says_where_the_whole_is() -> None:
