@@ -26,8 +26,9 @@ from framework.pipeline.run_config import configurable_of
 from framework.scale.order import TurnOrder
 from framework.scale.translate import Translator, interrupt_of
 from framework.stores.leases import Lease, leases_of
+from framework.stores.records import thread_config
 from framework.stores.run_log import LoggedRun, RunLog
-from framework.stores.threads import open_questions, thread_config
+from framework.stores.threads import open_questions
 from framework.stores.waits import open_waits, waits_of
 
 MARK = 24

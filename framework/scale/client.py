@@ -31,10 +31,11 @@ from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
 from framework.stores.location import parse_url
 from framework.stores.open import open_saver
+from framework.stores.records import thread_config
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.step_results import step_results_of
-from framework.stores.threads import open_questions, thread_config, thread_summary
+from framework.stores.threads import open_questions, thread_summary
 from framework.stores.waits import Due, open_waits, waits_of
 
 _ENGINES = {

@@ -37,8 +37,9 @@ from framework.scale.order import TurnOrder
 from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
 from framework.state import TurnView
 from framework.stores.leases import leases_of
+from framework.stores.records import thread_config
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
-from framework.stores.threads import open_questions, thread_config
+from framework.stores.threads import open_questions
 from framework.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
