@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
@@ -254,6 +255,26 @@ class _Counter:
 def _configurable() -> Mapping[str, Any]:
     config = var_child_runnable_config.get()
     return (config or {}).get("configurable") or {}
+
+
+_ASKED: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
+"""How often the body of a running node asked for what; it ends with the run of the node."""
+
+
+def times_asked(name: str, attempt: int) -> int:
+    """Return how often a try of the running node has asked for something, this time included.
+
+    Args:
+        name: What it asks for.
+        attempt: Which try of the node it is; a retry of LangGraph's own keeps the rest.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return 1
+    # The one part of it that belongs to this run of the node alone and can be referred to weakly.
+    asked = _ASKED.setdefault(pad.get_null_resume, Counter())
+    asked[name, attempt] += 1
+    return asked[name, attempt]
 
 
 def channels_of_graph() -> frozenset[str] | None:

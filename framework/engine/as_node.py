@@ -33,7 +33,13 @@ from framework.engine.bind import unbound_services
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.governance.spending import running_spending
-from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
+from framework.langgraph_compat import (
+    called_back,
+    channels_of_graph,
+    given_to_run,
+    plain_values,
+    times_asked,
+)
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
@@ -186,8 +192,8 @@ def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
 def _apart(name: str) -> list[str]:
     """Tell requests for one capability apart.
 
-    By the node's name, the number in a ``Send`` wave, and the number in the body of another
-    capability.
+    By the node's name, the number in a ``Send`` wave, and the number in the body that asks: of
+    another capability, or of a node of one's own.
     """
     try:
         known: Mapping[str, Any] = get_config().get("metadata") or {}
@@ -199,7 +205,12 @@ def _apart(name: str) -> list[str]:
         # A graph inside the body has tasks of its own, and may go on in the middle.
         request = (str(known.get("langgraph_checkpoint_ns")), name)
         outer.asked[request] += 1
-        numbers += [str(outer.asked[request])] if outer.asked[request] > 1 else []
+        times = outer.asked[request]
+    else:
+        runtime = current_runtime()
+        info = runtime.execution_info if runtime is not None else None
+        times = times_asked(name, info.node_attempt if info is not None else 1)
+    numbers += [str(times)] if times > 1 else []
     return [*([node] if node != name else []), *numbers]
 
 
