@@ -89,7 +89,7 @@ def _mend_inputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
-        for entry in entries if isinstance(inputs, (list, dict)) else ():
+        for entry in entries:
             written += _written(view, index, entry, written)
         changed |= draft.put(code, index, ("inputs",), written, reason)
     return changed

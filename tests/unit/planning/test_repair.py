@@ -377,6 +377,13 @@ def test_an_input_that_names_nothing_is_left_to_the_planner(named: Any) -> None:
     assert left == ([] if named is None else ["CG-P12"])
 
 
+@pytest.mark.parametrize(("named", "link"), [("old", {"DATA": "old"}), (5, 5), (False, False)])
+def test_inputs_that_are_no_list_are_one_entry_and_never_dropped(named: Any, link: Any) -> None:
+    steps, _, left = mend({"capability": "average", "inputs": named}, stored={"DATA": ["old"]})
+    assert steps[0]["inputs"][0] == link
+    assert left == ([] if named == "old" else ["CG-P12"])
+
+
 def test_a_short_input_of_a_type_that_nobody_takes_is_left() -> None:
     _, _, left = mend({"capability": "locate"}, {"capability": "average", "inputs": ["1"]})
     assert "CG-P12" in left
