@@ -79,12 +79,8 @@ def admitted(
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    thread = (config.get("configurable") or {}).get("thread_id")
-    if saved and not inside and thread in (None, ""):
-        raise ValidationError(
-            "The graph keeps its threads, and no thread is named.",
-            fix='Pass {"configurable": {"thread_id": "…"}} as the second argument.',
-        )
+    if saved and not inside:
+        need_thread(config)
     checked = dict(given)
     if "messages" in checked:
         _check_messages(checked["messages"])
@@ -95,6 +91,19 @@ def admitted(
     if checked.get("planning_execution_plan") is not None:
         checked["planning_execution_plan"] = _stamped(checked["planning_execution_plan"])
     return checked
+
+
+def need_thread(config: Mapping[str, Any]) -> None:
+    """Make sure that a configuration names a thread.
+
+    Raises:
+        ValidationError: It does not.
+    """
+    if (config.get("configurable") or {}).get("thread_id") in (None, ""):
+        raise ValidationError(
+            "The graph keeps its threads, and no thread is named.",
+            fix='Pass {"configurable": {"thread_id": "…"}} as the configuration.',
+        )
 
 
 async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> Any:
@@ -230,7 +239,10 @@ def _only_an_answer(given: Command[Any]) -> Command[Any]:
     more = [name for name in ("goto", "graph") if getattr(given, name) not in (None, ())]
     if given.update is not None:
         update = given.update
-        keys = update if isinstance(update, Mapping) else [pair[0] for pair in update]
+        pairs = update if isinstance(update, (list, tuple)) else ()
+        keys = (
+            update if isinstance(update, Mapping) else [p[0] for p in pairs if isinstance(p, tuple)]
+        )
         more += [f"update of {key}" for key in keys] or ["update"]
     if more or given.resume is None:
         named = ", ".join(more) or "nothing"
