@@ -31,6 +31,8 @@ from framework.stores.run_log import LoggedRun, RunLog
 from framework.stores.threads import open_questions
 from framework.stores.waits import open_waits, waits_of
 
+_READS = 3
+"""So often a thread that cannot be read is given back: a worker of another version may know how."""
 MARK = 24
 """So long is the part of a question's name that tells it from others of its thread."""
 ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
@@ -95,6 +97,7 @@ class Runner:
         self._slots = asyncio.Semaphore(at_once)
         self._turns: dict[str, Turn] = {}
         self._stopped: set[str] = set()
+        self._unread: Counter[str] = Counter()
         self.draining = False
         self.ended: Counter[str] = Counter()
 
@@ -137,8 +140,14 @@ class Runner:
         for run in runs:
             if run.status != "queued":
                 return run
-        found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
-        busy = found is not None and (open_questions(found) or open_waits(found))
+        busy: Collection[Any] = ()
+        try:
+            found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
+        except PersistenceError as exc:
+            if not exc.unreadable:
+                raise
+        else:
+            busy = (found is not None and (open_questions(found) or open_waits(found))) or ()
         ready = [
             run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
         ]
@@ -211,9 +220,14 @@ class Runner:
                 await leases_of(self._saver).release(lease)
             return await self._end(run, end, translator) if end is not None else None
         except PersistenceError as exc:
-            # Whoever starts next goes on with it: it stands in the log as not ended.
-            get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
-            raise
+            if exc.unreadable:
+                self._unread[run.run_id] += 1
+            if not exc.unreadable or (not frees_first and self._unread[run.run_id] < _READS):
+                # Whoever starts next goes on with it: it stands in the log as not ended.
+                get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
+                raise
+            self._unread.pop(run.run_id)
+            return await self._end(run, TurnEnd(run.thread_id, error=exc), translator)
         except Exception as exc:
             get_logger("scale", "advance").error("The run %s failed", run.run_id, exc_info=exc)
             broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
@@ -232,6 +246,8 @@ class Runner:
             status = (told[-1].get("result") or {}).get("status", "failed")
             await self._log.end(run.run_id, status)
             return None
+        if why := run.request.get("unreadable"):
+            raise PersistenceError(why[0], fix=why[1], unreadable=True)
         may = await self._log.begin(run.run_id)
         values = {} if run.is_new_turn else await thread_values(self._graph, run.thread_id)
         begun = (

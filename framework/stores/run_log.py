@@ -517,7 +517,7 @@ class RunLog:
                     return [(begins + seq, run_id, text) for seq, text in told]
             return []
         found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
-        return [(int(seq), run_id, self._unpacked(data)) for seq, run_id, data in found]
+        return [(int(seq), run_id, self._event(data)) for seq, run_id, data in found]
 
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
@@ -543,7 +543,7 @@ class RunLog:
             " ORDER BY seq LIMIT ?",
             (run_id, after, _PAGE),
         )
-        return [(int(seq), self._unpacked(data)) for seq, data in found]
+        return [(int(seq), self._event(data)) for seq, data in found]
 
     async def _where(self, condition: str, *values: Any, limit: int = _MOST) -> list[LoggedRun]:
         found = await self._run(
@@ -581,7 +581,18 @@ class RunLog:
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
         run_id, thread_id, owner, status, opened, ended, request = row
-        return LoggedRun(run_id, thread_id, owner, status, opened, ended, self._unpacked(request))
+        try:
+            asked = self._unpacked(request)
+        except PersistenceError as exc:
+            asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # it hides no other run
+        return LoggedRun(run_id, thread_id, owner, status, opened, ended, asked)
+
+    def _event(self, text: str) -> str:
+        try:
+            return str(self._unpacked(text))
+        except PersistenceError as exc:
+            lost = {"type": "CUSTOM", "name": "capgraph.unreadable", "value": str(exc)}
+            return _text(lost)
 
     def _packed(self, value: Any) -> str:
         return as_text(self._serde, value)

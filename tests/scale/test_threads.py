@@ -241,5 +241,29 @@ async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew
         assert await crew.over(client, *threads) == ["completed"] * 2
 
 
+async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew: Crew) -> None:
+    broken, lost, good = (crew.named(name) for name in ("broken", "lost", "good"))
+    async with crew.client() as client:
+        rows = rows_of(client.graph.checkpointer)
+        assert rows is not None
+        async with crew.worker():
+            await client.submit(broken, plan=READ)
+            assert await crew.over(client, broken) == ["completed"]
+        await rows.run("UPDATE checkpoints SET checkpoint = '{{}}'")
+        turns = [await client.submit(thread, plan=READ) for thread in (broken, lost)]
+        await rows.run(
+            "UPDATE capgraph_runs SET request = 'msgpack:wQ==' WHERE run_id = ?", (turns[1],)
+        )
+        async with crew.worker():
+            for thread in (broken, lost):
+                end = (await told(client, thread, 1 + (thread == broken)))[-1]
+                assert end["type"] == "RUN_ERROR"
+                assert {broken: "A checkpoint of", lost: "cannot be read"}[thread] in end["message"]
+            await client.submit(good, plan=READ)
+            assert await crew.over(client, good) == ["completed"]
+            found = [await client.log.get(turn) for turn in turns]
+    assert [run and run.status for run in found] == ["failed", "failed"]
+
+
 async def _waits_for(client: Client, queue: str) -> bool:
     return (await client.engine.waiting()).get(queue, 0) == 1
