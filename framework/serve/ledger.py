@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from framework.base.ports import Caller
 from framework.serve.problems import MalformedError
 from framework.state import TurnView
-from framework.stores.records import read_record, record_names
+from framework.stores.records import read_record, record_names, thread_config
 from framework.stores.rows import rows_of
-from framework.stores.threads import each_thread_id, thread_config
+from framework.stores.threads import each_thread_id
 from framework.telemetry.audit_log import AuditTable
 from framework.telemetry.usage_book import usage_totals
 
