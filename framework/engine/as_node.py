@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -78,17 +79,28 @@ async def run_capability_node(
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
+    once = partial(
+        _answered,
+        attempt,
+        view,
+        bound,
+        budget,
+        apart=in_run and not view.begun and not attempt.step,
+        state_keys=channels_of_graph() if in_run else None,
+        unsorted=not in_run,
+    )
+    stopped: Failure | None = None
+    began = bound.clock.now()
     async with _entered(view, bound, budget):
-        record = await _answered(
-            attempt,
-            view,
-            bound,
-            budget,
-            apart=in_run and not view.begun and not attempt.step,
-            state_keys=channels_of_graph() if in_run else None,
-            unsorted=not in_run,
-        )
+        record = await once()
+        if bound.engines and not view.begun:
+            from framework.engine.consult_policies import govern_node  # of no use without rules
+
+            about = (record, view, bound, budget, began)
+            record, stopped = await govern_node(*about, lambda n: once(failures=n))
     update = _update(record, view, plain=not in_run)
+    if stopped is not None:
+        update |= raise_failure([stopped])
     if in_run:
         if view.begun:
             update["control_budget"] = budget.to_plain()
@@ -223,6 +235,7 @@ async def _answered(
     apart: bool,
     state_keys: frozenset[str] | None,
     unsorted: bool = False,
+    failures: int = 0,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -245,7 +258,7 @@ async def _answered(
         view=view,
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
-        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else 0,
+        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else failures,
         state_keys=state_keys,
         unsorted=unsorted,
         budget=tries,
