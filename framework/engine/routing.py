@@ -17,6 +17,7 @@ from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, ready_steps
 from framework.planning.waits import WAIT
+from framework.state import TurnView
 
 RUN = "capabilities"
 FATAL = "fatal"
@@ -149,7 +150,7 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
         last = steps[-1]["capability"] if steps else "respond"
         return Route(last if last in CLOSING else "respond", "Every step is done.")
     pending = state.get("execution_pending_approvals") or {}
-    waiting = {plan_key(key) for key in pending}
+    waiting = TurnView(state).held_up
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
     ready = [key for key in ready_steps(plan, settled) if key not in closing]
     free = tuple(key for key in ready if key not in waiting)

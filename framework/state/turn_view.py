@@ -13,6 +13,9 @@ from framework.base.ports import Caller
 
 _NOBODY = Caller()
 
+WOKEN = "woken"
+"""Where the counts of a turn name what goes on that had waited, or asked."""
+
 
 class TurnView:
     """What a state says about the turn that is under way. It reads and never writes.
@@ -167,6 +170,16 @@ class TurnView:
     def pending(self) -> Mapping[str, Mapping[str, Any]]:
         """Steps that wait for a person, with what is asked."""
         return _mapping(self.state.get("execution_pending_approvals"))
+
+    @property
+    def woken(self) -> Sequence[str]:
+        """Keys of steps, or copies, that waited or asked, and go on."""
+        return _mapping(self.state.get("runtime_info")).get(WOKEN) or ()
+
+    @property
+    def held_up(self) -> set[str]:
+        """Keys of the steps that wait or ask, and of which no copy goes on."""
+        return {plan_key(key) for key in self.pending} - {plan_key(key) for key in self.woken}
 
     @property
     def decisions(self) -> Mapping[str, Mapping[str, Any]]:
