@@ -43,6 +43,10 @@ _ENGINES = {
     "temporal": ("temporalio", "temporal", "TemporalEngine"),
 }
 """Name of an engine to the library, the extra and the class."""
+_DATABASE = """CREATE TABLE IF NOT EXISTS capgraph_database (
+    one INTEGER PRIMARY KEY,
+    id TEXT NOT NULL
+)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,12 @@ class Client:
             )
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        if plan is not None and not isinstance(plan.get("steps"), list | tuple):
-            raise ValidationError("The plan has no 'steps'.", fix="Give it a list of steps.")
+        if plan is not None and not (
+            isinstance(plan, Mapping) and isinstance(plan.get("steps"), list | tuple)
+        ):
+            raise ValidationError(
+                f"The plan {plan!r:.80} has no 'steps'.", fix="Give it a list of steps."
+            )
         given = {"message": message, "plan": plan, "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.
@@ -284,7 +292,9 @@ async def open_engine(
     async with open_saver(None if here else url, encryption_key=key) as saver:
         if saver is not None:
             graph = graph.copy(update={"checkpointer": saver})
-        carrier = await connect(url, settings.scale, engine=engine, temporal=temporal)
+        carrier = await connect(
+            url, graph.checkpointer, settings.scale, engine=engine, temporal=temporal
+        )
         log = RunLog(graph.checkpointer)
         try:
             yield Client(graph, log, carrier)
@@ -318,12 +328,18 @@ def check_engine(url: str, name: str) -> None:
 
 
 async def connect(
-    url: str, scale: Any, *, engine: str | None = None, temporal: str | None = None
+    url: str,
+    saver: Any,
+    scale: Any,
+    *,
+    engine: str | None = None,
+    temporal: str | None = None,
 ) -> Engine:
     """Connect to an engine.
 
     Args:
         url: The database of the threads.
+        saver: An open saver of it.
         scale: The settings' section ``scale``.
         engine: Its name; the settings' one when not given.
         temporal: Address of Temporal; the settings' one when not given.
@@ -336,9 +352,21 @@ async def connect(
     name = engine or scale.engine
     check_engine(url, name)
     opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
-    address = url if name == "postgres" else temporal or scale.temporal
-    found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
+    more = {"lease_seconds": scale.lease_seconds}
+    if name == "temporal":
+        url, more["database"] = temporal or scale.temporal, await _database(rows_of(saver))
+    found: Engine = await opened.open(url, **more)
     return found
+
+
+async def _database(rows: Any) -> str:
+    """Return what tells this database from others, also when it has moved to another server."""
+    await rows.table(_DATABASE)
+    await rows.run(
+        "INSERT INTO capgraph_database (one, id) VALUES (1, ?) ON CONFLICT (one) DO NOTHING",
+        (uuid.uuid4().hex[:12],),
+    )
+    return str((await rows.run("SELECT id FROM capgraph_database"))[1][0][0])
 
 
 def _who(caller: Caller | str | None) -> Caller:

@@ -22,7 +22,6 @@ from configs.logger import get_logger
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.schedules import TABLE
 
 _TURN, _STEP, _SCHEDULED = "capgraph.turn", "capgraph.step", "capgraph.scheduled"
 _TABLES = 0x6361_7067_7363_616C
@@ -81,7 +80,6 @@ class PostgresEngine:
                 if (await found.fetchone() or (None,))[0] is None:
                     schema = await asyncio.to_thread(SchemaManager.get_schema)
                     await conn.execute(schema)
-                await conn.execute(TABLE)
         return engine
 
     # --- orders ---------------------------------------------------------------------------
@@ -183,8 +181,7 @@ class PostgresEngine:
                 stalled_worker_timeout=self._lease_seconds,
             )
             run = asyncio.create_task(working.run())
-            keeps_time = TURNS in options["queues"]
-            looking = asyncio.create_task(self._look(working, desk, keeps_time, begun))
+            looking = asyncio.create_task(self._look(working, desk, begun))
             waiting = asyncio.create_task(draining.wait())
             await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
             working.stop()
@@ -197,10 +194,8 @@ class PostgresEngine:
                 self._log.warning("No orders are taken: %s", exc)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _look(
-        self, working: Any, desk: _Desk, keeps_time: bool, begun: Callable[[], None]
-    ) -> None:
-        """Give to others what the dead have left, and keep the schedules going."""
+    async def _look(self, working: Any, desk: _Desk, begun: Callable[[], None]) -> None:
+        """Give to others what the dead have left."""
         left: set[int] = set()
         while True:
             if takes := working.worker_id is not None:
@@ -208,9 +203,6 @@ class PostgresEngine:
             try:
                 with _reached():
                     left = await self._mend(working, desk, left)
-                    if keeps_time:
-                        for row in await self._run("SELECT id, cron FROM capgraph_schedules"):
-                            await self.schedule(*row)
             except PersistenceError as exc:
                 self._log.warning("Nothing was looked after: %s", exc)
             await asyncio.sleep(self._lease_seconds / 6 if takes else 0.02)
@@ -248,9 +240,9 @@ class PostgresEngine:
 
     # --- schedules ------------------------------------------------------------------------
 
-    async def schedule(self, name: str, cron: str) -> None:
-        """Order the next moment of a schedule; the worker that does it orders the one after it."""
-        at = croniter(cron, time.time()).get_next(float)
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Order the next moment of a schedule, unless it is; who does it asks for the one after it."""
+        at = croniter(cron, max(time.time(), after)).get_next(float)
         await self._defer(_SCHEDULED, TURNS, name, {"schedule": name, "moment": at}, at)
 
     async def unschedule(self, name: str) -> None:

@@ -26,6 +26,7 @@ from temporalio.client import (
     Client,
     Schedule,
     ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
@@ -58,7 +59,12 @@ from temporalio.worker import (
 )
 
 from configs.logger import get_logger
-from framework.base.errors import PersistenceError, ThreadBusyError, ValidationError
+from framework.base.errors import (
+    ConfigurationError,
+    PersistenceError,
+    ThreadBusyError,
+    ValidationError,
+)
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.turn_workflow import (
@@ -91,25 +97,37 @@ class TemporalEngine:
         client: Connected to the server.
         address: Where it is.
         lease_seconds: How long a worker is waited for that is not heard of.
+        database: Names the threads' database, which may not be the only one on the server.
     """
 
-    def __init__(self, client: Client, address: str, lease_seconds: float) -> None:
+    def __init__(
+        self, client: Client, address: str, lease_seconds: float, database: str = ""
+    ) -> None:
         self._client = client
         self._address = address
         self._lease_seconds = lease_seconds
+        self._at, self._of = (f"@{database}", f"{database}/") if database else ("", "")
 
     @classmethod
-    async def open(cls, address: str, *, lease_seconds: float) -> TemporalEngine:
+    async def open(
+        cls, address: str, *, lease_seconds: float, database: str = ""
+    ) -> TemporalEngine:
         """Connect to a server.
 
         Args:
             address: Its host and port.
             lease_seconds: The length of a lease.
+            database: Names the threads' database.
 
         Raises:
+            ConfigurationError: It is no address.
             PersistenceError: It cannot be reached.
         """
-        return cls(await _connect(address, RetryConfig()), address, lease_seconds)
+        if not re.fullmatch(r"\S+:\d{1,5}", address):
+            raise ConfigurationError(
+                f"{address!r:.80} is no address of Temporal.", fix="Give HOST:PORT."
+            )
+        return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
 
     async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
         """Hand a thread to a worker; its workflow is begun, or told.
@@ -122,16 +140,33 @@ class TemporalEngine:
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        kept = Order(order.thread, order.run, self._lease_seconds)
-        with _reached(self._address), suppress(WorkflowAlreadyStartedError):
-            await self._client.start_workflow(
-                ThreadWorkflow.run,
-                [kept] if again else [],
-                id=_PREFIX + order.thread,
-                task_queue=TURNS,
-                start_signal=None if again else "order",
-                start_signal_args=[] if again else [kept],
-            )
+        queue, name = TURNS + self._at, _PREFIX + order.thread
+        kept = Order(order.thread, order.run, self._lease_seconds, queue if self._at else "")
+        with _reached(self._address):
+            try:
+                await self._client.start_workflow(
+                    ThreadWorkflow.run,
+                    [kept] if again else [],
+                    id=name,
+                    task_queue=queue,
+                    start_signal=None if again else "order",
+                    start_signal_args=[] if again else [kept],
+                )
+            except WorkflowAlreadyStartedError:
+                found = await self._client.get_workflow_handle(name).describe()
+                if found.task_queue != queue:
+                    # Another database has a thread of this name, whose workflow leaves ours alone.
+                    await self._start("advance", [order.thread, order.run], name, queue)
+
+    async def _start(self, activity_name: str, args: list[Any], name: str, queue: str) -> None:
+        await self._client.start_activity(
+            activity_name,
+            args=args,
+            id=self._of + name,
+            task_queue=queue,
+            id_conflict_policy=ActivityIDConflictPolicy.USE_EXISTING,
+            **patience(self._lease_seconds),
+        )
 
     async def run_step(self, order: StepOrder) -> None:
         """Hand a step to a worker of its queue; one that is under way is not begun again.
@@ -143,14 +178,7 @@ class TemporalEngine:
             PersistenceError: The server cannot be reached.
         """
         with _reached(self._address):
-            await self._client.start_activity(
-                "step",
-                asdict(order),
-                id=order.id,
-                task_queue=order.queue,
-                id_conflict_policy=ActivityIDConflictPolicy.USE_EXISTING,
-                **patience(self._lease_seconds),
-            )
+            await self._start("step", [asdict(order)], order.id, order.queue + self._at)
 
     async def serve(
         self,
@@ -219,7 +247,8 @@ class TemporalEngine:
         client = await _connect(self._address, _RETRY)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
             workers = [
-                _worker(client, desk, queue, worker, threads) for queue in sorted(set(queues))
+                _worker(client, desk, queue, self._at, worker, threads)
+                for queue in sorted(set(queues))
             ]
             runs = [asyncio.create_task(one.run()) for one in workers]
             ready()
@@ -236,7 +265,10 @@ class TemporalEngine:
         """Count the orders that nobody has taken, by queue."""
         with _reached(self._address):
             steps = self._client.list_activities('ExecutionStatus = "Running"')
-            queues = {TURNS} | {one.task_queue async for one in steps}
+            found = {one.task_queue async for one in steps}
+            queues = {TURNS} | {
+                queue.removesuffix(self._at) for queue in found if queue.endswith(self._at)
+            }
             counts = {queue: await self._backlog(queue) for queue in sorted(queues)}
         return {queue: count for queue, count in counts.items() if count}
 
@@ -251,7 +283,7 @@ class TemporalEngine:
             found = await self._client.workflow_service.describe_task_queue(
                 DescribeTaskQueueRequest(
                     namespace=_NAMESPACE,
-                    task_queue=TaskQueue(name=queue),
+                    task_queue=TaskQueue(name=queue + self._at),
                     task_queue_type=kind,
                     report_stats=True,
                 ),
@@ -260,12 +292,13 @@ class TemporalEngine:
             count += found.stats.approximate_backlog_count
         return count
 
-    async def schedule(self, name: str, cron: str) -> None:
-        """Have Temporal begin a workflow at each moment.
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Have Temporal begin a workflow at each moment, unless it does already.
 
         Args:
             name: Names the schedule.
             cron: Five fields of cron, in UTC.
+            after: The moment that has come; Temporal goes on by itself.
 
         Raises:
             ValidationError: Temporal knows no such times.
@@ -274,15 +307,15 @@ class TemporalEngine:
         action = ScheduleActionStartWorkflow(
             ScheduleWorkflow.run,
             Begin(name, self._lease_seconds),
-            id=f"{_PREFIX}schedule/{name}",
-            task_queue=TURNS,
+            id=f"{_PREFIX}schedule/{self._of}{name}",
+            task_queue=TURNS + self._at,
         )
         # Moments at which no worker lived are not all made up for when one does.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
         spec = ScheduleSpec(cron_expressions=[cron])
-        with _reached(self._address):
+        with _reached(self._address), suppress(ScheduleAlreadyRunningError):
             await self._client.create_schedule(
-                _PREFIX + name, Schedule(action=action, spec=spec, policy=policy)
+                _PREFIX + self._of + name, Schedule(action=action, spec=spec, policy=policy)
             )
 
     async def unschedule(self, name: str) -> None:
@@ -296,7 +329,7 @@ class TemporalEngine:
         """
         with _reached(self._address):
             try:
-                await self._client.get_schedule_handle(_PREFIX + name).delete()
+                await self._client.get_schedule_handle(_PREFIX + self._of + name).delete()
             except RPCError as exc:
                 if exc.status != RPCStatusCode.NOT_FOUND:
                     raise
@@ -438,13 +471,13 @@ class _Slots(CustomSlotSupplier):
 
 
 def _worker(
-    client: Client, desk: _Desk, queue: str, name: str, threads: ThreadPoolExecutor
+    client: Client, desk: _Desk, queue: str, at: str, name: str, threads: ThreadPoolExecutor
 ) -> Worker:
     fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
     turns = queue == TURNS
     return Worker(
         client,
-        task_queue=queue,
+        task_queue=queue + at,
         identity=name,
         workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
         activities=[desk.advance, desk.scheduled, desk.step] if turns else [desk.step],

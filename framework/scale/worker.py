@@ -168,11 +168,13 @@ class Worker:
         """Begin the turn of a schedule, unless it is gone; the same moment begins it once."""
         found = await Schedules(self._client.graph.checkpointer).get(schedule)
         if found is None:
+            await self._client.engine.unschedule(schedule)
             return
         at = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
         thread = found.thread or f"{schedule}-{at}"
         run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{at}"))
         await self._client.submit(thread, found.message, run_id=run_id)
+        await self._client.engine.schedule(found.id, found.cron, after=moment)
 
     # --- what nobody else looks after -----------------------------------------------------
 
@@ -210,6 +212,8 @@ class Worker:
             lost = [run for run in await client.log.unfinished() if run.opened < before]
             for run in reversed(lost):
                 await client.engine.submit(TurnOrder(run.thread_id, run.run_id), again=True)
+            for schedule in await Schedules(client.graph.checkpointer).all():
+                await client.engine.schedule(schedule.id, schedule.cron)
         if now >= self._next_pruning:
             self._next_pruning = now + _HOUR
             assert self._rows is not None
