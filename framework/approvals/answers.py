@@ -24,6 +24,8 @@ from framework.state import TurnView, dump_context
 
 _Found = tuple[list[str], str]
 _SHOWN, _TOLD = 300, 2000  # characters of what may be anybody's
+_GOES_WITH = {"parameters": "edit", "steps": "edit", "outputs": "done", "message": "respond"}
+"""What would be passed over in silence with any other decision; what was shown may be repeated."""
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
@@ -158,6 +160,11 @@ def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | N
         allowed = ", ".join(step["decisions"])
         told = f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."
         return None, [(["decision"], told)]
+    for name, word in _GOES_WITH.items():
+        found = getattr(answer, name)
+        if answer.decision != word and found and found != step.get(name):
+            told = f"{answer.decision!r} for step {key!r} takes no {name}: {word!r} does."
+            return None, [([name], told)]
     if answer.decision == "respond" and not answer.message.strip():
         return None, [(["message"], f"'respond' for step {key!r} needs a message.")]
     if answer.remember is not None and (answer.decision != "approve" or step["kind"] != STEP):

@@ -297,30 +297,26 @@ class Runs:
     async def stop(self, caller: Caller, run_id: str) -> Run:
         """Cancel a run, in whichever process it goes on; one that has ended stays as it is.
 
+        A run that waits for a person or an event has nothing left to wait for then.
+
         Raises:
             NotThereError: There is no such run.
+            ThreadBusyError: What it waited for goes on at this moment.
         """
         run = await self._mine(caller, run_id)
+        last = run.status == "waiting" and await self._log.of_thread(run.thread_id, 1)
+        if last and last[0].run_id == run_id:
+            lease = await leases_of(self._saver).take(run.thread_id)
+            try:
+                with lend(lease):
+                    end = await stopped(self._graph, run.thread_id)
+                await self._log.end(run_id, end.status)
+            finally:
+                await leases_of(self._saver).release(lease)
+            return await self.get(caller, run_id)
         if not self._runner.stop(run_id):
             await self._log.stop(run.thread_id, run_id)
         return self._shown(caller, run)
-
-    async def withdraw(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a turn that waits for a person: its question is not open any more.
-
-        Raises:
-            NotThereError: There is no such run.
-            ThreadBusyError: The thread is being run.
-        """
-        run = await self._mine(caller, run_id)
-        lease = await leases_of(self._saver).take(run.thread_id)
-        try:
-            with lend(lease):
-                end = await stopped(self._graph, run.thread_id)
-            await self._log.end(run_id, end.status)
-        finally:
-            await leases_of(self._saver).release(lease)
-        return await self.get(caller, run_id)
 
     # --- questions ------------------------------------------------------------------------
 

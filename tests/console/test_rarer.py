@@ -81,6 +81,10 @@ def test_a_wait_is_shown_and_goes_on(page: Any, served: Served) -> None:
         page.reload()
     served.call(f"/api/threads/{thread}/signals/go", {"value": 1})
     status(page, "first", "done")
+    opened(page, served, step)
+    status(page, "first", "waits")
+    page.get_by_test_id("stop").click()
+    page.locator("[data-testid=thread] [data-outcome=stopped]").first.wait_for()
 
 
 def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> None:

@@ -183,10 +183,14 @@ const app = {
     }
   },
   async stop() {
-    if (!this.following) return;
-    this.stopping = true;
+    const run = this.following ?? this.turn.run ?? this.thread?.runs?.[0]?.run_id;
+    if (!run) return;
+    this.stopping = Boolean(this.following);
     changed();
-    try { await post(`/api/runs/${encodeURIComponent(this.following)}/stop`); } catch (error) { this.stopping = false; this.fail(error); }
+    try {
+      await post(`/api/runs/${encodeURIComponent(run)}/stop`);
+      if (!this.following) await this.reload(); // it waited for something
+    } catch (error) { this.stopping = false; this.fail(error); }
   },
   async answer(question, answer) {
     const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });

@@ -74,7 +74,7 @@ export function talkView(app) {
     const note = turn.notes.at(-1)?.text;
     put(working, runs ? (app.stopping ? T.stopping : `${T.working}${note ? ` · ${visible(note)}` : "…"}`) : "");
     attr(working, "data-on", runs);
-    stop.hidden = !runs;
+    stop.hidden = !runs && turn.status !== "waiting";
     clip.hidden = !app.uploads;
     attr(pick, "accept", app.uploads?.kinds.join(","));
     stop.disabled = app.stopping;

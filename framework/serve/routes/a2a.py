@@ -319,12 +319,9 @@ class _Agent(RequestHandler):
         caller = _caller(context)
         with _told():
             run = (await self._runs.turn(caller, params.id))[-1]
-            if run.status == "waiting":
-                run = await self._runs.withdraw(caller, run.run_id)
-            elif run.status in _RUNNING:
-                run = await self._runs.stop(caller, run.run_id)
-            else:
+            if run.status not in (*_RUNNING, "waiting"):
                 raise TaskNotCancelableError
+            run = await self._runs.stop(caller, run.run_id)
             await self._last(caller, run)
             return await self._task(caller, params.id)
 

@@ -348,6 +348,29 @@ async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
         assert await ended(ann, free.json()["run_id"]) == "completed"
 
 
+async def test_what_waits_is_stopped_and_asks_nothing_any_more() -> None:
+    waits = {"steps": [{**READ["steps"][0], "wait_for": {"key": "rain", "within": "1h"}}]}
+    async with served() as client:
+        ann = await client()
+        for plan in (PLAN, waits):
+            thread, run = await asked(ann, plan)
+            assert await ended(ann, run) == "waiting"
+            stopped = await ann.post(f"/api/runs/{run}/stop")
+            assert (stopped.status_code, stopped.json()["status"]) == (202, "stopped")
+            assert (await ann.get("/api/questions")).json()["items"] == []
+            assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "stopped"
+        early = await ann.post(f"/api/threads/{thread}/signals/rain")
+        assert early.json() == {"waited": False, "run_id": None}
+        # What was answered goes on in another run: the first one is over.
+        thread, run = await asked(ann)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        path = f"/api/questions/{question['question_id']}"
+        on = (await ann.post(path, json={"answer": "approve"})).json()["run_id"]
+        assert await ended(ann, on) == "completed"
+        assert (await ann.post(f"/api/runs/{run}/stop")).json()["status"] == "waiting"
+
+
 async def test_identity_in_a_body_is_nobodys() -> None:
     seen = []
 
