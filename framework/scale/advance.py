@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from configs.logger import get_logger
@@ -297,6 +298,8 @@ class Runner:
         asked = [question_of(run.thread_id, key, value) for key, value in end.questions.items()]
         result = {**end.as_data(), "thread_id": translator.thread_id}
         result.pop("questions", None)
+        # Where a file lies concerns nobody who asks: it is had by reference.
+        result["files"] = [PurePath(one).name for one in end.files]
         shown = [{**one, "thread_id": translator.thread_id} for one in asked]
         told = translator.finished(result, [interrupt_of(q) for q in shown])
         self._log.tell(run.run_id, told, translator.shortened)

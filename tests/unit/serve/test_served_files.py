@@ -126,7 +126,11 @@ async def test_plots_and_tables_are_had_by_reference(tmp_path: Path) -> None:
             "picture",
             "image/png",
         )
-        assert str(tmp_path) not in str([table, image])
+        told = await events_of(ann, run)
+        assert told[-1]["result"]["files"] == [image["name"]]
+        whole = (await ann.get(f"/api/threads/{thread}")).json()
+        assert image["name"] in whole["messages"][-1]["content"]
+        assert str(tmp_path) not in str([table, image, told, whole])
         path = f"/api/threads/{thread}/files"
         got = await ann.get(f"{path}/{image['file_id']}")
         assert got.content.startswith(b"\x89PNG")
