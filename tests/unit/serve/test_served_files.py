@@ -18,7 +18,7 @@ from framework.base.ports import Caller
 from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.files import Uploads
-from tests.support.served import ByHeader, asked, ended, served
+from tests.support.served import ByHeader, asked, ended, events_of, served
 
 CSV = b"time,load\n" + b"".join(b"2024-01-%02d,%d\n" % (day, day * 10) for day in range(1, 31))
 HARDENED = {
