@@ -236,7 +236,10 @@ TOP = _phrase(
     r"|largest|smallest|hottest|coldest|warmest|wettest|biggest|heaviest)\b)"
 )
 PARTS = [
-    ("hour_of_day", _phrase(r"\bhours? of (?:the )?day\b")),
+    (
+        "hour_of_day",
+        _phrase(r"\bhours? of (?:the )?day\b|(?<=\bat what )hour\b|(?<=\bat which )hour\b"),
+    ),
     ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
     ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
 ]
