@@ -128,7 +128,9 @@ class TurnView:
     @cached_property
     def planned(self) -> Mapping[str, PlannedStep]:
         """The plan's steps by context key."""
-        return {step["context_key"]: step for step in self.steps if "context_key" in step}
+        steps = self.steps if isinstance(self.steps, list) else ()
+        known = [step for step in steps if isinstance(step, dict) and "context_key" in step]
+        return {str(step["context_key"]): step for step in known}
 
     def step_of(self, key: str) -> PlannedStep:
         """Return a step of the plan, or its copy for one element, by the context key."""
