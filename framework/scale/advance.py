@@ -121,9 +121,9 @@ class Runner:
                 if not await self._log.open_of(order.thread):
                     break  # there is nothing to wait for
                 raise
-            run = None
+            run, alone = None, True
             try:
-                run = await self._next(order.thread)
+                run, alone = await self._next(order.thread)
             finally:
                 if run is None:
                     await leases_of(self._saver).release(lease)
@@ -131,16 +131,20 @@ class Runner:
                 break
             if (status := await self.run(run, lease, frees_first=False)) is not None:
                 ended[run.run_id] = status
+                if alone:
+                    break  # whatever was asked for meanwhile has an order of its own
             if not await self._log.open_of(order.thread):
                 break
         left = self.draining and bool(await self._log.open_of(order.thread))
         return Report(order.thread, ended, left)
 
-    async def _next(self, thread: str) -> LoggedRun | None:
+    async def _next(self, thread: str) -> tuple[LoggedRun | None, bool]:
+        """Return what to go on with, and whether nothing else was asked for."""
         runs = await self._log.open_of(thread)
+        alone = len(runs) < 2
         for run in runs:
             if run.status != "queued":
-                return run
+                return run, alone
         busy: Collection[Any] = ()
         try:
             found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
@@ -152,7 +156,7 @@ class Runner:
         ready = [
             run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
         ]
-        return min(ready, key=lambda run: run.is_new_turn, default=None)
+        return min(ready, key=lambda run: run.is_new_turn, default=None), alone
 
     def run(
         self, run: LoggedRun, lease: Lease, *, frees_first: bool = True
@@ -214,7 +218,7 @@ class Runner:
                         end = await self._run_turn(run, turn, translator)
                     if end is not None:
                         # Whoever has lost the thread does not say how the run of another ended.
-                        await leases_of(self._saver).confirm(run.thread_id)
+                        await leases_of(self._saver).confirm(run.thread_id, ask=False)
                 if end is not None and not frees_first:
                     return await self._end(run, end, translator)
             finally:

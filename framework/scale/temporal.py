@@ -397,9 +397,8 @@ class _Desk:
             future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(doing, self._home))
             self._under_way[order] = future
             future.add_done_callback(lambda ended: self._end(order, ended))
-        while not future.done():
+        while not (await asyncio.wait({future}, timeout=patience / 4))[0]:
             activity.heartbeat()
-            await asyncio.wait({future}, timeout=patience / 4)
         if (failed := _failure(future)) is not None:
             at_once = self._draining.is_set() or future.cancelled()
             raise _given_back(type(failed).__name__, _AT_ONCE if at_once else None)

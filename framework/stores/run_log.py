@@ -2,8 +2,8 @@
 
 It is the truth about what was asked: a run stands here before anybody works on it, and until it has
 ended somebody goes on with it. A run outlives whoever listens to it, so what it tells is written
-down first and read from here. Events of all runs are written together, as many as there are at the
-moment: a listener sees none that a restart could lose.
+down first and read from here. Events of all runs are written together, what a run has told within a
+moment in one row: a listener sees none that a restart could lose.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,7 +69,7 @@ _NEXT_PLACE = (
     " ORDER BY p.begins DESC LIMIT 1"
 )
 _OF_THREAD = (
-    "SELECT p.begins + e.seq, p.run_id, e.data FROM capgraph_run_places p"
+    "SELECT p.run_id, p.begins + e.seq, e.data FROM capgraph_run_places p"
     " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
 )
@@ -91,6 +91,8 @@ _LONGEST = 1_000_000
 """Characters of an event past which it is shortened."""
 _LAST = ('{"type":"RUN_FINISHED"', '{"type":"RUN_ERROR"')
 """What the event begins with that ends a run."""
+_GATHER_SECONDS = 0.02
+"""So long an event waits for others that are written with it, unless somebody waits for it."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _IN_MEMORY = 1000
@@ -178,6 +180,7 @@ class RunLog:
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         # Known for as long as somebody listens.
         self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._heard: asyncio.Task[None] | None = None
@@ -412,16 +415,24 @@ class RunLog:
     async def flush(self) -> None:
         """Wait until everything that was told is written."""
         if self._writer is not None:
+            self._hurry.set()
             await asyncio.shield(self._writer)
 
     async def _write(self) -> None:
         while self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._hurry.wait()
+            self._hurry.clear()
             batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
-            marks = ", ".join(["(?, ?, ?, ?)"] * len(batch))
+            told: dict[tuple[str, str], tuple[int, list[str]]] = {}
+            for run_id, seq, text, teller in batch:
+                told.setdefault((run_id, teller), (seq, []))[1].append(text)
+            marks = ", ".join(["(?, ?, ?, ?)"] * len(told))
             values = [
                 part
-                for run_id, seq, text, teller in batch
-                for part in (run_id, seq, self._packed(text), teller)
+                for (run_id, teller), (first, texts) in told.items()
+                for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
             ]
             names = {run_id for run_id, *_ in batch}
             names |= {self._live[name].thread for name in names if name in self._live}
@@ -517,7 +528,7 @@ class RunLog:
                     return [(begins + seq, run_id, text) for seq, text in told]
             return []
         found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
-        return [(int(seq), run_id, self._event(data)) for seq, run_id, data in found]
+        return [(seq, run, text) for run, seq, text in self._told(found, after)]
 
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
@@ -539,11 +550,20 @@ class RunLog:
 
     async def _page(self, run_id: str, after: int) -> list[tuple[int, str]]:
         found = await self._run(
-            "SELECT seq, data FROM capgraph_run_events WHERE run_id = ? AND seq > ?"
+            "SELECT run_id, seq, data FROM capgraph_run_events WHERE run_id = ? AND seq > ?"
             " ORDER BY seq LIMIT ?",
             (run_id, after, _PAGE),
         )
-        return [(int(seq), self._event(data)) for seq, data in found]
+        return [(seq, text) for _, seq, text in self._told(found, after)]
+
+    def _told(self, rows: list[tuple[Any, ...]], after: int) -> Iterator[tuple[str, int, str]]:
+        """Yield run, number and text of the events behind a number; a row has that of its last one."""
+        for run_id, last, data in rows:
+            texts = self._events(data)
+            for number, text in enumerate(texts, int(last) - len(texts) + 1):
+                if number > after:
+                    after = number
+                    yield run_id, number, text
 
     async def _where(self, condition: str, *values: Any, limit: int = _MOST) -> list[LoggedRun]:
         found = await self._run(
@@ -587,12 +607,12 @@ class RunLog:
             asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # it hides no other run
         return LoggedRun(run_id, thread_id, owner, status, opened, ended, asked)
 
-    def _event(self, text: str) -> str:
+    def _events(self, text: str) -> list[str]:
         try:
-            return str(self._unpacked(text))
+            return list(self._unpacked(text))
         except PersistenceError as exc:
             lost = {"type": "CUSTOM", "name": "capgraph.unreadable", "value": str(exc)}
-            return _text(lost)
+            return [_text(lost)]
 
     def _packed(self, value: Any) -> str:
         return as_text(self._serde, value)
