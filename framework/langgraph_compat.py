@@ -26,6 +26,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.config import get_stream_writer
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
@@ -218,6 +219,15 @@ def called_back(*handlers: Any) -> Iterator[None]:
     told: RunnableConfig | None = {**config, "callbacks": added}
     with scoped(var_child_runnable_config, told):
         yield
+
+
+def is_streamed() -> bool:
+    """Tell whether the custom stream of the graph that runs here goes anywhere.
+
+    Where nobody asked for it LangGraph hands out a function that holds nothing.
+    """
+    writer = get_stream_writer()
+    return getattr(writer, "__closure__", writer) is not None
 
 
 def is_watched(*known: Any) -> bool:

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from configs.logger import use_masker
-from configs.streaming import heard
+from configs.streaming import heard, is_heard
 from framework.engine.asking import ask_about_words
 from framework.engine.services import Services
+from framework.langgraph_compat import is_streamed
 from framework.pipeline.run_config import use_asker, use_models
 from framework.prompts.provider import use_prompts
 from framework.telemetry.audit import auditing, current_audit
@@ -34,7 +35,7 @@ def run_scope(
     services: Services,
     config: Mapping[str, Any],
     *,
-    listened: bool = True,
+    listened: bool | None = None,
     answering: bool = True,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
@@ -46,7 +47,8 @@ def run_scope(
     Args:
         services: Whose run it is.
         config: The run's configuration.
-        listened: Whether anybody beside the sinks takes up the run's events.
+        listened: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
+            run around this one, has it when not given.
         answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
     """
     around = _inside.get()
@@ -57,6 +59,8 @@ def run_scope(
         thread = (config.get("configurable") or {}).get("thread_id")
         ids["run_id"] = str(config.get("run_id") or uuid.uuid4())
         ids["thread_id"] = None if thread is None else str(thread)
+    if listened is None:
+        listened = is_heard() if around else is_streamed()
     before = copy_context()
     with ExitStack() as stack:
         stack.enter_context(heard(listened or services.events.has_sinks))

@@ -17,7 +17,7 @@ from framework import agents as g
 from framework import selection as r
 from framework import stores as s
 from framework import workflows as w
-from framework.base.errors import CapgraphError
+from framework.base.errors import CapgraphError, ConfigurationError
 from framework.graph import wake
 from framework.planning import Plan, Recipe, check_plan
 from framework.testing import ScriptedModel
@@ -306,3 +306,13 @@ async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
         await ended(getattr(graph, name)(config, *more))
     mine = graph.with_config({"configurable": {"thread_id": "1"}})
     await ended(getattr(mine, name)(config, *more))
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+async def test_what_is_no_server_is_told_before_anything_is_asked_of_it(odd: Any) -> None:
+    pytest.importorskip("mcp")
+    pytest.importorskip("a2a")
+    with pytest.raises(ConfigurationError, match="is no MCP server"):
+        await a.mcp_capabilities(odd)
+    with pytest.raises(ConfigurationError, match="is no agent that works elsewhere"):
+        a.remote_capability(odd)
