@@ -71,6 +71,9 @@ def repair_plan(
         # After each kind of repair the plan is read afresh: one repair may settle another.
         if not any(fixer(draft, view, problems) for fixer in _FIXERS):
             break
+        if [p.code for p in problems] == [codes.NO_CLOSING] and len(draft.steps) <= max_steps:
+            problems = []  # an answer after steps without a problem has none
+            break
     else:
         problems = check_plan(mended, catalog, available, active=active, max_steps=max_steps)
     return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
