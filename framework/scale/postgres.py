@@ -14,7 +14,6 @@ import procrastinate
 from croniter import croniter
 from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
 from procrastinate.jobs import Job, Status
-from procrastinate.schema import SchemaManager
 from procrastinate.worker import Worker
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -22,10 +21,9 @@ from configs.logger import get_logger
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
+from framework.scale.tables import make_tables
 
 _TURN, _STEP, _SCHEDULED = "capgraph.turn", "capgraph.step", "capgraph.scheduled"
-_TABLES = 0x6361_7067_7363_616C
-"""Advisory lock of whoever makes the tables."""
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 _NEVER = 1e9
@@ -74,12 +72,8 @@ class PostgresEngine:
         with _reached():
             await app.open_async()
             engine = cls(app, lease_seconds)
-            async with engine._pool.connection() as conn, conn.transaction():
-                await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES,))
-                found = await conn.execute("SELECT to_regclass('procrastinate_jobs')")
-                if (await found.fetchone() or (None,))[0] is None:
-                    schema = await asyncio.to_thread(SchemaManager.get_schema)
-                    await conn.execute(schema)
+            async with engine._pool.connection() as conn:
+                await make_tables(conn, lease_seconds=lease_seconds)
         return engine
 
     # --- orders ---------------------------------------------------------------------------
