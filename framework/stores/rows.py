@@ -245,7 +245,7 @@ class PostgresRows(SaverRows):
         return {**mine, "password": ""} == {**other, "password": ""}
 
     async def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield what is told on a channel, for as long as the database is there.
+        """Yield what is told on a channel, for as long as the database is there; at first an empty name.
 
         Raises:
             PersistenceError: It is away.
@@ -256,6 +256,7 @@ class PostgresRows(SaverRows):
             opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
             async with await opened as connection:
                 await connection.execute(f"LISTEN {channel}".encode())
+                yield ""
                 async for told in connection.notifies():
                     yield told.payload
         except psycopg.Error as exc:

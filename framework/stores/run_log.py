@@ -16,16 +16,16 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
+from framework.stores.ears import CHANNEL, Ears
 from framework.stores.leases import leases_of
 from framework.stores.reading import as_text, from_text
-from framework.stores.rows import OwnRows, PostgresRows, rows_of
+from framework.stores.rows import OwnRows, kept_with, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
@@ -80,7 +80,6 @@ _PLACES_BY_THREAD = (
 )
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
-_CHANNEL = "capgraph_events"
 _MOST = 10_000
 _AT_ONCE = 500
 _TAIL = 256
@@ -181,9 +180,7 @@ class RunLog:
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
-        # Known for as long as somebody listens.
-        self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
-        self._heard: asyncio.Task[None] | None = None
+        self._ears: Ears = kept_with(saver, Ears)
         self._ready = False
         self.closing = asyncio.Event()
 
@@ -449,20 +446,6 @@ class RunLog:
 
     # --- listeners of other processes -----------------------------------------------------
 
-    def _ear(self, name: str) -> asyncio.Event:
-        """Return what is set when a run or a thread of another process tells something."""
-        if isinstance(self._rows, PostgresRows) and (self._heard is None or self._heard.done()):
-            self._heard = asyncio.create_task(self._hear(self._rows))
-        return self._ears.setdefault(name, asyncio.Event())
-
-    async def _hear(self, rows: PostgresRows) -> None:
-        while True:
-            with suppress(PersistenceError):
-                async for name in rows.listen(_CHANNEL):
-                    if (ear := self._ears.pop(name, None)) is not None:
-                        ear.set()
-            await asyncio.sleep(_LOOK_SECONDS)
-
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
         """Yield the events of a run with their numbers, as JSON, until the run has told its last.
 
@@ -478,7 +461,7 @@ class RunLog:
             if live is not None and live.left and not live.ended:
                 live = None
             over = live.ended if live is not None else await self._has_ended(run_id)
-            changed = live.changed if live is not None else self._ear(run_id)
+            changed = live.changed if live is not None else self._ears.of(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
@@ -508,7 +491,7 @@ class RunLog:
             after: The number of the last event that the listener has.
         """
         while not self.closing.is_set():
-            ear = self._ear(thread_id)
+            ear = self._ears.of(thread_id)
             page = await self._page_of_thread(thread_id, after)
             yield page
             if page:
@@ -535,10 +518,7 @@ class RunLog:
         self.closing.set()
         for live in self._live.values():
             live.wake()
-        for ear in self._ears.values():
-            ear.set()
-        if self._heard is not None:
-            self._heard.cancel()
+        self._ears.close()
         if isinstance(self._rows, OwnRows):
             self._rows.close()
 
@@ -585,10 +565,10 @@ class RunLog:
             for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
-        if told and isinstance(self._rows, PostgresRows):
+        if told and self._ears.tells:
             marks = ", ".join(["(?)"] * len(told))
             statement = (
-                f"WITH put AS ({statement}) SELECT pg_notify('{_CHANNEL}', name)"
+                f"WITH put AS ({statement}) SELECT pg_notify('{CHANNEL}', name)"
                 f" FROM (VALUES {marks}) news (name)"
             )
             values = (*values, *told)
