@@ -33,6 +33,7 @@ from framework.engine.asking import ask_apart, reader, remember
 from framework.engine.bind import unbound_services
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
+from framework.engine.undo import failed_before, offered_apart
 from framework.governance.spending import running_spending
 from framework.langgraph_compat import (
     called_back,
@@ -79,28 +80,34 @@ async def run_capability_node(
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
-    once = partial(
-        _answered,
-        attempt,
-        view,
-        bound,
-        budget,
-        apart=in_run and not view.begun and not attempt.step,
-        state_keys=channels_of_graph() if in_run else None,
-        unsorted=not in_run,
-    )
-    stopped: Failure | None = None
-    began = bound.clock.now()
-    async with _entered(view, bound, budget):
-        record = await once()
-        if bound.engines and not view.begun:
-            from framework.engine.consult_policies import govern_node  # of no use without rules
 
-            about = (record, view, bound, budget, began)
-            record, stopped = await govern_node(*about, lambda n: once(failures=n))
-    update = _update(record, view, plain=not in_run)
-    if stopped is not None:
-        update |= raise_failure([stopped])
+    async def run(attempt: Attempt, failures: int = 0) -> StepRecord:
+        return await _answered(
+            attempt,
+            view,
+            bound,
+            budget,
+            apart=in_run and not view.begun and not attempt.step,
+            state_keys=channels_of_graph() if in_run else None,
+            unsorted=not in_run,
+            failures=failures,
+        )
+
+    alone, began = in_run and not view.begun, bound.clock.now()
+    async with _entered(view, bound, budget):
+        update = await failed_before(bound) if alone else {}
+        if not update:
+            record, stopped = await run(attempt), None
+            if bound.engines and not view.begun:
+                from framework.engine.consult_policies import govern_node  # of no use without rules
+
+                about = (record, view, bound, budget, began)
+                record, stopped = await govern_node(*about, partial(run, attempt))
+            update = _update(record, view, plain=not in_run)
+            if stopped is not None:
+                update |= raise_failure([stopped])
+        if alone and update.get("control_has_error"):
+            update = await offered_apart(update, view, bound, run)
     if in_run:
         if view.begun:
             update["control_budget"] = budget.to_plain()

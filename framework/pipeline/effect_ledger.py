@@ -116,6 +116,7 @@ class EffectLedger:
     Attributes:
         agreements: What people agreed to.
         visit: As given.
+        turn: What the names of its effects begin with.
     """
 
     def __init__(
@@ -132,16 +133,16 @@ class EffectLedger:
         self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
-        self._turn = "/".join(part for part in (journal.room, safe) if part)
+        self.turn = "/".join(part for part in (journal.room, safe) if part)
         self.visit = visit
         # A later plan may have another step under the same key.
-        self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
+        self._waiting = f"{self.turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
         self.agreements = Agreements(
             journal,
-            self._turn,
+            self.turn,
             visit or view.plan_id,
             self._owner,
             by_visit=bool(visit),
@@ -169,7 +170,7 @@ class EffectLedger:
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
+        return self.key(f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
     def _owner(self, key: str) -> str:
         return f"{self.visit}/{key}" if self.visit else key
@@ -212,7 +213,7 @@ class EffectLedger:
         """
         if (known := self._claimed) is not None:
             return replace(known, record=await self._read(known.name))
-        base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
+        base = f"{self.turn}/{spec.name}/{effect_key(spec, attempt)}"
         number, asks = 0, self._owner(attempt.key)
         async with self._lock:
             while True:
@@ -376,7 +377,7 @@ class EffectLedger:
         They are claimed as effects are: a later plan finds them whatever it calls the step.
         """
         if self.journal.is_lent:  # claims are made where the turn runs
-            return f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
+            return f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}"
         others = [key for key in job.door.plan_keys if key != plan_key(attempt.key)]
         kept = {key for key in others if (job.view.results.get(key) or {}).get("success")}
         return (await self.claim(job.spec, attempt, job.view.plan_id, (), kept)).name
@@ -385,11 +386,11 @@ class EffectLedger:
 
     async def hold(self, key: str, result: Mapping[str, Any]) -> None:
         """Keep a step's result that a person has to agree to before anything uses it."""
-        await self._write(f"{self._turn}/held/{self._owner(key)}", dict(result))
+        await self._write(f"{self.turn}/held/{self._owner(key)}", dict(result))
 
     async def held(self, key: str) -> dict[str, Any]:
         """Return the step's result about which a person is asked; empty for none."""
-        return await self._read(f"{self._turn}/held/{self._owner(key)}")
+        return await self._read(f"{self.turn}/held/{self._owner(key)}")
 
     async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Leave word what a person decided about an effect of unknown outcome."""
