@@ -53,7 +53,10 @@ async def apply_answers(
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         step = view.step_of(key)
-        decisions[key] = _decision(answer, asked, step, prints.get(plan_key(key)), view.plan_id)
+        # What was changed for one element stays, whatever else is decided about it.
+        known = view.decisions.get(key) or {}
+        decisions[key] = {part: known[part] for part in ("parameters", "plan") if part in known}
+        decisions[key] |= _decision(answer, asked, step, prints.get(plan_key(key)), view.plan_id)
         if by.user_id is not None:
             decisions[key]["by"] = by.user_id
         asked = asked or {"kind": MISSING, "capability": step["capability"]}

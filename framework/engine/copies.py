@@ -234,7 +234,7 @@ def attempt_for(attempt: Attempt, elements: list[Any], number: int, view: TurnVi
     element = Element(element_name(step) or "item", elements[number], number, len(elements))
     own_step = PlannedStep(**{**step, "context_key": key})
     decided = view.decisions.get(key) or {}
-    if decided.get("decision") == "edit" and decided.get("plan") == view.plan_id:
+    if "parameters" in decided and decided["plan"] == view.plan_id:
         own_step["parameters"] = decided["parameters"]
     return replace(attempt, key=key, step=own_step, element=element)
 
