@@ -105,6 +105,9 @@ class Client:
             raise ValidationError(
                 "Exactly one of message and plan has to be given.", fix="Give one of them."
             )
+        for what, given_as in (("thread", thread), ("message", message or "")):
+            if not isinstance(given_as, str):
+                raise ValidationError(f"{given_as!r:.80} is no {what}.", fix="Give text.")
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
         if plan is not None and not (
@@ -167,12 +170,18 @@ class Client:
     ) -> bool:
         """Tell a thread that an event came; returns whether a step waited for it.
 
+        What comes before a step waits for it is kept for it, also before its turn has begun.
+
         Raises:
-            PersistenceError: There is no such thread.
             ValidationError: Key or value cannot be used.
         """
         sender: Any = {"configurable": configurable_of(_who(caller))}
-        if not await send_signal(self.graph, thread, key, value, config=sender, run=False):
+        early = bool(await self.log.open_of(thread))
+        if not early and await self._saver.aget_tuple(thread_config(thread)) is None:
+            return False
+        if not await send_signal(
+            self.graph, thread, key, value, config=sender, run=False, early=early
+        ):
             return False
         if (known := await waits_of(self._saver).of(thread)) is not None:
             await self.wake(known)
@@ -370,6 +379,8 @@ async def _database(rows: Any) -> str:
 
 
 def _who(caller: Caller | str | None) -> Caller:
+    if not isinstance(caller, Caller | str | None):
+        raise ValidationError(f"{caller!r:.80} is nobody.", fix="Give a name, or a Caller.")
     return caller if isinstance(caller, Caller) else Caller(caller)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from framework.serve.tokens import issue_token
-from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, told
+from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, step, told
 from tests.support.sweeps import LONG, SEED
 
 # Notes are read and written in files of the test.
@@ -64,7 +64,12 @@ def test_what_is_typed(crew: Crew) -> None:
 def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
     if crew.engine != "postgres":
         pytest.skip("the options are the same for both engines")
-    for wrong in (["--queues", "turns,,gpu"], ["--concurrency", "0"], ["--engine", "rabbit"]):
+    for wrong in (
+        ["--queues", "turns,,gpu"],
+        ["--queues", "turns gpu"],
+        ["--concurrency", "0"],
+        ["--engine", "rabbit"],
+    ):
         crew.run("worker", *wrong, code=2, engine=False)
     crew.url, url = f"{crew.url}&port=1", crew.url
     assert "cannot be reached" in crew.run("worker", code=1)
@@ -208,6 +213,27 @@ async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
             await client.submit(thread, plan=FILL)
         assert set(await crew.over(client, *threads)) == {"completed"}
     assert crew.notes().count("filled") == len(threads)
+
+
+async def test_the_database_is_away_while_a_step_runs_elsewhere(crew: Crew) -> None:
+    if crew.engine != "postgres" and not LONG:
+        pytest.skip("LONG_TESTS=1 tries both engines")
+    with (crew.folder / "agent.yml").open("a") as config:
+        config.write("capabilities: {fill_tank: {queue: gpu}, seal_tank: {queue: gpu}}\n")
+    crew.start()
+    crew.start("--queues", "gpu")
+    async with crew.client() as client:
+        thread = crew.named("t")
+        sealed = {**step("s", "seal_tank"), "inputs": [{"FILLED": "f"}]}
+        await client.submit(thread, plan={"steps": [*FILL["steps"], sealed]})
+        await crew.until(lambda: len(crew.notes()) == 2)
+        await asyncio.to_thread(crew.server.stop)
+        await asyncio.sleep(0.5)
+        crew.gate.touch()  # it ends while nobody can be told of it
+        await asyncio.sleep(30 if LONG else 1.5)
+        await asyncio.to_thread(crew.server.start)
+        assert await crew.over(client, thread) == ["completed"]
+    assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled", "sealed"]
 
 
 async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:

@@ -161,12 +161,21 @@ async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
 
 async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path) -> None:
     async with crew.client() as client:
-        for wrong in ({}, {"message": "a", "plan": READ}, {"message": " "}, {"plan": {"no": 1}}):
+        for wrong in (
+            {},
+            {"message": "a", "plan": READ},
+            {"message": " "},
+            {"plan": {"no": 1}},
+            {"plan": [READ]},
+            {"message": 5},
+            {"message": "a", "caller": 5},
+        ):
             with pytest.raises(ValidationError):
                 await client.submit("t", **wrong)  # type: ignore[arg-type]
-        for missing in (client.status("none"), client.stop("none"), client.signal("none", "k")):
+        for missing in (client.status("none"), client.stop("none")):
             with pytest.raises(PersistenceError, match="no thread"):
                 await missing
+        assert not await client.signal("none", "k")
         assert not await client.log.open_of("t")
     with pytest.raises(ConfigurationError, match="share over the network"):
         async with open_engine(f"sqlite:///{tmp_path / 't.db'}", graph=tank()):
@@ -177,7 +186,7 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
 
 
 async def test_signals_and_times_wake_threads(crew: Crew) -> None:
-    event, clock = crew.named("e"), crew.named("c")
+    event, clock, early = (crew.named(name) for name in ("e", "c", "y"))
     read = step("a", "read_level")
     at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
     async with crew.client() as client:
@@ -190,14 +199,16 @@ async def test_signals_and_times_wake_threads(crew: Crew) -> None:
             assert not await client.signal(event, "unknown")
             assert await crew.over(client, clock) in (["waiting"], ["completed"])
             await crew.until(lambda: _is_completed(client, clock))
-        # It is kept while no worker lives, and sent twice it is the same one.
+        # It is kept while no worker lives, before its turn has begun, and sent twice it is the same one.
+        await client.submit(early, plan={"steps": [{**read, "wait_for": "paid"}]})
+        assert not await client.signal(early, "paid")
         assert await client.signal(event, "paid", {"amount": 3}, Caller("ann"))
         await client.signal(event, "paid", {"amount": 3})
         assert (await client.status(event)).status == "queued"
         async with crew.worker():
-            assert await crew.over(client, event) == ["completed"]
+            assert await crew.over(client, event, early) == ["completed"] * 2
             assert [run.status for run in await client.log.of_thread(event)].count("completed") == 2
-    assert crew.notes() == ["read"] * 3
+    assert crew.notes() == ["read"] * 4
 
 
 async def _is_completed(client: Client, thread: str) -> bool:
