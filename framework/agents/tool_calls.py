@@ -26,6 +26,7 @@ from framework.engine.as_node import run_request
 from framework.engine.services import Services
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
+_ALL = ("rewrite", "ask")
 
 
 def tool_node(
@@ -46,17 +47,18 @@ def tool_node(
     async def guarded(request: ToolCallRequest, execute: Execute) -> Any:
         name = request.tool_call["name"]
         for guard in guards:
-            passed = await guard.before(request.tool_call["args"], tool=name)
+            passed = await guard.before(request.tool_call["args"], tool=name, can=_ALL)
+            args = await passed.agreed(name)
             if passed.rewritten:
-                request = request.override(tool_call={**request.tool_call, "args": passed.value})
+                request = request.override(tool_call={**request.tool_call, "args": args})
         if bound is None or request.tool is None:
             found = await execute(request)
         else:
             found = await _attempted(request.tool_call, own[name].capability_spec, bound)
         for guard in guards:
             if isinstance(found, ToolMessage):
-                passed = await guard.after(found.content, tool=name)
-                found = found.model_copy(update={"content": passed.value})
+                passed = await guard.after(found.content, tool=name, can=_ALL)
+                found = found.model_copy(update={"content": await passed.agreed(name)})
         return found
 
     own: dict[str, Any] = {}

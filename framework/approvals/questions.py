@@ -317,11 +317,10 @@ def words_question(about: str, said: Any, reasons: Sequence[str]) -> dict[str, A
         said: The words.
         reasons: Why somebody is asked.
     """
-    told = "The answer" if isinstance(said, str) else "What a model is told"
     entry = {
         "context_key": about,
         "capability": about,
-        "description": told,
+        "description": f"What goes into {about} or comes out of it",
         "effect": None,
         "task_objective": None,
         "parameters": {},

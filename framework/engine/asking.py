@@ -84,8 +84,11 @@ async def ask_about_words(
     services: Services, about: str, said: Any, reasons: Sequence[str]
 ) -> Verdict:
     """Ask a person whether words may pass; see :func:`framework.pipeline.run_config.ask_about`."""
-    if not services.journal().durable:
+    journal = services.journal()
+    if not journal.durable:
         return Verdict("deny", ["nothing would keep the question; give the graph a checkpointer"])
+    if journal.is_lent:
+        return Verdict("deny", ["nobody can be asked in a step that runs on another worker"])
     question = words_question(about, said, reasons)
     view = services.view({})
     answers, by = await ask_apart(about, question, reader(question, view, services, None))

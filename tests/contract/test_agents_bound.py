@@ -25,6 +25,7 @@ from framework.behaviors import (
     BaseBehavior,
     FallbackBehavior,
     GuardrailBehavior,
+    GuardrailOutcome,
     GuardrailRule,
 )
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
@@ -262,3 +263,24 @@ async def test_a_model_of_the_services_is_surrounded_once() -> None:
     agent = ChainOfThoughtAgent(services.chat_model("capability"), services=services)
     assert (await agent.execute("2 + 2?")).output == "Four."
     assert counts.seen == ["capability"]
+
+
+@pytest.mark.parametrize("stage", ["pre", "post"])
+async def test_a_guard_may_have_a_person_asked_about_a_call_of_a_tool(stage: str) -> None:
+    class Wary:
+        def check_pre(self, *, role: str, tool: str, arguments: Any = None) -> GuardrailOutcome:
+            odd = stage == "pre" and tool == "pay"
+            return GuardrailOutcome(not odd, "It pays.", "ask" if odd else None)
+
+        def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+            odd = stage == "post" and tool == "pay"
+            return GuardrailOutcome(not odd, "It paid.", "ask" if odd else None)
+
+    wary = GuardrailBehavior(guardrails=[Wary()])
+    agent = agent_with(bind([once()]), ASKED, "Done.", behaviors=[wary])
+    result = await agent.execute("Pay Ann.")
+    [asked] = result.metadata["interrupts"]
+    assert ({} if stage == "pre" else {"Ann": 1}) == PAID
+    assert "Ann" in str(asked["steps"][0]["result"])
+    result = await agent.resume_from(result.metadata["execution_id"], answer="approve")
+    assert (result.output, PAID) == ("Done.", {"Ann": 1})
