@@ -172,8 +172,15 @@ def test_an_earlier_message_is_asked_again_in_a_fork(page: Any) -> None:
         page.get_by_test_id("send").click()
         page.get_by_test_id("answer").nth(number).wait_for()
         page.locator(".working[data-on]").wait_for(state="detached")
-    before = page.url
     first = page.get_by_test_id("message").nth(1)
+    first.get_by_role("button", name="What it came from").click()
+    first.locator(".sources").get_by_role("button", name="report").click()
+    plan = page.get_by_test_id("plan")
+    plan.get_by_text('"text": "first"').wait_for()
+    assert plan.get_by_test_id("step").first.inner_text().startswith("report")
+    plan.get_by_role("button", name="Back to the plan of the last turn").click()
+    plan.locator('[data-key^="weather"]').first.wait_for()
+    before = page.url
     first.get_by_role("button", name="Ask again").click()
     page.wait_for_function("url => location.href !== url", arg=before)
     page.get_by_test_id("answer").wait_for()

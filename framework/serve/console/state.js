@@ -32,7 +32,7 @@ export function fromThread(thread) {
   if (thread.plan?.steps?.length) {
     const steps = thread.plan.steps.map((step) => {
       const record = thread.results?.[step.context_key] ?? {};
-      const told = thread.steps?.[step.context_key] ?? "pending";
+      const told = thread.steps?.[step.context_key] ?? (record.skipped ? "skipped" : record.success ? "done" : "timestamp" in record ? "failed" : "pending");
       const stands = { waiting: "asks", "not needed": "skipped" }[told] ?? told;
       const to = Date.parse(record.timestamp);
       const ran = Number.isFinite(to) && stands !== "skipped";

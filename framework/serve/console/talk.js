@@ -108,19 +108,23 @@ function messageNode(one) {
 
 function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const [, body, along, made, sources, tools] = node.children;
-  const figures = isLast && !runs ? app.figures : null;
+  const earlier = !isLast && app.earlier?.index === index ? app.earlier : null;
+  const figures = isLast && !runs ? app.figures : earlier?.figures ?? null;
   if (node.capgraphText !== one.content || node.capgraphFigures !== figures) {
     node.capgraphText = one.content;
     node.capgraphFigures = figures;
     if (one.role === "user") body.replaceChildren(...render(one.content));
-    else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text))));
+    else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text, Boolean(earlier)))));
   }
-  const steps = isLast && !runs ? (app.turn.plans.at(-1)?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length) : [];
-  const told = JSON.stringify(steps.map((step) => step.context_key));
+  const before = one.role === "assistant" && !isLast;
+  const of = earlier ? earlier.plan : isLast && !runs ? app.turn.plans.at(-1) : null;
+  const steps = (of?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length);
+  const told = JSON.stringify([before, ...steps.map((step) => step.context_key)]);
   if (node.capgraphSources !== told) {
     node.capgraphSources = told;
     sources.replaceChildren(...(steps.length ? [h("span", { class: "quiet" }, T.from),
-      ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key), { class: "chip" }))] : []));
+      ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key, before), { class: "chip" }))]
+      : before ? [button(T.whence, () => app.lookBack(index).catch(app.fail), { class: "small" })] : []));
   }
   const files = one.role === "user" ? [] : app.files.filter((file) => (isLast && file.step) || one.content.includes(file.name));
   const had = files.map((file) => file.file_id).join();
@@ -141,10 +145,10 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
   tools.hidden = runs;
 }
 
-function figureNode(app, figures, text) {
+function figureNode(app, figures, text, earlier) {
   const key = figures.get(Number(text.replaceAll(",", "")));
   if (key === undefined) return null;
-  return button(text, () => app.showStep(key), { class: "figure", title: T.fromStep(visible(key)) });
+  return button(text, () => app.showStep(key, earlier), { class: "figure", title: T.fromStep(visible(key)) });
 }
 
 // Numbers that the steps of a turn gave, and of which step each is.

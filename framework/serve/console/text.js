@@ -37,6 +37,8 @@ export const T = {
   copy: "Copy",
   copied: "Copied",
   from: "From",
+  whence: "What it came from",
+  lastTurn: "Back to the plan of the last turn",
   fromStep: (key) => `From step ${key}`,
   withFiles: (names) => `With ${names}`,
   attach: "Attach files",
