@@ -55,8 +55,9 @@ _PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
 )"""
 _TELL = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
-    " FROM (VALUES {marks}) AS told WHERE NOT EXISTS (SELECT 1 FROM capgraph_run_places p"
-    " WHERE p.run_id = column1 AND p.teller <> column4) ON CONFLICT DO NOTHING"
+    " FROM (VALUES {marks}) AS told WHERE column1 IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = column1"
+    " AND p.teller <> column4) ON CONFLICT DO NOTHING"
 )
 _TAKE_UP = (
     "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
@@ -425,12 +426,15 @@ class RunLog:
             told: dict[tuple[str, str], tuple[int, list[str]]] = {}
             for run_id, seq, text, teller in batch:
                 told.setdefault((run_id, teller), (seq, []))[1].append(text)
-            marks = ", ".join(["(?, ?, ?, ?)"] * len(told))
-            values = [
+            # Few lengths are few statements, which the database need not read anew.
+            rows = 1 << (len(told) - 1).bit_length()
+            marks = ", ".join(["(?, ?, ?, ?)"] * rows)
+            values: list[Any] = [
                 part
                 for (run_id, teller), (first, texts) in told.items()
                 for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
             ]
+            values += [None] * (4 * rows - len(values))
             names = {run_id for run_id, *_ in batch}
             names |= {self._live[name].thread for name in names if name in self._live}
             try:
