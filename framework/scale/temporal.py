@@ -153,10 +153,17 @@ class TemporalEngine:
                     start_signal_args=[] if again else [kept],
                 )
             except WorkflowAlreadyStartedError:
-                found = await self._client.get_workflow_handle(name).describe()
-                if found.task_queue != queue:
+                if await self._queue_of(name) not in {queue, None}:
                     # Another database has a thread of this name, whose workflow leaves ours alone.
                     await self._start("advance", [order.thread, order.run], name, queue)
+
+    async def _queue_of(self, name: str) -> str | None:
+        try:
+            return (await self._client.get_workflow_handle(name).describe()).task_queue
+        except RPCError as exc:
+            if exc.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return None  # it has ended meanwhile
 
     async def _start(self, activity_name: str, args: list[Any], name: str, queue: str) -> None:
         await self._client.start_activity(

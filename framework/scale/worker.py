@@ -188,6 +188,8 @@ class Worker:
                     await self._wake()
             except CapgraphError as exc:
                 get_logger("scale", "worker").warning("Nothing was looked after: %s", exc)
+            except Exception:  # a worker that looks after nothing any more would be taken for dead
+                get_logger("scale", "worker").exception("Nothing was looked after.")
             await asyncio.sleep(pause)
 
     async def _tell(self, seconds: float) -> None:
