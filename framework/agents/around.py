@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
 from framework.engine.sync_graph import one_node
+from framework.governance.spending import running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT
 from framework.pipeline.run_config import configurable
@@ -141,8 +143,14 @@ def _capability(agent: BaseAgent) -> Any:
         async def execute(self) -> Any:
             run, job = _RUN.get(), CURRENT.get()
             assert job is not None
-            with scoped(CURRENT, job.outer):
-                run.result = await run.work()
+            spending = running_spending()
+            # Model calls draw on what is held: of the step around the agent, or else for its run.
+            holds = (
+                nullcontext() if spending is None or spending.held() else spending.reserved(job.key)
+            )
+            async with holds:
+                with scoped(CURRENT, job.outer):
+                    run.result = await run.work()
             if not run.result.success:
                 job.source = "fallback"  # nothing that a cache should keep
             return {_OUTPUT: run.result.to_plain()["output"]}
