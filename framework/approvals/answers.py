@@ -14,7 +14,7 @@ from configs.limits import Limits
 from framework.approvals.questions import PLAN, STEP, is_personal
 from framework.base.errors import ValidationError
 from framework.base.plan import plan_key
-from framework.planning import check_plan
+from framework.planning import repair_plan
 from framework.planning.catalog import MANY
 from framework.planning.parameters import mended_parameters, validated_parameters
 from framework.planning.problems import render_path
@@ -199,8 +199,10 @@ def _plan_problems(
     steps = answer.new_steps
     if not isinstance(steps, list):
         return [(["steps"], "'edit' of the plan needs 'steps': all steps of the new plan.")]
-    found = check_plan({"steps": steps}, registry, view.contexts, max_steps=limits.max_steps)
-    return [(["steps", *map(str, problem.path)], str(problem)) for problem in found]
+    # Mended like any other plan: what has one right answer is no reason to ask again.
+    plan = {"steps": steps}
+    mended = repair_plan(plan, registry, view.contexts, max_steps=limits.max_steps)
+    return [(["steps", *map(str, one.path)], str(one)) for one in mended.problems]
 
 
 def _parameter_problems(

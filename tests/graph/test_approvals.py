@@ -257,7 +257,7 @@ async def test_an_edited_plan_is_checked_before_it_runs(
     out = await _answer(reviewed, {"plan": {"decision": "edit", "steps": dear}})
     assert "amount" in " ".join(_question(out)["problems"])
     assert work == {"paid": [], "looked": []}
-    good = [step("x", "pay", {"amount": 3}), {"context_key": "r", "capability": "respond"}]
+    good = [step("x", "pay", {"amount": 3})]  # what ends a plan is put behind it, as for any plan
     out = await _answer(reviewed, {"plan": {"decision": "edit", "parameters": {"steps": good}}})
     assert out["execution_outcome"] == {"status": "completed", "done": ["x"], "missing": []}
     assert work == {"paid": [3], "looked": []}
