@@ -140,7 +140,7 @@ class _Live:
         self.seq, self.written = seq, seq
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
-        self.ended = self.left = False
+        self.ended = self.left = self.heard = False
         self.teller = ""
 
     def publish(self, text: str) -> None:
@@ -407,6 +407,8 @@ class RunLog:
                 live.publish(text)
             else:
                 self._waiting.append((run_id, live.seq, text, live.teller))
+        if live.heard:
+            self._hurry.set()
         if self._waiting and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write())
 
@@ -464,6 +466,8 @@ class RunLog:
             live = self._live.get(run_id, live)
             if live is not None and live.left and not live.ended:
                 live = None
+            if live is not None:
+                live.heard = True
             over = live.ended if live is not None else await self._has_ended(run_id)
             changed = live.changed if live is not None else self._ears.of(run_id)
             page = live.after(after) if live is not None else None

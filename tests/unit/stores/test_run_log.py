@@ -105,6 +105,21 @@ async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
         one.close()
 
 
+async def test_what_somebody_listens_to_is_not_gathered(
+    saver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_GATHER_SECONDS", 3600.0)
+    log = RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    listening = log.follow("r")
+    heard = asyncio.ensure_future(anext(listening))
+    await asyncio.sleep(0)
+    log.tell("r", [{"n": 0}])
+    assert await heard == [(1, '{"n":0}')]
+    await listening.aclose()
+    log.close()
+
+
 async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log = RunLog(saver)
     await log.open(LoggedRun("r", "t", "ann"))
