@@ -420,6 +420,34 @@ async def test_an_input_may_be_the_element_so_that_graphs_and_agents_take_it(wor
     assert sorted(tasks) == [f'Rhyme\n\n{{"ROW": {{"n": {n}}}}}' for n in (0, 1)]
 
 
+class Tank(CapabilityContext):
+    n: int
+
+
+class Tanks(CapabilityContext):
+    tanks: list[Tank]
+
+
+async def test_an_element_of_a_result_is_there_without_being_given_by_the_caller() -> None:
+    @capability_node
+    async def look() -> Tanks:
+        """Look at the tanks."""
+        return Tanks(tanks=[Tank(n=1), Tank(n=2)])
+
+    @capability_node
+    async def read(tank: Tank) -> int:
+        """Read a tank."""
+        return tank.n
+
+    steps = [
+        {"context_key": "t", "capability": "look"},
+        {"context_key": "r", "capability": "read", "for_each": {"of": "t.tanks"}},
+        ANSWER,
+    ]
+    out = await build_graph([look, read]).ainvoke(planned(*steps))
+    assert out["capability_context_data"]["READ[]"]["r"] == [{"value": 1}, {"value": 2}]
+
+
 def test_an_element_that_is_no_such_input_is_found_before(world: World) -> None:
     @capability_node
     async def take(batch: Batch) -> Row:
