@@ -522,7 +522,7 @@ def _refuse_misspelt_variables() -> None:
         first, section, rest = name.partition("__")
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
-        near = nearest(first, known)
+        near = nearest(first, [*known, "config"])
         inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
         if meant := next((key for key in inside if key.replace("__", "_") == name), None):
             fix = f"Write {_PREFIX}{meant.upper()}."
