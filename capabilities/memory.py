@@ -253,9 +253,9 @@ def _room() -> tuple[tuple[str, ...], bool]:
     caller = caller_of(known)
     if user := caller.user_id:
         if tenant := caller.tenant:  # of two with one name in two tenants, each has a room
-            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(str(user)))
+            room = ("capgraph", "memory of a tenant", _label(tenant), _label(user))
             return room, False
-        return ("capgraph", "memory", _label(str(user))), False
+        return ("capgraph", "memory", _label(user)), False
     thread = known.get("thread_id")
     if not thread:
         raise ValidationError(

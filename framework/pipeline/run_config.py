@@ -100,14 +100,17 @@ def caller_of(known: Mapping[str, Any]) -> Caller:
     user = known.get("langgraph_auth_user")
 
     def read(field: str) -> str | None:
-        found = user.get(field) if isinstance(user, Mapping) else getattr(user, field, None)
-        return str(found) if found is not None else None
+        return _text(user.get(field) if isinstance(user, Mapping) else getattr(user, field, None))
 
-    identity = known.get("langgraph_auth_user_id") or read("identity") or None
+    identity = _text(known.get("langgraph_auth_user_id") or read("identity") or None)
     found = Caller(identity, read("role"), read("tenant"), authenticated=True)
     if identity or found.role or found.tenant or read("is_authenticated") == "True":
         return found
-    return Caller(known.get("user_id"), known.get("role"), known.get("tenant"))
+    return Caller(*(_text(known.get(name)) for name in ("user_id", "role", "tenant")))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def configurable_of(caller: Caller) -> dict[str, Any]:
@@ -125,6 +128,6 @@ def raw_errors_wanted() -> bool:
 
     Whoever a server authenticated cannot ask for them.
     """
-    known = configurable()
-    wanted = (known.get("development") or {}).get("raise_raw_errors")
+    wanted = configurable().get("development")
+    wanted = isinstance(wanted, Mapping) and wanted.get("raise_raw_errors")
     return bool(wanted) and not current_caller().authenticated
