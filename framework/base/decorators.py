@@ -21,6 +21,8 @@ from framework.base.threads import is_sync
 T = TypeVar("T", bound=type)
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
+_OFFERED = ("step", "context", "runtime", "logger", "streamer")
+"""What a static ``execute`` may ask for besides the state."""
 
 
 @overload
@@ -166,13 +168,18 @@ def _check_called_on_the_class(cls: Any, kind: str, method: str) -> None:
 def _check_form(cls: Any, kind: str) -> None:
     """Find an execute that would be called with other arguments than it expects."""
     execute = inspect.getattr_static(cls, "execute")
-    if isinstance(execute, staticmethod):
+    static = isinstance(execute, staticmethod)
+    if static and kind != "capability":
         return
     label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
-    taken = list(inspect.signature(getattr(execute, "__func__", execute)).parameters.values())
+    # What a decorator of the author's hands on besides is its own affair.
+    function = getattr(execute, "__func__", execute)
+    taken = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    if static and not taken:
+        raise ValueError(f"{label} takes no state. Fix: write 'execute(state, **kwargs)'.")
     if isinstance(execute, classmethod) or kind != "capability" or not taken:
         raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
-    if taken[0].name == "state":
+    if taken[0].name == "state" and not static:
         raise ValueError(
             f"{label} takes the state but is not static. Fix: put @staticmethod above it, or"
             " write 'async def execute(self)' and read self.state."
@@ -181,9 +188,10 @@ def _check_form(cls: Any, kind: str) -> None:
         p.name
         for p in taken[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if not (static and p.name in _OFFERED)
     ]
     if needed:
-        raise ValueError(
-            f"{label} needs {needed}, which nobody gives."
-            " Fix: take only self; read self.inputs and self.parameters."
-        )
+        fix = "take only self; read self.inputs and self.parameters."
+        if static:
+            fix = f"take state, and of {', '.join(_OFFERED)} what it uses."
+        raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")

@@ -314,10 +314,7 @@ class EffectLedger:
                 severity=ErrorSeverity.CRITICAL,
             )
         if record.get("lost"):
-            raise ValidationError(
-                "The effect was done earlier, and its result could not be kept.",
-                fix="Look at the outside system; return plain data from this capability.",
-            )
+            raise _lost("The effect")
         found = record.get("result")
         if found is not None:
             return list(found)
@@ -334,10 +331,18 @@ class EffectLedger:
 
         Raises:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
+            ValidationError: It was done, and its result could not be kept.
         """
+        if not callable(call):
+            raise ValidationError(
+                f"once({key!r}, …) was given {call!r:.80}, which cannot be called.",
+                fix="Give the function itself: await self.once('sent', send).",
+            )
         name = f"{job.effect or await self._room(job, attempt)}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
+            if record.get("lost"):
+                raise _lost(f"The part {key!r} of the step")
             return record.get("result")
         if record.get("status") == "begun":
             run = int(record["run"])
@@ -439,6 +444,13 @@ class EffectLedger:
     async def _write(self, name: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
         await self.journal.write(name, record, past_lease=past_lease)
         self._rows[name] = record
+
+
+def _lost(what: str) -> ValidationError:
+    return ValidationError(
+        f"{what} was done earlier, and its result could not be kept.",
+        fix="Look at the outside system; return plain data from what acts.",
+    )
 
 
 def _from_state(entry: Mapping[str, Any]) -> dict[str, Any]:
