@@ -106,7 +106,8 @@ def caller_of(known: Mapping[str, Any]) -> Caller:
     found = Caller(identity, read("role"), read("tenant"), authenticated=True)
     if identity or found.role or found.tenant or read("is_authenticated") == "True":
         return found
-    return Caller(*(_text(known.get(name)) for name in ("user_id", "role", "tenant")))
+    user_id, role, tenant = (_text(known.get(name)) for name in ("user_id", "role", "tenant"))
+    return Caller(user_id, role, tenant)
 
 
 def _text(value: Any) -> str | None:
