@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
 from framework.base import (
@@ -74,15 +74,13 @@ async def answer(
     """
     form = None if purpose == "clarify" else services.answer_type
     view = services.view(state)
-    asked = [message for message in view.messages if isinstance(message, HumanMessage)]
     instructions = await services.instructions(view)
     recipe = met(view, services) if purpose == "results" and not (form or instructions) else None
     by_results = recipe is not None and recipe.answer == "results"
     answerer = SummaryAnswerer() if by_results else services.answerer
     found = await answerer.answer(
         AnswerRequest(
-            # Beside a plan that was brought, the message is all that is known of the request.
-            task=view.task or (str(asked[-1].text) if asked else ""),
+            task=view.request,
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),

@@ -161,7 +161,7 @@ class Recipe(_Part):
                 " recipe.",
                 fix="Choose a thread whose last turn was completed by a plan.",
             )
-        said = values_of_turn(works, view.task, parameters)
+        said = values_of_turn(works, view.request, parameters)
         lifted = {place: found for found, (_, places) in said.items() for place in places}
         values_of = {found: value for found, (value, _) in said.items()}
         steps, inputs = [], dict[str, str]()
@@ -182,20 +182,22 @@ class Recipe(_Part):
             key = step["context_key"]
             kept["parameters"] = with_places(kept.get("parameters"), lifted, (key,), values_of)
             text = step.get("task_objective") or ""
-            same = plain(text) == plain(view.task)
+            same = plain(text) == plain(view.request)
             kept["task_objective"] = "" if same else named_in(text, values_of)
             kept.pop("success_criteria", None)
             steps.append({part: value for part, value in kept.items() if value})
         return cls(
             name=name,
             version=version,
-            description=description or f"Does what was asked by: {view.task or name}",
+            description=description or f"Does what was asked by: {view.request or name}",
             parameters={
                 n: RecipeParameter(type=_NAMES.get(type(value))) for n, value in values_of.items()
             },
             inputs=inputs,
             steps=steps,
-            examples=[RecipeExample(request=view.task, parameters=values_of)] if view.task else [],
+            examples=[RecipeExample(request=view.request, parameters=values_of)]
+            if view.request
+            else [],
             uses={
                 step["capability"]: _declared(catalog.capabilities[step["capability"]])
                 for step in steps

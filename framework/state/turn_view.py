@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import Caller
@@ -88,6 +88,12 @@ class TurnView:
     def task(self) -> str:
         """What is to be done."""
         return self.state.get("task_current_task") or ""
+
+    @property
+    def request(self) -> str:
+        """The task, or beside a plan that was brought the words of the last message."""
+        said = (m for m in reversed(self.messages) if isinstance(m, HumanMessage))
+        return self.task or next((str(m.text) for m in said), "")
 
     def objective_of(self, step: Mapping[str, Any]) -> str:
         """Return what a step is for."""

@@ -148,6 +148,17 @@ async def test_what_the_request_says_becomes_a_parameter() -> None:
     assert recipe.uses["look"]["provides"] == ["WEATHER"]
 
 
+async def test_a_plan_that_was_brought_answers_the_message_beside_it() -> None:
+    given: Any = {
+        "messages": [("user", REQUEST)],
+        "planning_execution_plan": {"steps": [{**step, "task_objective": ""} for step in STEPS]},
+    }
+    out = await build_graph(registry()).ainvoke(given)
+    recipe = Recipe.from_turn(out, "weather_report", registry())
+    assert list(recipe.parameters) == ["place"]
+    assert [example.request for example in recipe.examples] == [REQUEST]
+
+
 async def test_chosen_values_become_parameters() -> None:
     chosen = ["w.place", "w.days=ahead"]
     recipe = Recipe.from_turn(await turn(), "two", registry(), parameters=chosen)
