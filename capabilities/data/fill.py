@@ -129,6 +129,9 @@ class _Form(Placing):
             raise self.unplaced(placed.unit)  # nothing tells what it is converted from
         if any(m.column.kind not in ("number", "flag") for m in placed.columns):
             raise self.unplaced(*numbers)
+        partly = [m.column.name for m in placed.columns if m.score < 100]
+        if placed.aggregate == "sum" and any(self.adds_up(name) is False for name in partly):
+            raise self.unplaced("total")  # "total gdp" is no total of what each one has
         self.slots: dict[str, Any] = {
             "where": placed.where, "group_by": placed.groups, "limit": placed.limit,
             "unit": placed.unit,
@@ -139,7 +142,8 @@ class _Form(Placing):
         else:
             self.slots = followed
         self._times(base)
-        own = {c.name.casefold() for c in self.profile.columns}
+        timed = self.profile.time.columns if self.profile.time else ()
+        own = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
         for key in ("group_by", "show"):  # a part of the time, where a column has its name
             self.slots[key] = [
                 f"time.{name}"
@@ -290,6 +294,8 @@ class _Form(Placing):
         if placed.subject is None or numbers:
             raise self.unplaced(placed.rank.word)
         self._not_finer(placed.subject)
+        if placed.subject == self.profile.frequency and self.profile.unique_times:
+            raise self.unplaced(placed.rank.word)  # each has one
         return {
             "aggregate": "rows", "group_by": [*placed.groups, placed.subject],
             "order": _order(placed.rank.direction), "limit": placed.limit or 1,

@@ -54,7 +54,7 @@ ADDITIVE = words_set(
 ADDITIVE_UNITS = frozenset({"kWh", "MWh", "GWh", "EUR", "USD", "GBP"})
 AVERAGED = words_set(
     "temperature humidity wind speed pressure price rate ratio percent score index age "
-    "weight height length expectancy per mean average co2 concentration level power load "
+    "weight height length expectancy per percap capita mean average co2 concentration level power load "
     "flow return yield unemployment inflation discount"
 )
 """What is averaged over rows."""

@@ -17,7 +17,7 @@ from capabilities.data.mentions import (
 )
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import Filter
-from capabilities.data.units import is_unit
+from capabilities.data.units import TIMES, is_unit
 from capabilities.data.words import blank, fold, name_words, words_of
 from capabilities.periods.connect import ParsedTime
 from framework.base import ValidationError
@@ -175,7 +175,7 @@ class Placing:
             return False
         if words & lex.ADDITIVE or column.unit in lex.ADDITIVE_UNITS:
             return True
-        return False if column.unit else None
+        return False if column.unit and column.unit not in TIMES else None
 
     # --- the words, one sort after the other ---------------------------------------------------
 
@@ -192,8 +192,8 @@ class Placing:
         self._groups()
         self._rank()
         self._dates()
-        self._subject()
         self._unit()
+        self._subject()
         self._rows()
         left = [
             self.words[p].text for p in sorted(self.free)
@@ -314,9 +314,17 @@ class Placing:
             return value, unit if known else "degree", until + 1 + known
         if until < len(self.words):
             word = self.words[until]
-            if not {word.stem, word.text} & {*lex.NOTHING, *lex.UNITS} and is_unit(word.text):
+            if {word.stem, word.text} & lex.NOTHING or (
+                word.stem in lex.UNITS and not self._lasts()
+            ):
+                pass
+            elif is_unit(word.text):
                 unit, until = word.text, until + 1
         return value, unit, until
+
+    def _lasts(self) -> bool:
+        """Say whether a column holds how long something took."""
+        return any(column.unit in TIMES for column in self.profile.numbers)
 
     def _columns(self) -> None:
         placed = self.placed
@@ -354,12 +362,13 @@ class Placing:
                 self.free.discard(after)  # "wind speed", where the column is just called wind
             stems = {self.words[p].stem for p in mention.places}
             counted = placed.kind in ("count", "share") or any(
-                m.column.kind == "number" for m in placed.columns if m is not mention
-            )
+                m.column.kind == "number" and not self._grouping(m)
+                for m in placed.columns if m is not mention
+            )  # fmt: skip
             # A word that names the file means its rows, where a column has the same name.
-            begin = min(mention.places)
-            grouping = begin and self.words[begin - 1].stem in ("by", "per", "each", "which")
-            counted = counted and not grouping and not self.adds_up(mention.column.name)
+            counted = (
+                counted and not self._grouping(mention) and not self.adds_up(mention.column.name)
+            )
             if stems <= self.names - lex.ROWS and counted:
                 placed.columns.remove(mention)
                 placed.named_table += 1
@@ -369,6 +378,11 @@ class Placing:
             self.free -= self.places(*missing.span())
             placed.columns.remove(target)
             placed.where.append(Filter(column=target.column.name, op="missing"))
+
+    def _grouping(self, mention: Mention) -> bool:
+        """Say whether a column is named behind a word such as "by"."""
+        begin = min(mention.places, default=0)
+        return bool(begin and self.words[begin - 1].stem in ("by", "per", "each", "which"))
 
     def _choose(self, group: list[Mention]) -> Mention | None:
         """Choose among columns that the same words may mean."""
@@ -599,7 +613,8 @@ class Placing:
         """Find "in MWh"."""
         for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.places(*match.span(2)), match[2]
-            known = {*lex.UNITS, *lex.NOTHING, *self.names}
+            lasts = any(m.column.unit in TIMES for m in self.placed.columns)
+            known = {*lex.NOTHING, *self.names, *(() if lasts else lex.UNITS)}
             if places and self.words[min(places)].stem not in known and is_unit(word):
                 self.placed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.free -= places

@@ -125,7 +125,7 @@ class TableProfile:
         if first is None or first.kind == "number" or len(first.values) not in (0, self.rows):
             return set()
         words = name_words(first.name)
-        return {*words} - _KEYS if first.reading == "native" or _KEYS & {*words} else set()
+        return {*words} - _KEYS if first.reading != "plain" or _KEYS & {*words} else set()
 
     @property
     def numbers(self) -> list[Column]:
@@ -249,7 +249,7 @@ def _columns(
             )
             found = tuple(sorted(row[0] for row in rows))
             many = len(found) > MAX_VALUES
-            reading = "native" if name in native else "plain"
+            reading = "native" if name in native else written.get(name, ("plain", 0))[0]
             sort: Kind = "text" if many else "category"
             columns.append(Column(name, sort, reading, () if many else found))
     return columns
@@ -394,7 +394,7 @@ def _series_columns(session: Session, profile: TableProfile, moment: str) -> lis
         for column in profile.categories
         if 1 < len(column.values) <= min(500, max(2, profile.rows // 3))
     ]
-    candidates.sort(key=lambda column: len(column.values))
+    candidates.sort(key=lambda column: len(column.values).bit_length())
     for size in (1, 2):
         for group in list(combinations(candidates[:8], size)):
             names = ", ".join(identifier(column.name) for column in group)

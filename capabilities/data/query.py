@@ -66,7 +66,7 @@ class Query(BaseModel):
         default=None,
         max_length=_LONGEST,
         description="Column, or arithmetic of columns such as 'tip / total_bill' (names that are"
-        " no identifiers in backticks).",
+        " no identifiers in backticks); of two dates in days.",
     )
     by: str | None = Field(
         default=None,

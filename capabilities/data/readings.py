@@ -293,6 +293,8 @@ def find_times(
     parts = _date_parts(samples, zone)
     if parts is not None and all(time.reading == "year" for time in found):
         return [parts]
+    if parts is not None and len(parts.columns) > 2:  # a moment beside them may be of another zone
+        return [parts, *(time for time in found if _precise(time))]
     rows = max(map(len, samples.values()), default=0)
 
     def rank(time: Time) -> tuple[bool, bool, bool, bool]:

@@ -186,8 +186,11 @@ class Scope:
         return f"${name}"
 
     def unit(self, text: str | None) -> str | None:
-        """Return the unit of a column; arithmetic has none."""
+        """Return the unit of a column; arithmetic has none, but that of two dates."""
         found = self.find(text) if text else None
+        dates = [name.strip("` ") for name in (text or "").split(" - ")]
+        if found is None and len(dates) == 2 and self.profile.dates.issuperset(dates):
+            return "days"
         return found.column.unit if found and found.column else None
 
     # --- expressions ---------------------------------------------------------------------------
@@ -201,7 +204,7 @@ class Scope:
         found = self.column(name)
         if found.column is None:
             return f"TRY_CAST({found.sql} AS DOUBLE)"
-        if found.column.kind in ("number", "flag") or found.column.reading == "native":
+        if found.column.kind in ("number", "flag") or found.column.reading != "plain":
             return number_sql(found.column.reading, found.sql)
         codes = [c.name for c in found.profile.numbers]
         raise replan(
@@ -255,13 +258,19 @@ class Scope:
         if not re.search(r"[-+*/]", text):
             self.column(text.strip("` "))
         try:
-            return arithmetic_sql(text, self.number)
+            return arithmetic_sql(text, self._term)
         except SyntaxError:
             raise replan(
                 f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
                 " columns.",
                 f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
             ) from None
+
+    def _term(self, name: str) -> str:
+        """Return SQL for a column inside of arithmetic; dates count in days."""
+        found, own = self.find(name), self.profile.time
+        time = own if own and found and found.column is None else self.moments.get(name)
+        return f"(epoch({time_sql(time, 'a.')}) / 86400)" if time else self.number(name)
 
     # --- tests ---------------------------------------------------------------------------------
 

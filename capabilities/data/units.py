@@ -25,7 +25,10 @@ _NAMED = {
     "kpa": "kPa", "kw": "kW", "mw": "MW", "gw": "GW", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh",
     "usd": "USD", "eur": "EUR", "gbp": "GBP", "pct": "%", "percent": "%", "ppm": "ppm",
     "kg": "kg", "lb": "lb", "lbs": "lb", "inch": "in", "hz": "Hz",
+    "minutes": "min", "mins": "min", "hours": "h", "hrs": "h", "seconds": "s", "secs": "s",
 }  # fmt: skip
+TIMES = words_set("min h s days")
+_LASTS = words_set("duration downtime uptime delay wait waiting runtime travel ride trip call")
 _SCALED = words_set("k thousand tsd m mio mn million bn mrd billion")
 _DIVISORS = words_set("h s l kg km kwh mwh m2 m3")
 _SPLIT = re.compile(r"[\W_]+")
@@ -49,6 +52,8 @@ def unit_in_name(name: str) -> str | None:
     whole = [fold(token) for token in tokens]  # "kW" is no "W" behind a "k"
     if len(words) < 2 or "per" in words[:-1]:  # what is measured in it, or what it is divided by
         pass
+    elif whole[-1] == "min" and _LASTS.intersection(words):
+        return "min"  # elsewhere it may be the lowest
     elif whole[-1] in _DIVISORS and {*whole[:-1][-1:]} & {*_NAMED, *_LAST}:
         ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
         return _NAMED.get(fold(ratio)) or (ratio if _parse(ratio) else None)

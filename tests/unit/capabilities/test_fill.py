@@ -278,3 +278,52 @@ def test_who_shares_the_first_place_is_named(sales: Path) -> None:
     equal = ask("which region has the most rows in 2022?", sales).get_summary()
     assert "North" in equal
     assert "The same holds for South." in equal
+
+
+FLIGHTS = "year,month,day,hour,utc,delay_min,gdpPercap,country,iso\n" + "".join(
+    f"2013,1,{day},{hour},2013-01-{day + (hour > 18):02d} {(hour + 5) % 24:02d}:00,{day * hour},{day},{name},{name[:3]}\n"
+    for day in range(1, 8)
+    for hour, name in ((6, "Norway"), (20, "Sweden"))
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "value"),
+    [
+        ("how many flights on 3 January 2013?", 2),  # by their own day, not that of Greenwich
+        ("how many flights from 3 to 5 January 2013?", 6),
+        ("how many flights with a delay of more than 1 hour?", 4),
+        ("total delay of Norway in hours", 2.8),
+    ],
+)
+def test_days_and_durations_are_those_of_the_data(
+    tmp_path: Path, question: str, value: float
+) -> None:
+    file = tmp_path / "flights.csv"
+    file.write_text(FLIGHTS)
+
+    assert ask(question, file).answers[0].rows[0].value == pytest.approx(value)
+
+
+def test_what_one_has_is_not_added_up(tmp_path: Path) -> None:
+    file = tmp_path / "flights.csv"
+    file.write_text(FLIGHTS)
+
+    with pytest.raises(ValidationError, match="total"):
+        ask("total gdp of Norway", file)
+
+
+def test_a_year_of_one_row_is_not_the_quietest(tmp_path: Path) -> None:
+    file = tmp_path / "spots.csv"
+    file.write_text("year,activity\n1700,5\n1701,0\n1702,9\n")
+
+    with pytest.raises(ValidationError, match="quietest"):
+        ask("quietest year", file)
+
+
+def test_a_column_called_like_its_file_is_not_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "tips.csv"
+    file.write_text("tip,size\n1,2\n2,2\n5,3\n")
+
+    with pytest.raises(ValidationError, match="mean"):
+        ask("tip per size", file)

@@ -243,5 +243,7 @@ def test_one_of_several_columns_of_dates_counts(
     result = ask(file, aggregate="rows", **query)
     assert {k: v for k, v in values(result).items() if not k.startswith("no ")} == found
 
+    waited = ask(file, aggregate="mean", value="paid - sent", unit="hours")
+    assert waited.answers[0].rows[0].value == pytest.approx((3 + 56) / 2 * 24)
     with pytest.raises(ValidationError, match="Use one of: sent, paid"):
         ask(file, aggregate="rows", time="sum")
