@@ -253,7 +253,7 @@ def _room() -> tuple[tuple[str, ...], bool]:
     caller = caller_of(known)
     if user := caller.user_id:
         if tenant := caller.tenant:  # of two with one name in two tenants, each has a room
-            room = ("capgraph", "memory of a tenant", _label(tenant), _label(user))
+            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(user))
             return room, False
         return ("capgraph", "memory", _label(user)), False
     thread = known.get("thread_id")

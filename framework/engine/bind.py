@@ -50,6 +50,7 @@ _WANTED: dict[str, Any] = {
     "clock": "monotonic",
     "embeddings": "aembed_query",
     "prices": "register",
+    "permissions": "authorize",
     "selector": "select",
     "extractor": "extract",
     "planner": "plan",
@@ -258,11 +259,6 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
                 ", ".join(unasked),
             )
         return None
-    if isinstance(given, type) or not callable(getattr(given, "authorize", None)):
-        raise ConfigurationError(
-            f"{given!r} are no permissions.",
-            fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
-        )
     from framework.governance.caller import CallerPermissions
 
     return CallerPermissions(registry, given)

@@ -106,8 +106,8 @@ def caller_of(known: Mapping[str, Any]) -> Caller:
     found = Caller(identity, read("role"), read("tenant"), authenticated=True)
     if identity or found.role or found.tenant or read("is_authenticated") == "True":
         return found
-    user_id, role, tenant = (_text(known.get(name)) for name in ("user_id", "role", "tenant"))
-    return Caller(user_id, role, tenant)
+    # A role or a tenant of another form is nobody's, and stays so.
+    return Caller(_text(known.get("user_id")), known.get("role"), known.get("tenant"))
 
 
 def _text(value: Any) -> str | None:
