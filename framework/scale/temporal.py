@@ -144,18 +144,23 @@ class TemporalEngine:
         kept = Order(order.thread, order.run, self._lease_seconds, queue if self._at else "")
         with _reached(self._address):
             try:
+                # Most threads have no workflow at the moment, and to be begun costs the server less.
                 await self._client.start_workflow(
-                    ThreadWorkflow.run,
-                    [kept] if again else [],
-                    id=name,
-                    task_queue=queue,
-                    start_signal=None if again else "order",
-                    start_signal_args=[] if again else [kept],
+                    ThreadWorkflow.run, [kept], id=name, task_queue=queue
                 )
             except WorkflowAlreadyStartedError:
                 if await self._queue_of(name) not in {queue, None}:
                     # Another database has a thread of this name, whose workflow leaves ours alone.
                     await self._start("advance", [order.thread, order.run], name, queue)
+                elif not again:
+                    await self._client.start_workflow(
+                        ThreadWorkflow.run,
+                        [],
+                        id=name,
+                        task_queue=queue,
+                        start_signal="order",
+                        start_signal_args=[kept],
+                    )
 
     async def _queue_of(self, name: str) -> str | None:
         try:

@@ -30,6 +30,12 @@ ROOT = Path(__file__).parents[2]
 AT_ONCE = 10
 LEASE = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ONE_NODE = [
+    part
+    for kind in ("Read", "Write")
+    for part in ("--dynamic-config-value", f"matching.numTaskqueue{kind}Partitions=1")
+]
+"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain."""
 _ENDED = "SELECT count(*), count(*) FILTER (WHERE status <> 'completed') FROM capgraph_runs WHERE ended > 0"
 
 
@@ -315,6 +321,12 @@ def told(results: list[Result], options: Any) -> str:
     ]
     cores = os.cpu_count()
     busy = "" if options.busy is None else f" {options.busy}"
+    kept = "in a file" if options.temporal_file else "in memory, as it does unless told otherwise"
+    if "temporal" in options.engines:
+        busy += (
+            f" Temporal's server is its development server on one node; it keeps what it knows {kept},"
+            " and a queue in one part."
+        )
     parts = [
         f"{options.turns:,} turns of six steps, one of them with an effect, on {cores} cores that workers,"
         f" database and whoever asks share ({platform.machine()}).{busy} Median and 99th are from question"
@@ -356,7 +368,7 @@ async def _measured(options: Any) -> AsyncIterator[Result]:
         for engine in options.engines:
             temporal = None
             if engine == "temporal":
-                temporal = Temporal(folder)
+                temporal = Temporal(folder, *_ONE_NODE, in_memory=not options.temporal_file)
                 temporal.start()
             try:
                 for count in options.workers:
@@ -391,6 +403,9 @@ def main() -> None:
         "--engines", nargs="*", choices=["postgres", "temporal"], default=["postgres", "temporal"]
     )
     parser.add_argument("--docs", type=Path, help="file whose results are replaced")
+    parser.add_argument(
+        "--temporal-file", action="store_true", help="have Temporal's server write to a file"
+    )
     parser.add_argument("--busy", help="what is to be said of the machine")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args()
