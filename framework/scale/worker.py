@@ -100,6 +100,7 @@ class Worker:
         )
         self._running: set[asyncio.Task[None] | None] = set()
         self._next_recovery = self._next_pruning = 0.0
+        self._told = (-1, 0.0)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Take no other order; what runs comes to a point from which another worker goes on."""
@@ -197,8 +198,11 @@ class Worker:
         assert self._rows is not None
         await self._rows.table(_TABLE)
         if seconds:
-            queues = json.dumps(self._queues)
-            await self._rows.run(_PUT, (self.id, queues, len(self._running), seconds))
+            running, now = len(self._running), time.monotonic()
+            if running == self._told[0] and now < self._told[1]:
+                return  # it was said not long ago
+            await self._rows.run(_PUT, (self.id, json.dumps(self._queues), running, seconds))
+            self._told = running, now + seconds / 4
         else:
             await self._rows.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 

@@ -82,6 +82,23 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log.close()
 
 
+async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log, rows = RunLog(saver), rows_of(saver)
+        assert rows is not None
+        await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
+        for number in range(30):
+            log.tell("r", [{"n": number}])
+            await asyncio.sleep(0)
+        await log.end("r", "completed")
+        _, found = await rows.run("SELECT seq FROM capgraph_run_events")
+        assert found == [(30,)]
+        other = RunLog(saver)
+        assert [seq for seq, _ in await followed(other, "r", 10)] == [*range(11, 31)]
+        other.close()
+        log.close()
+
+
 async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
     log, other = RunLog(saver), RunLog(saver)
     await log.open(LoggedRun("r", "t", "ann"))
