@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar, Token, copy_context
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.logger import use_masker
 from configs.streaming import heard, is_heard
-from framework.engine.asking import ask_about_words
+from framework.base.ports import Verdict
 from framework.engine.services import Services
 from framework.langgraph_compat import is_streamed
 from framework.pipeline.run_config import use_asker, use_models
@@ -21,6 +21,12 @@ from framework.telemetry.audit import auditing, current_audit
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
 _answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
 _UNSET = object()
+
+
+async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:
+    from framework.engine.asking import ask_about_words  # few runs ask, and it brings a lot
+
+    return await ask_about_words(services, about, said, reasons)
 
 
 def brings_answer() -> bool:
@@ -66,7 +72,7 @@ def run_scope(
         stack.enter_context(heard(listened or services.events.has_sinks))
         stack.enter_context(use_masker(services.masker))
         stack.enter_context(use_models(services.chat_model))
-        stack.enter_context(use_asker(partial(ask_about_words, services)))
+        stack.enter_context(use_asker(partial(_ask, services)))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
         if services.auditor is not None:
