@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-import ormsgpack
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -32,6 +31,8 @@ from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
+from ormsgpack import OPT_NON_STR_KEYS, unpackb
+from pydantic import BaseModel
 
 from configs.scoped import scoped
 
@@ -328,9 +329,19 @@ def outer_task() -> str:
 
 
 _MESSAGES = {
-    (cls.__module__, cls.__name__): (cls, frozenset(cls.model_fields))
+    (cls.__module__, cls.__name__): (cls, set(cls.model_fields))
     for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
 }
+# A thread has hundreds of messages: how a slot is set is looked up once.
+_set_fields, _set_names, _set_more, _set_private = (
+    vars(BaseModel)[slot].__set__
+    for slot in (
+        "__dict__",
+        "__pydantic_fields_set__",
+        "__pydantic_extra__",
+        "__pydantic_private__",
+    )
+)
 
 
 def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
@@ -346,25 +357,20 @@ def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
 
     def made(code: int, inner: bytes) -> Any:
         if code == EXT_DELTA_SNAPSHOT:
-            return _DeltaSnapshot(_unpack(inner, made))
+            return _DeltaSnapshot(unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS))
         if code == EXT_PYDANTIC_V2:
-            module, name, fields, _ = _unpack(inner, made)
-            cls, names = _MESSAGES.get((module, name), (None, None))
-            if cls is not None and fields.keys() == names:
-                message = object.__new__(cls)
-                set_slot = object.__setattr__
-                set_slot(message, "__dict__", fields)
-                set_slot(message, "__pydantic_fields_set__", set(fields))
-                set_slot(message, "__pydantic_extra__", {})
-                set_slot(message, "__pydantic_private__", None)
+            module, name, fields, _ = unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS)
+            known = _MESSAGES.get((module, name))
+            if known is not None and fields.keys() == known[1]:
+                message = object.__new__(known[0])
+                _set_fields(message, fields)
+                _set_names(message, known[1].copy())
+                _set_more(message, {})
+                _set_private(message, None)
                 return message
         return rebuild(code, inner)
 
-    return _unpack(data, made)
-
-
-def _unpack(data: bytes, made: Callable[[int, bytes], Any]) -> Any:
-    return ormsgpack.unpackb(data, ext_hook=made, option=ormsgpack.OPT_NON_STR_KEYS)
+    return unpackb(data, ext_hook=made, option=OPT_NON_STR_KEYS)
 
 
 def counts_deltas(found: CheckpointTuple) -> set[str]:
