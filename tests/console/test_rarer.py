@@ -254,7 +254,7 @@ def test_who_agreed_is_notified_by_the_system(page: Any, served: Served) -> None
     for _ in range(200):  # it looks now and then for what is asked elsewhere
         if page.evaluate("window.told.length"):
             break
-        page.clock.run_for(30_000)
+        page.clock.fast_forward(30_000)
         time.sleep(0.1)
     assert page.evaluate("window.told[0]") == ["capgraph asks", "Launch."]
     assert page.title().startswith("(")
