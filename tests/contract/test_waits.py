@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from framework.planning import check_plan
 from framework.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
 from framework.telemetry import RingBufferSink
 from framework.testing import FakeClock
-from tests.faults.databases import postgres
 
 DAY = 86_400.0
 
@@ -44,12 +43,6 @@ class Order(CapabilityContext):
 
 class Parameters(BaseModel):
     amount: Any = None
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture

@@ -28,15 +28,8 @@ from framework.stores import prune_threads
 from framework.stores.rows import rows_of
 from framework.stores.step_results import step_results_of
 from framework.testing import ScriptedModel
-from tests.faults.databases import postgres
 from tests.support.remote_steps import Place, Worker, place, plan, thread, until
 from tests.support.sweeps import LONG
-
-
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
