@@ -378,11 +378,11 @@ class UsageTracker:
         """Return the sums as plain data."""
         return {
             "turns": len(self._so_far()),
-            "input_tokens": self.total_input_tokens,
-            "output_tokens": self.total_output_tokens,
-            "tool_calls": self.total_tool_calls,
-            "cost_usd": self.total_cost(),
-            "cost": self.format_cost(),
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            "total_tool_calls": self.total_tool_calls,
+            "total_cost_usd": self.total_cost(),
+            "formatted_cost": self.format_cost(),
         }
 
     def check_limits(self, limits: _Limits) -> None:

@@ -114,6 +114,14 @@ def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
     assert table.find("M") == ModelPricing(2, 4)
 
 
+def test_a_summary_has_the_names_of_its_source() -> None:
+    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(2.0, 4.0)}, others=False))
+    tracker.record_turn("m", UsageSnapshot(input_tokens=1_000_000))
+    told = tracker.summary()
+    assert (told["turns"], told["total_input_tokens"]) == (1, 1_000_000)
+    assert (told["total_cost_usd"], told["formatted_cost"]) == (2.0, "$2.00")
+
+
 def test_usage_goes_there_and_back() -> None:
     used = UsageSnapshot(input_tokens=1, tool_calls=2)
     assert UsageSnapshot.from_json(used.to_json()) == used
