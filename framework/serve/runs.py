@@ -11,7 +11,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -167,7 +167,9 @@ class Runs:
             admitted(given_of(request), thread_config(kept), self._graph.services, saved=True)
         return await self._begin(caller, kept, request)
 
-    async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
+    async def _begin(
+        self, caller: Caller, kept: str, request: Mapping[str, Any], asked: Collection[str] = ()
+    ) -> Run:
         if self.draining:
             raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
         owner = self._threads.owner_of(kept)
@@ -188,17 +190,24 @@ class Runs:
                     f"The thread {self._threads.shown(caller, kept)!r} is being run already.",
                     fix="Wait until that run ends or asks a person.",
                 )
+            await self._still_open(kept, asked)
             await self._log.open(run, here=False)
             await self._engine.submit(TurnOrder(kept, run.run_id))
             return self._shown(caller, run)
         lease = await leases_of(self._saver).take(kept)
         try:
+            # Before the thread was this one's, somebody else's answer may have been first.
+            await self._still_open(kept, asked)
             await self._log.open(run)
         except BaseException:
             await leases_of(self._saver).release(lease)
             raise
         self._go(run, self._runner.run(run, lease))
         return self._shown(caller, run)
+
+    async def _still_open(self, kept: str, asked: Collection[str]) -> None:
+        if asked and not set(asked) <= (await self._open(kept)).keys():
+            raise ConflictError("The question was answered before.", fix="List the open questions.")
 
     def _go(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
         self._owners[run.run_id] = run.owner
@@ -429,13 +438,9 @@ class Runs:
             raise AnswerRefusedError([one._asdict() for one in problems])
         given = {question["interrupt_id"]: answers[name] for name, (_, question) in asked.items()}
         try:
-            return await self._begin(caller, kept, {"answers": given})
+            return await self._begin(caller, kept, {"answers": given}, answers.keys())
         except ThreadBusyError:
-            # Somebody else's answer may have been first.
-            if not answers.keys() <= (await self._open(kept)).keys():
-                raise ConflictError(
-                    "The question was answered before.", fix="List the open questions."
-                ) from None
+            await self._still_open(kept, answers.keys())
             raise
 
     async def signal(self, caller: Caller, thread_id: str, key: str, value: Any) -> Run | None:

@@ -315,6 +315,27 @@ async def test_a_fork_of_a_question_is_a_question_of_its_own(tmp_path: Any) -> N
         assert own["question_id"] not in {one["question_id"] for one in left}
 
 
+async def test_an_answer_that_was_overtaken_is_told_so() -> None:
+    async with served() as client:
+        ann, runs = await client(), client.app.state.runs
+        _, run = await asked(ann)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        name = question["question_id"]
+        seen = await runs.question(Caller("ann", authenticated=True), name)
+
+        async def as_it_was(*_: Any) -> Any:
+            return seen
+
+        # Both have found it open; the thread is free again before the second one takes it.
+        runs.question = as_it_was
+        path = f"/api/questions/{name}"
+        first = await ann.post(path, json={"answer": "approve"})
+        assert await ended(ann, first.json()["run_id"]) == "completed"
+        assert (await ann.post(path, json={"answer": "approve"})).status_code == 409
+        assert len(OpenValve.opened) == 1
+
+
 async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
     gate = asyncio.Event()
 
