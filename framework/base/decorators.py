@@ -121,8 +121,12 @@ def infrastructure_node(
             f"The infrastructure node {cls.name!r} stands before {before!r} and after {after!r}."
             " Fix: name one of the two."
         )
-    behaviors = tuple(getattr(cls, "behaviors", ()))
-    spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, behaviors, cls)
+    behaviors = getattr(cls, "behaviors", ())
+    if not isinstance(behaviors, (list, tuple)):
+        raise ValueError(f"{cls.__name__}.behaviors is {behaviors!r}. Fix: write behaviors = […].")
+    spec = InfrastructureSpec(
+        cls.name, cls.description, quiet, before, after, tuple(behaviors), cls
+    )
 
     cls.langgraph_node = NodeOf(GraphNode(spec))
     cls.infrastructure_spec = spec
@@ -130,6 +134,8 @@ def infrastructure_node(
 
 
 def _check_class(cls: Any, kind: str) -> None:
+    if not hasattr(cls, "__name__"):
+        raise ValueError(f"{cls!r} is no class. Fix: put the decorator above a class.")
     for attribute in ("name", "description"):
         value = getattr(cls, attribute, None)
         if not isinstance(value, str) or not value.strip():

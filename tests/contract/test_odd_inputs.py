@@ -11,7 +11,16 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 
-from framework import CapabilityContext, Registry, bind, build_graph, capability_node, signal
+from framework import (
+    BaseInfrastructureNode,
+    CapabilityContext,
+    Registry,
+    bind,
+    build_graph,
+    capability_node,
+    infrastructure_node,
+    signal,
+)
 from framework import adapters as a
 from framework import agents as g
 from framework import selection as r
@@ -52,6 +61,15 @@ class Given(TypedDict):
 async def cap(n: int = 1) -> Into:
     """Give a number."""
     return Into(n=n)
+
+
+class Monitor(BaseInfrastructureNode):
+    name = "monitoring"
+    description = "Monitor"
+
+    @staticmethod
+    async def execute(state: Any) -> dict[str, Any]:
+        return {}
 
 
 def add(n: int) -> int:
@@ -249,6 +267,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "without": (lambda without: registry().with_(without=without), {"without": ()}, ()),
     "services.node": (lambda capability: bind([cap]).node(capability), {"capability": cap}, ()),
     "command": (lambda **k: build_graph([cap]).ainvoke(Command(**k)), {}, ("update", "goto", "graph")),
+    "capability_node": (capability_node, {"target": cap}, ()),
+    "infrastructure_node": (lambda cls: infrastructure_node(cls=cls), {"cls": Monitor}, ()),
+    "node's behaviors": (lambda behaviors: infrastructure_node(type("Odd", (Monitor,), {"behaviors": behaviors})), {"behaviors": ()}, ()),
     "check a step": (lambda step: check_plan({"steps": [step]}, registry()), {"step": {}}, ()),
 }  # fmt: skip
 
@@ -285,6 +306,7 @@ def test_what_is_wrong_is_named_with_what_to_give_instead() -> None:
             lambda: w.DAGWorkflow(5),
             r"DAGWorkflow: nodes is 5, .*Fix: Give Iterable\[WorkflowNode\]",
         ),  # type: ignore[arg-type]
+        (lambda: capability_node(print), "is no function"),
         (lambda: g.ReActAgent(model(), services=5), "services is 5, not Services"),
         (lambda: a.as_mcp_server(5), "capabilities is 5"),  # type: ignore[arg-type]
         (lambda: r.LoadBalancingRouter({"a": "x"}), r"\{'a': 'x'\}, not Mapping\[str, float\]"),  # type: ignore[dict-item]
