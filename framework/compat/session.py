@@ -153,23 +153,14 @@ class StreamEvent:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
-    """What a session came to.
+class SessionSummary(dict[str, Any]):
+    """What a session came to, as plain data; its entries are attributes, too.
 
-    Attributes:
-        worker: The worker as plain data.
-        usage: Tokens and cost.
-        per_model_cost: Model to cost; ``None`` for a price that nobody knows.
-        recovery_events: What was tried after failures.
-        agent_events: Everything that happened.
+    They are ``worker``, ``usage``, ``per_model_cost`` (``None`` for a price that nobody knows),
+    ``recovery_events`` and ``agent_events``.
     """
 
-    worker: dict[str, Any]
-    usage: dict[str, Any]
-    per_model_cost: dict[str, float | None]
-    recovery_events: list[Any]
-    agent_events: list[AgentEvent]
+    __getattr__ = dict.__getitem__
 
 
 class AgentSession:
@@ -758,8 +749,8 @@ class OrchestrationSession:
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),
             per_model_cost=self.tracker.per_model_summary(),
-            recovery_events=list(self.recovery_events),
-            agent_events=list(self.events),
+            recovery_events=[one.to_dict() for one in self.recovery_events],
+            agent_events=[event.to_dict() for event in self.events],
         )
 
     # What turns and tools share

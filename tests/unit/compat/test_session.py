@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -389,7 +390,8 @@ def test_a_gate_is_told_and_a_summary_has_everything() -> None:
         priced(session).run_turn(lambda: None, "m", DOLLAR)
         summary = session.summary()
     assert notes.names[1:3] == ["phase.gate_passed", "phase.gate_failed"]
-    assert summary.per_model_cost == {"m": 1.0}
+    assert summary.per_model_cost == summary["per_model_cost"] == {"m": 1.0}
+    assert json.loads(json.dumps(summary)) == summary, "plain data"
     assert summary.worker["status"] == "running"
     assert len(summary.agent_events) == 3
 
