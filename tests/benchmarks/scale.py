@@ -122,7 +122,7 @@ async def _plain(url: str, turns: int, few: int) -> None:
             assert out["execution_outcome"]["status"] == "completed", out
             return time.perf_counter() - began
 
-        await turn("warm")
+        await asyncio.gather(*(turn(f"warm{number}") for number in range(AT_ONCE)))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         began, cpu = time.perf_counter(), time.process_time()
@@ -257,8 +257,10 @@ async def _on_workers(
                         return
                     await asyncio.sleep(0.2)
 
-            await client.submit("warm", "Go", plan=None)
-            await _until_over(connection)
+            # Each worker's connections have seen what they are asked before it is measured.
+            for number in range(AT_ONCE * count):
+                await client.submit(f"warm{number}", plan=PLAN)
+            await ended(AT_ONCE * count)
             await connection.execute("DELETE FROM capgraph_runs")
             before, began = meter.read(), time.perf_counter()
             names = iter(range(options.turns))
@@ -293,14 +295,6 @@ async def _on_workers(
     )
 
 
-async def _until_over(connection: Any) -> None:
-    while True:
-        row = await (await connection.execute("SELECT min(ended) FROM capgraph_runs")).fetchone()
-        if row[0]:
-            return
-        await asyncio.sleep(0.1)
-
-
 # --- what it says ---------------------------------------------------------------------------
 
 
@@ -322,7 +316,7 @@ def told(results: list[Result], options: Any) -> str:
     cores = os.cpu_count()
     busy = "" if options.busy is None else f" {options.busy}"
     kept = "in a file" if options.temporal_file else "in memory, as it does unless told otherwise"
-    if "temporal" in options.engines:
+    if any(one.engine for one in results):
         busy += (
             f" Temporal's server is its development server on one node; it keeps what it knows {kept},"
             " and a queue in one part."
