@@ -482,9 +482,8 @@ class Placing:
                 mention = next((m for m in placed.columns if place in m.places), None)
                 part = self._time_part(place)
                 if mention is not None:
-                    placed.columns.remove(mention)
-                    names.append(mention.column.name)
                     place = max(mention.places) + 1
+                    names += self._group(mention, place)
                 elif part is not None:
                     self.free -= part[1]
                     names.append(part[0])
@@ -502,6 +501,15 @@ class Placing:
             placed.regular = lex.REGULAR[word]
             if placed.regular != self.profile.frequency:
                 placed.groups.append(placed.regular)
+
+    def _group(self, mention: Mention, place: int) -> list[str]:
+        """Place a column that rows are grouped by; "hire year" only says whose years."""
+        self.placed.columns.remove(mention)
+        name, part = mention.column.name, place < len(self.words) and self._time_part(place)
+        if part and name in self.profile.dates:
+            self.placed.timed_by = name
+            return []
+        return [name]
 
     def _divides(self, names: list[str]) -> bool:
         """Read "revenue per unit": one total over the other."""
@@ -548,11 +556,22 @@ class Placing:
                 placed.limit = int(number) if number.isdigit() else lex.NUMBERS[number]
                 placed.rank = placed.rank or Rank(None, "max", "top")
         rank = placed.rank
-        if rank and rank.quantity not in (None, "rows") and not self._numbers():
-            columns = self.by_concept(str(rank.quantity), rank.direction)
-            if len(columns) != 1:
-                raise self.unplaced(rank.word)
-            placed.columns.append(Mention(columns[0], frozenset()))
+        if rank is None or rank.quantity in (None, "rows"):
+            return
+        if self._numbers():
+            if not any(self._measures(m.column, str(rank.quantity)) for m in self._numbers()):
+                raise self.unplaced(rank.word)  # "the rainiest" of a temperature
+            return
+        columns = self.by_concept(str(rank.quantity), rank.direction)
+        if len(columns) != 1:
+            raise self.unplaced(rank.word)
+        placed.columns.append(Mention(columns[0], frozenset()))
+
+    @staticmethod
+    def _measures(column: Column, quantity: str) -> bool:
+        """Say whether a column holds a quantity, by its name or its unit."""
+        said = {concept(word) for word in meaning(column)}
+        return quantity in said or (quantity == "temperature" and column.unit in ("°C", "°F", "K"))
 
     def _numbers(self) -> list[Mention]:
         return [m for m in self.placed.columns if m.column.kind == "number"]
@@ -568,6 +587,13 @@ class Placing:
         timed = timed or any(self._time_part(place) for place in self.free)
         for mention in [m for m in placed.columns if m.column.name in self.profile.dates]:
             name = mention.column.name
+            after = max(mention.places) + 1
+            if (
+                after < len(self.words)
+                and self.words[after].stem in self.names
+                and values_named(self.words, mention.places, self.profile)
+            ):  # "delivered orders in May": in that state, or on that day?
+                raise self.unplaced(self.words[after - 1].text)
             if timed and placed.timed_by in (None, name):
                 placed.timed_by = name
             elif placed.kind == "count" and mention.score < 100 and not timed:

@@ -222,6 +222,7 @@ ORDERS = (
         ("how many orders were shipped in January 2023?", 2),
         ("how many orders were shipped in February 2023?", 2),  # not one different date
         ("total amount of orders shipped in 2023", 46),
+        ("orders per ship year", 4),
         ("how many orders have no ship date?", 1),
         ("how many express orders in 2023?", 1),  # not two different values
         ("average quantity", 3),
@@ -244,6 +245,8 @@ def test_the_answer_says_whose_dates_count_where_none_is_named(tmp_path: Path) -
     said = ask("how many orders were there in January 2023?", file).get_summary()
 
     assert "Times are those of order_date, not of ship_date" in said
+    with pytest.raises(ValidationError, match="'shipped'"):  # the state, or the day?
+        ask("total amount of shipped orders in 2023", file)
     assert ask("how many different ship days were there", file).answers[0].rows[0].value == 3
 
 
@@ -327,3 +330,12 @@ def test_a_column_called_like_its_file_is_not_dropped(tmp_path: Path) -> None:
 
     with pytest.raises(ValidationError, match="mean"):
         ask("tip per size", file)
+
+
+def test_a_superlative_of_one_quantity_does_not_rank_another(tmp_path: Path) -> None:
+    file = tmp_path / "towns.csv"
+    file.write_text("day,Graz (°C),Rain Graz [mm]\n2024-01-01,3,0\n2024-01-02,9,4\n")
+
+    assert "was 9 °C" in ask("hottest day in Graz", file).get_summary()
+    with pytest.raises(ValidationError, match="snowiest"):
+        ask("snowiest day in Graz", file)
