@@ -370,9 +370,10 @@ class PlanRun:
         return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
-        limits = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
-        known = [limit for limit in limits if limit is not None]
-        return min(known) - self.seconds_used if known else None
+        limit, deadline = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
+        if limit is None or (deadline is not None and deadline < limit):
+            limit = deadline
+        return None if limit is None else limit - self.seconds_used
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

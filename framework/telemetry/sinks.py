@@ -38,6 +38,7 @@ IDS = (
     "trace_id",
 )
 """What an event may be about; ``parent_id`` is the attempt inside which all this goes on."""
+_IDS = frozenset(IDS)
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
 _run: ContextVar[tuple[Iterator[int], tuple[EventDispatcher, ...]] | None] = ContextVar(
@@ -106,8 +107,7 @@ def about(**ids: str | None) -> AbstractContextManager[None]:
     >>> with about(plan_id="p1"), about(step_id="a"):
     ...     pass  # events here carry both
     """
-    unknown = ids.keys() - set(IDS)
-    if unknown:
+    if unknown := ids.keys() - _IDS:
         raise TypeError(f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(IDS)}.")
     known = _ids.get()
     if "attempt_id" in known and any(

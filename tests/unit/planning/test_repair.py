@@ -115,6 +115,11 @@ def test_what_was_not_selected_is_never_inserted() -> None:
     assert (repairs, left) == ([], ["CG-P16"])
 
 
+def test_an_answer_past_the_limit_is_a_problem() -> None:
+    assert mend(step("place", "locate"), max_steps=2)[1:] == (["CG-P08"], [])
+    assert mend(step("place", "locate"), max_steps=1)[1:] == (["CG-P08"], ["CG-P03"])
+
+
 def test_an_inserted_producer_does_not_break_the_limit() -> None:
     assert mend(step("mean", "average"), ANSWER, max_steps=3)[1:] == ([], ["CG-P16"])
 
