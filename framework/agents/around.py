@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from langgraph.runtime import Runtime
 
@@ -84,7 +85,7 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
             current.summary = found.get("summary")
             return AgentResult.of(found)
 
-        current = _Run(work, execution_id(runtime))
+        current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
         with scoped(_RUN, current):
             record = await run_request(spec, {"task_objective": state["task"]}, services=services)
         if record.error is not None:
