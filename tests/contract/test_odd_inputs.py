@@ -330,7 +330,7 @@ async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
     await ended(getattr(mine, name)(config, *more))
 
 
-@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 async def test_what_is_no_server_is_told_before_anything_is_asked_of_it(odd: Any) -> None:
     pytest.importorskip("mcp")
     pytest.importorskip("a2a")
