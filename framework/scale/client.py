@@ -31,6 +31,7 @@ from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
 from framework.stores.location import parse_url
 from framework.stores.open import open_saver
+from framework.stores.reading import as_text, from_text
 from framework.stores.records import thread_config
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
@@ -45,7 +46,8 @@ _ENGINES = {
 """Name of an engine to the library, the extra and the class."""
 _DATABASE = """CREATE TABLE IF NOT EXISTS capgraph_database (
     one INTEGER PRIMARY KEY,
-    id TEXT NOT NULL
+    id TEXT NOT NULL,
+    proof TEXT NOT NULL
 )"""
 
 
@@ -356,26 +358,34 @@ async def connect(
     Raises:
         ConfigurationError: There is no such engine, or it does not go with the database.
         MissingExtraError: Its extra is not installed.
-        PersistenceError: It cannot be reached.
+        PersistenceError: It cannot be reached, or was written with another encryption key.
     """
     name = engine or scale.engine
     check_engine(url, name)
     opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
-    more = {"lease_seconds": scale.lease_seconds}
+    more, database = {"lease_seconds": scale.lease_seconds}, await _database(saver)
     if name == "temporal":
-        url, more["database"] = temporal or scale.temporal, await _database(rows_of(saver))
+        url, more["database"] = temporal or scale.temporal, database
     found: Engine = await opened.open(url, **more)
     return found
 
 
-async def _database(rows: Any) -> str:
-    """Return what tells this database from others, also when it has moved to another server."""
+async def _database(saver: Any) -> str:
+    """Return what tells this database from others, also when it has moved to another server.
+
+    Who has another encryption key than those before is told so here, before any turn fails by it.
+    """
+    rows: Any = rows_of(saver)
+    made = uuid.uuid4().hex[:12]
     await rows.table(_DATABASE)
     await rows.run(
-        "INSERT INTO capgraph_database (one, id) VALUES (1, ?) ON CONFLICT (one) DO NOTHING",
-        (uuid.uuid4().hex[:12],),
+        "INSERT INTO capgraph_database (one, id, proof) VALUES (1, ?, ?)"
+        " ON CONFLICT (one) DO NOTHING",
+        (made, as_text(saver.serde, made)),
     )
-    return str((await rows.run("SELECT id FROM capgraph_database"))[1][0][0])
+    found, proof = (await rows.run("SELECT id, proof FROM capgraph_database"))[1][0]
+    from_text(saver.serde, proof, "in this database")
+    return str(found)
 
 
 def _who(caller: Caller | str | None) -> Caller:
