@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with its exit code.
 
     Args:
-        arguments: What was typed after ``capgraph``; the process's own when not given.
+        arguments: What was typed after ``capgraph``, in a process that goes on; the process's own
+            when not given.
     """
     # What start-up makes stays; looking through all of it again and again would cost a fifth of it.
     gc.set_threshold(_COLLECT_EVERY, 20, 20)
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         print_error(exc)
         code = ExitCode.USAGE
-    if "temporalio" in sys.modules and isinstance(code, int):
+    if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
         # Its threads may be about to give back Python's lock; met by the interpreter's end, they
         # abort the process.
         atexit._run_exitfuncs()
