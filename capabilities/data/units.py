@@ -40,7 +40,9 @@ _NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
 def unit_in_name(name: str) -> str | None:
     """Read the unit that a column name carries.
 
-    >>> unit_in_name("Temp (°C)"), unit_in_nameX
+    >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("speed_m_s")
+    ('°C', 'g', 'm/s')
+    >>> unit_in_name("price")
     """
     match = _BRACKET.search(name)
     if match:
