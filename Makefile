@@ -12,8 +12,9 @@ demo: $(VENV)/.demo
 	  "What was the hottest day in Seattle in the summer of 2015, and how did daily highs move over those months?" \
 	&& echo "In the console: $(BIN)/capgraph serve --config configs/demo.yml --thread $$thread"
 
+# Hundreds of processes are started: they are not to compile what they import, whatever is set here.
 test: check browser
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The console's tests want a browser; where none can be had they say so.
 browser:
@@ -30,7 +31,8 @@ pictures: $(VENV)/.dev browser
 # All of every sweep of which the above runs a sample; SEED chooses the samples.
 SEED ?= 1
 test-long: check browser faults
-	LONG_TESTS=1 SEED=$(SEED) $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	env -u PYTHONDONTWRITEBYTECODE LONG_TESTS=1 SEED=$(SEED) \
+	  $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
 
 # The tests on every Python of PYTHONS that is on the machine, with the newest versions of what is

@@ -220,5 +220,5 @@ class Plot(CapabilityContext):
     height: int
 
     def get_summary(self) -> str:
-        """Say what the picture shows and where it lies."""
-        return f"Plot: {self.path}"
+        """Say what the picture is called; where it lies concerns the machine that has it."""
+        return f"Plot: {Path(self.path).name}"

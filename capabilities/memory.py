@@ -251,12 +251,11 @@ def _room() -> tuple[tuple[str, ...], bool]:
     """
     known = configurable()
     caller = caller_of(known)
-    if user := caller.user_id or known.get("user_id"):  # a server may know nobody
-        tenant = caller.tenant if caller.user_id else known.get("tenant")
-        if tenant:  # of two with one name in two tenants, each has a room of his own
-            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(str(user)))
+    if user := caller.user_id:
+        if tenant := caller.tenant:  # of two with one name in two tenants, each has a room
+            room = ("capgraph", "memory of a tenant", _label(str(tenant)), _label(user))
             return room, False
-        return ("capgraph", "memory", _label(str(user))), False
+        return ("capgraph", "memory", _label(user)), False
     thread = known.get("thread_id")
     if not thread:
         raise ValidationError(

@@ -103,13 +103,13 @@ class CodeResult(CapabilityContext):
     isolation: str
 
     def get_summary(self) -> str:
-        """Give the result, what was printed and where the pictures are."""
+        """Give the result, what was printed and what the pictures are called."""
         parts = []
         if self.result is not None:
             parts.append(f"The code gave {_short(json.dumps(self.result, ensure_ascii=False))}.")
         if self.stdout.strip():
             parts.append(f"It printed: {_short(self.stdout.strip(), _SHOWN_OUTPUT)}")
-        parts += [f"Figure: {figure.path}" for figure in self.figures]
+        parts += [f"Figure: {figure.name}" for figure in self.figures]
         parts += [f"Not taken: {name} ({why})." for name, why in self.rejected_figures.items()]
         return "\n".join(parts) or "The code ran and gave no result."
 

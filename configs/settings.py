@@ -280,7 +280,7 @@ class ServeSettings(Section):
         open_runs_per_user: Runs of one person that may be under way at once.
         runs_at_once: Runs that go on at once; others wait in a row.
         keep_runs_days: For how long the events of an ended run can be had again.
-        overseers: Roles that see everybody's effects, usage and audit; other users see their own.
+        overseers: Roles that see the effects, usage and audit of all of their tenant; others see their own.
         uploads: Files that people bring along; none may when not given.
         downloads: Folders from which files that a step made can be had.
         webhook: An address that is told of new questions.
@@ -522,7 +522,7 @@ def _refuse_misspelt_variables() -> None:
         first, section, rest = name.partition("__")
         if prefix.upper() != _PREFIX or first in known or variable.upper() == _FILE_VARIABLE:
             continue
-        near = nearest(first, known)
+        near = nearest(first, [*known, "config"])
         inside = [f"{key}__{field}" for key in known for field in _known_keys((key, ""))]
         if meant := next((key for key in inside if key.replace("__", "_") == name), None):
             fix = f"Write {_PREFIX}{meant.upper()}."

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-import ormsgpack
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -25,11 +25,14 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_PYDANTIC_V2
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
+from langgraph.config import get_stream_writer
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
 from langgraph.types import Interrupt
+from ormsgpack import OPT_NON_STR_KEYS, unpackb
+from pydantic import BaseModel
 
 from configs.scoped import scoped
 
@@ -219,6 +222,15 @@ def called_back(*handlers: Any) -> Iterator[None]:
         yield
 
 
+def is_streamed() -> bool:
+    """Tell whether the custom stream of the graph that runs here goes anywhere.
+
+    Where nobody asked for it LangGraph hands out a function that holds nothing.
+    """
+    writer = get_stream_writer()
+    return getattr(writer, "__closure__", writer) is not None
+
+
 def is_watched(*known: Any) -> bool:
     """Tell whether anybody besides some handlers is told of what LangChain runs here."""
     manager = (var_child_runnable_config.get() or {}).get("callbacks")
@@ -254,6 +266,26 @@ class _Counter:
 def _configurable() -> Mapping[str, Any]:
     config = var_child_runnable_config.get()
     return (config or {}).get("configurable") or {}
+
+
+_ASKED: weakref.WeakKeyDictionary[Any, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
+"""How often the body of a running node asked for what; it ends with the run of the node."""
+
+
+def times_asked(name: str, attempt: int) -> int:
+    """Return how often a try of the running node has asked for something, this time included.
+
+    Args:
+        name: What it asks for.
+        attempt: Which try of the node it is; a retry of LangGraph's own keeps the rest.
+    """
+    pad = _configurable().get("__pregel_scratchpad")
+    if pad is None:
+        return 1
+    # The one part of it that belongs to this run of the node alone and can be referred to weakly.
+    asked = _ASKED.setdefault(pad.get_null_resume, Counter())
+    asked[name, attempt] += 1
+    return asked[name, attempt]
 
 
 def channels_of_graph() -> frozenset[str] | None:
@@ -297,9 +329,19 @@ def outer_task() -> str:
 
 
 _MESSAGES = {
-    (cls.__module__, cls.__name__): (cls, frozenset(cls.model_fields))
+    (cls.__module__, cls.__name__): (cls, set(cls.model_fields))
     for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
 }
+# A thread has hundreds of messages: how a slot is set is looked up once.
+_set_fields, _set_names, _set_more, _set_private = (
+    vars(BaseModel)[slot].__set__
+    for slot in (
+        "__dict__",
+        "__pydantic_fields_set__",
+        "__pydantic_extra__",
+        "__pydantic_private__",
+    )
+)
 
 
 def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
@@ -315,25 +357,20 @@ def unpacked(data: bytes, rebuild: Callable[[int, bytes], Any]) -> Any:
 
     def made(code: int, inner: bytes) -> Any:
         if code == EXT_DELTA_SNAPSHOT:
-            return _DeltaSnapshot(_unpack(inner, made))
+            return _DeltaSnapshot(unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS))
         if code == EXT_PYDANTIC_V2:
-            module, name, fields, _ = _unpack(inner, made)
-            cls, names = _MESSAGES.get((module, name), (None, None))
-            if cls is not None and fields.keys() == names:
-                message = object.__new__(cls)
-                set_slot = object.__setattr__
-                set_slot(message, "__dict__", fields)
-                set_slot(message, "__pydantic_fields_set__", set(fields))
-                set_slot(message, "__pydantic_extra__", {})
-                set_slot(message, "__pydantic_private__", None)
+            module, name, fields, _ = unpackb(inner, ext_hook=made, option=OPT_NON_STR_KEYS)
+            known = _MESSAGES.get((module, name))
+            if known is not None and fields.keys() == known[1]:
+                message = object.__new__(known[0])
+                _set_fields(message, fields)
+                _set_names(message, known[1].copy())
+                _set_more(message, {})
+                _set_private(message, None)
                 return message
         return rebuild(code, inner)
 
-    return _unpack(data, made)
-
-
-def _unpack(data: bytes, made: Callable[[int, bytes], Any]) -> Any:
-    return ormsgpack.unpackb(data, ext_hook=made, option=ormsgpack.OPT_NON_STR_KEYS)
+    return unpackb(data, ext_hook=made, option=OPT_NON_STR_KEYS)
 
 
 def counts_deltas(found: CheckpointTuple) -> set[str]:

@@ -59,8 +59,8 @@ class ApprovalNode(BaseInfrastructureNode):
         keys = route(state, services.registry, services.limits).steps
         if waits_in(view) and not (keys and is_resumed()):
             _need_saver("A step waits")
-            if not await stands(view, services):
-                return {}  # the router takes up what came meanwhile
+            if woken := await stands(view, services):
+                return woken
             if not keys:
                 wait_here(view)
         rules = await standing_rules(store, services.clock.now())

@@ -80,7 +80,7 @@ async def answer(
     answerer = SummaryAnswerer() if by_results else services.answerer
     found = await answerer.answer(
         AnswerRequest(
-            task=view.task,
+            task=view.request,
             purpose=purpose,
             results=step_summaries(state, services.registry.context_types),
             missing=missing_steps(state),

@@ -24,7 +24,7 @@ from framework.engine.ready_queue import run_ready_steps
 from framework.engine.routing import ACCEPT, FATAL, RUN, Route, route
 from framework.engine.turn_outcome import waiting_outcome
 from framework.engine.undo import closed, offered
-from framework.engine.waiting import beside, waits_in, waits_no_more, waits_over
+from framework.engine.waiting import waits_in, waits_no_more, wake
 from framework.governance.budget import BudgetExceededError
 from framework.pipeline.failures import clear_failure, raise_failure, read_failure, refusal
 from framework.pipeline.retry_policy import JITTER, RetryPolicy, wait_seconds
@@ -51,9 +51,10 @@ class RouterNode(BaseInfrastructureNode):
         """
         work = _Work(services, dict(state))
         routed = int(state.get("control_routing_count") or 0)
+        if work.waits and not work.view.woken and (woken := await wake(work.view, services)):
+            return Command(update=woken, goto="router")
         while True:
             routed += 1
-            await work.wake()
             decision = route(work.state, services.registry, services.limits)
             if decision.target == FATAL:
                 raise FatalExecutionError(
@@ -120,17 +121,6 @@ class _Work:
     def waits(self) -> dict[str, Any]:
         """What steps wait for, by context key."""
         return waits_in(self.view)
-
-    async def wake(self) -> None:
-        """Let steps go on whose moment or event has come, or that waited for too long."""
-        over = await waits_over(self.view, self.services) if self.waits else ()
-        if over:
-            left = beside(self.view.pending, over)
-            info = dict(self.state.get("runtime_info") or {})
-            now = self.services.clock.now()
-            waited = now - info.pop("waits_since", now) + (self.view.waited_seconds or 0.0)
-            woken = {"execution_pending_approvals": left, "execution_outcome": None}
-            self.write({**woken, "runtime_info": {**info, "waited_seconds": waited}})
 
     async def tell_waits(self, decision: Route) -> None:
         """Say what the turn waits for, or that it waits no more."""

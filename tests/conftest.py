@@ -18,6 +18,8 @@ from framework import Registry, build_graph
 from framework.planning.strategies import PlanRequest
 from framework.selection import Candidate, Selection
 from framework.testing import FakeClock
+from tests.faults.databases import Server as Database
+from tests.faults.databases import postgres
 from tests.support.sweeps import LONG
 from tests.support.temporal_server import Server, temporal
 
@@ -98,6 +100,13 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         guard.deactivate()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Database]:
+    """One PostgreSQL server for all tests of a session; each takes databases of its own."""
+    with postgres() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ from typing import Any
 
 from capabilities.contexts import ResultRow
 from capabilities.data.profile import TableProfile
-from capabilities.data.query import Query
+from capabilities.data.query import TIME_PARTS, TIME_UNITS, Query
 from capabilities.data.scope import Scope, replan
 from capabilities.data.session import Session
 from capabilities.data.units import conversion
-from capabilities.data.wording import bucket_text, date_range
+from capabilities.data.wording import bucket_text, date_range, listed
 
 MOST_GROUPS = 60
 MOST_ROWS = 15
@@ -48,6 +48,7 @@ class Computed:
         profile: The table that was asked.
         more: How many rows are not among ``rows``.
         ties: How many rows share the extreme.
+        tied: The other groups that share it.
         notes: What the reader should know.
     """
 
@@ -58,6 +59,7 @@ class Computed:
     profile: TableProfile
     more: int = 0
     ties: int = 1
+    tied: Sequence[str] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -88,6 +90,7 @@ class _Run:
         self.scope = Scope(session, profiles, query)
         self.more = 0
         self.ties = 1
+        self.tied: list[str] = []
         query = self.query
         self.extreme = query.aggregate in ("min", "max") and not (
             query.group_by or query.change or query.share or query.having
@@ -111,7 +114,7 @@ class _Run:
             return "1"
         text = query.aggregate in ("distinct", "count", "missing", "values", "first", "last")
         found = scope.find(query.value)
-        if text and (found is not None or query.value == "time"):
+        if text and (found is not None or query.value in (*TIME_UNITS, *TIME_PARTS, "time")):
             number = found is not None and (
                 found.column is not None and found.column.kind in ("number", "flag")
             )
@@ -157,7 +160,7 @@ class _Run:
             decimals = 2
         return Computed(
             query, rows, query.unit or unit, decimals, self.scope.profile, self.more, self.ties,
-            tuple(self._notes()),
+            self.tied, tuple(self._notes()),
         )  # fmt: skip
 
     # --- one period ----------------------------------------------------------------------------
@@ -253,6 +256,7 @@ class _Run:
         self.more = max(0, len(found) - limit) if query.limit is None else 0
         if query.limit == 1 and found:
             self.ties = sum(row.value == found[0].value for row in found)
+            self.tied = [", ".join(r.group) for r in found[1 : self.ties][:MOST_ROWS] if names]
         return found[:limit]
 
     def _group_names(self, keys: Sequence[Any]) -> list[str]:
@@ -362,6 +366,9 @@ class _Run:
         timed = self.scope.moment is not None and (
             query.periods or query.rolling or any(part for _, part in self.groups)
         )
+        if timed and profile.others and profile.time and query.time is None:
+            others = listed([p.time.columns[0] for p in profile.others if p.time], "or")
+            notes.append(f"Times are those of {profile.time.columns[0]}, not of {others}")
         for table in tables.values():
             notes += table.unread(self.scope.used, timed=bool(timed))
         guessed = [

@@ -28,6 +28,7 @@ _SUFFIXES = {
 }  # fmt: skip
 _HEAD = 1 << 20
 _MOST_TABLES = 200
+_DIGIT = re.compile(r"\d")
 _CONTROLS = re.compile(rb"[\x80-\x9f]")
 
 
@@ -197,6 +198,14 @@ def find_encoding(path: Path, head: bytes, work: Work) -> str:
     return "cp1252" if found == "latin-1" and controls else found
 
 
+def _years_for_names(cells: list[str]) -> bool:
+    """Recognise a first line of names, some of which are years that follow each other."""
+    years = [int(cell) for cell in cells if re.fullmatch(r"(?:19|20)\d\d", cell.strip())]
+    texts = len(cells) - len(years)
+    run = [*range(min(years), min(years) + len(years))] if len(years) > 1 else []
+    return 0 < texts == len({c for c in cells if not _DIGIT.search(c)}) and sorted(years) == run
+
+
 def _with_dialect(session: Session, table: Table, head: bytes) -> Table:
     """Find how the columns of a text file are told apart, and whether they have names."""
     path = session.readable(table)
@@ -207,20 +216,20 @@ def _with_dialect(session: Session, table: Table, head: bytes) -> Table:
     delimiter = delimiter if len(delimiter) == 1 else ","
     quote = quote if len(quote) == 1 else '"'
     escape = "\\" if escape == "\\" else quote
+    text = codecs.getincrementaldecoder(table.encoding)(errors="replace").decode(head)
+    lines = csv.reader(
+        io.StringIO(text.lstrip("\ufeff"), newline=""), delimiter=delimiter, quotechar=quote
+    )
+    names: list[str] = []
+    with contextlib.suppress(csv.Error):
+        names = next(itertools.islice(lines, skip, None), [])
+    header = header or _years_for_names(names)
     options = (
         f"delim={literal(delimiter)}, quote={literal(quote)}, escape={literal(escape)},"
         f" header={str(bool(header)).lower()}, skip={skip}"
     )
-    if header:
-        text = codecs.getincrementaldecoder(table.encoding)(errors="replace").decode(head)
-        lines = csv.reader(
-            io.StringIO(text.lstrip("\ufeff"), newline=""), delimiter=delimiter, quotechar=quote
-        )
-        with contextlib.suppress(csv.Error):
-            names = next(itertools.islice(lines, skip, None), [])
-            distinct = distinct_names(names)
-            if distinct != names:
-                options += f", names=[{', '.join(map(literal, distinct))}]"
+    if header and (distinct := distinct_names(names)) != names:
+        options += f", names=[{', '.join(map(literal, distinct))}]"
     return Table(
         table.path, "csv", table.label, table.size, None, table.encoding, options, delimiter == ";"
     )

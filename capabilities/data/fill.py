@@ -84,13 +84,17 @@ def _fill_clause(
     """Fill one query from the only table that places every word."""
     found: list[tuple[int, Query]] = []
     problems: list[Unplaced] = []
-    for profile in profiles:
+    for profile, main in [(known, p) for p in profiles for known in (p, *p.others)]:
         form = _Form(text, profile, times, aspect)
         try:
             query = form.query(base, continued)
         except Unplaced as exc:
             problems.append(exc)
             continue
+        if profile is not main:
+            if form.placed.timed_by is None:
+                continue  # nothing says that this one of its dates is meant
+            query = query.model_copy(update={"time": form.placed.timed_by})
         if len(profiles) > 1:
             query = query.model_copy(update={"table": profile.table.label})
         found.append((form.placed.named_table, query))
@@ -125,6 +129,9 @@ class _Form(Placing):
             raise self.unplaced(placed.unit)  # nothing tells what it is converted from
         if any(m.column.kind not in ("number", "flag") for m in placed.columns):
             raise self.unplaced(*numbers)
+        partly = [m.column.name for m in placed.columns if m.score < 100]
+        if placed.aggregate == "sum" and any(self.adds_up(name) is False for name in partly):
+            raise self.unplaced("total")  # "total gdp" is no total of what each one has
         self.slots: dict[str, Any] = {
             "where": placed.where, "group_by": placed.groups, "limit": placed.limit,
             "unit": placed.unit,
@@ -135,7 +142,8 @@ class _Form(Placing):
         else:
             self.slots = followed
         self._times(base)
-        own = {c.name.casefold() for c in self.profile.columns}
+        timed = self.profile.time.columns if self.profile.time else ()
+        own = {name.casefold() for name in (*timed, *(c.name for c in self.profile.columns))}
         for key in ("group_by", "show"):  # a part of the time, where a column has its name
             self.slots[key] = [
                 f"time.{name}"
@@ -198,7 +206,7 @@ class _Form(Placing):
         placed = self.placed
         kind, rank = placed.kind, placed.rank
         tested = {given.column for given in placed.where}
-        if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps"):
+        if kind in ("correlation", "streak", "crossing", "trend", "rolling", "gaps", "ratio"):
             plain = rank is None and placed.aggregate is None
             if not plain or placed.subject not in (None, self.profile.frequency):
                 raise self.unplaced(kind)
@@ -233,9 +241,11 @@ class _Form(Placing):
             return {"aggregate": "correlation", "value": numbers[0], "by": numbers[1]}
         if kind == "streak" and placed.where:
             return {"aggregate": "streak"}
+        if kind == "ratio" and self.adds_up(self._one(numbers)):
+            return {"aggregate": "sum", "value": numbers[0], "by": placed.ratio}
         if kind == "gaps" and not numbers and not placed.where:
             return {"aggregate": "gaps"}
-        if kind in ("correlation", "streak", "gaps") or self._several_series():
+        if kind in ("correlation", "streak", "gaps", "ratio") or self._several_series():
             raise self.unplaced(kind)
         name = self._one(numbers)
         if kind == "crossing" and any(given.column == name for given in placed.where):
@@ -284,6 +294,8 @@ class _Form(Placing):
         if placed.subject is None or numbers:
             raise self.unplaced(placed.rank.word)
         self._not_finer(placed.subject)
+        if placed.subject == self.profile.frequency and self.profile.unique_times:
+            raise self.unplaced(placed.rank.word)  # each has one
         return {
             "aggregate": "rows", "group_by": [*placed.groups, placed.subject],
             "order": _order(placed.rank.direction), "limit": placed.limit or 1,
@@ -347,6 +359,8 @@ class _Form(Placing):
             return {"aggregate": "mean", "value": name}
         aggregate = placed.aggregate or self._default(name)
         units = [unit for unit in placed.groups if unit in ORDER]
+        if placed.regular and self._several_series():
+            units.append(placed.regular)
         if aggregate == "mean" and units and self.adds_up(name):
             raise self._mean_or_single(units[0], units[0])
         if aggregate == "sum" and placed.regular and not placed.groups:

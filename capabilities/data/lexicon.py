@@ -54,7 +54,7 @@ ADDITIVE = words_set(
 ADDITIVE_UNITS = frozenset({"kWh", "MWh", "GWh", "EUR", "USD", "GBP"})
 AVERAGED = words_set(
     "temperature humidity wind speed pressure price rate ratio percent score index age "
-    "weight height length expectancy per mean average co2 concentration level power load "
+    "weight height length expectancy per percap capita mean average co2 concentration level power load "
     "flow return yield unemployment inflation discount"
 )
 """What is averaged over rows."""
@@ -236,7 +236,10 @@ TOP = _phrase(
     r"|largest|smallest|hottest|coldest|warmest|wettest|biggest|heaviest)\b)"
 )
 PARTS = [
-    ("hour_of_day", _phrase(r"\bhours? of (?:the )?day\b")),
+    (
+        "hour_of_day",
+        _phrase(r"\bhours? of (?:the )?day\b|(?<=\bat what )hour\b|(?<=\bat which )hour\b"),
+    ),
     ("weekday", _phrase(r"\bdays? of (?:the )?week\b|\bweekdays?\b")),
     ("month_of_year", _phrase(r"\bmonths? of (?:the )?year\b")),
 ]

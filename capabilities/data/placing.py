@@ -17,7 +17,7 @@ from capabilities.data.mentions import (
 )
 from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import Filter
-from capabilities.data.units import is_unit
+from capabilities.data.units import TIMES, is_unit
 from capabilities.data.words import blank, fold, name_words, words_of
 from capabilities.periods.connect import ParsedTime
 from framework.base import ValidationError
@@ -74,6 +74,9 @@ class Placed:
     unit: str | None = None
     picture: bool = False
     named_table: int = 0
+    timed_by: str | None = None
+    ratio: str | None = None
+    counted: int = 0
 
 
 class Placing:
@@ -112,6 +115,7 @@ class Placing:
         table = profile.table
         name = (table.name or table.label.rsplit(".", 1)[0]).replace("-", " ")
         self.names = lex.ROWS | {word for word in name_words(name) if len(word) > 2}
+        self.names |= profile.things
         self.placed = Placed()
 
     # --- helpers -------------------------------------------------------------------------------
@@ -158,6 +162,8 @@ class Placing:
         """Return the columns that hold a quantity; of highs and lows those that are meant."""
         numbers = self.profile.numbers
         found = [c for c in numbers if wanted in {concept(word) for word in meaning(c)}]
+        if wanted == "price":  # of a unit, not of what a row is
+            found = [c for c in found if "unit" not in name_words(c.name)]
         fitting = [c for c in found if aspect(c) == direction] if direction else []
         return fitting if len(found) > 1 and fitting else found
 
@@ -169,7 +175,7 @@ class Placing:
             return False
         if words & lex.ADDITIVE or column.unit in lex.ADDITIVE_UNITS:
             return True
-        return False if column.unit else None
+        return False if column.unit and column.unit not in TIMES else None
 
     # --- the words, one sort after the other ---------------------------------------------------
 
@@ -185,8 +191,9 @@ class Placing:
         self._values()
         self._groups()
         self._rank()
-        self._subject()
+        self._dates()
         self._unit()
+        self._subject()
         self._rows()
         left = [
             self.words[p].text for p in sorted(self.free)
@@ -205,9 +212,14 @@ class Placing:
         if asked := self.take(lex.GET):
             cold = asked["word"].lower() == "cold"
             placed.rank = Rank("temperature", "min" if cold else "max", asked["word"])
+        held = {word for column in self.profile.numbers for word in meaning(column)}
         for kind, pattern in lex.KINDS:
+            before = set(self.free)
             match = self.take(pattern)
             if match is None:
+                continue
+            if "amount" in held and "amount" in match[0].lower():
+                self.free = before  # a column is meant, where there is one of that name
                 continue
             said = match.groupdict()
             unit = {"h": "hour"}.get(said.get("unit") or "", said.get("unit"))
@@ -215,6 +227,7 @@ class Placing:
                 raise self.unplaced(unit)
             placed.number = float(said.get("n") or 0)
             placed.kind = kind
+            placed.counted = match.end()
             if "std" in said:
                 placed.aggregate = "std"
             break
@@ -301,9 +314,17 @@ class Placing:
             return value, unit if known else "degree", until + 1 + known
         if until < len(self.words):
             word = self.words[until]
-            if not {word.stem, word.text} & {*lex.NOTHING, *lex.UNITS} and is_unit(word.text):
+            if {word.stem, word.text} & lex.NOTHING or (
+                word.stem in lex.UNITS and not self._lasts()
+            ):
+                pass
+            elif is_unit(word.text):
                 unit, until = word.text, until + 1
         return value, unit, until
+
+    def _lasts(self) -> bool:
+        """Say whether a column holds how long something took."""
+        return any(column.unit in TIMES for column in self.profile.numbers)
 
     def _columns(self) -> None:
         placed = self.placed
@@ -322,6 +343,8 @@ class Placing:
             for word in known
             if known[word][0]
         }
+        if self.timed:
+            ranking.update(lex.REGULAR)
         free = {p for p in self.free if self.words[p].stem not in ranking}
         for group in columns_named(self.words, free, self.profile):
             if mention := self._choose(group):
@@ -339,12 +362,13 @@ class Placing:
                 self.free.discard(after)  # "wind speed", where the column is just called wind
             stems = {self.words[p].stem for p in mention.places}
             counted = placed.kind in ("count", "share") or any(
-                m.column.kind == "number" for m in placed.columns if m is not mention
-            )
+                m.column.kind == "number" and not self._grouping(m)
+                for m in placed.columns if m is not mention
+            )  # fmt: skip
             # A word that names the file means its rows, where a column has the same name.
-            begin = min(mention.places)
-            grouping = begin and self.words[begin - 1].stem in ("by", "per", "each", "which")
-            counted = counted and not grouping and not self.adds_up(mention.column.name)
+            counted = (
+                counted and not self._grouping(mention) and not self.adds_up(mention.column.name)
+            )
             if stems <= self.names - lex.ROWS and counted:
                 placed.columns.remove(mention)
                 placed.named_table += 1
@@ -355,9 +379,18 @@ class Placing:
             placed.columns.remove(target)
             placed.where.append(Filter(column=target.column.name, op="missing"))
 
+    def _grouping(self, mention: Mention) -> bool:
+        """Say whether a column is named behind a word such as "by"."""
+        begin = min(mention.places, default=0)
+        return bool(begin and self.words[begin - 1].stem in ("by", "per", "each", "which"))
+
     def _choose(self, group: list[Mention]) -> Mention | None:
         """Choose among columns that the same words may mean."""
         stems = {self.words[p].stem for p in group[0].places}
+        whole = group[0].score >= 20 + 10 * len(group[0].places)
+        counted = stems <= self.profile.things and self.placed.kind != "distinct"
+        if counted or (not whole and stems <= {*self.names, *lex.UNITS}):
+            return None  # the rows of the table, or a part of its time
         if len(group) > 1:
             wanted = self._wanted_aspect()
             fitting = [m for m in group if wanted and aspect(m.column) == wanted]
@@ -373,12 +406,7 @@ class Placing:
                 message=f"{said!r} may mean several columns of {self.profile.table.label}: {names}.",
                 fix="Name one of them.",
             )
-        whole = group[0].score >= 20 + 10 * len(group[0].places)
-        if (self.timed and stems <= set(lex.UNITS)) or (
-            not whole and stems <= {*self.names, *lex.UNITS}
-        ):
-            return None  # a part of the table's own time, or its rows
-        return group[0]
+        return None if self.timed and stems <= set(lex.UNITS) else group[0]
 
     def _wanted_aspect(self) -> str | None:
         """Say whether highs or lows are meant, where a table has both."""
@@ -454,9 +482,8 @@ class Placing:
                 mention = next((m for m in placed.columns if place in m.places), None)
                 part = self._time_part(place)
                 if mention is not None:
-                    placed.columns.remove(mention)
-                    names.append(mention.column.name)
                     place = max(mention.places) + 1
+                    names += self._group(mention, place)
                 elif part is not None:
                     self.free -= part[1]
                     names.append(part[0])
@@ -465,13 +492,33 @@ class Placing:
                     place += 1
                 else:
                     break
-            if names:
+            if numbers and match[0] == "per" and self._divides(names):
+                self.free -= keyword
+            elif names:
                 placed.groups += [name for name in names if name not in placed.groups]
                 self.free -= keyword
         while self.timed and (word := self.take_word(lex.REGULAR)):
             placed.regular = lex.REGULAR[word]
             if placed.regular != self.profile.frequency:
                 placed.groups.append(placed.regular)
+
+    def _group(self, mention: Mention, place: int) -> list[str]:
+        """Place a column that rows are grouped by; "hire year" only says whose years."""
+        self.placed.columns.remove(mention)
+        name, part = mention.column.name, place < len(self.words) and self._time_part(place)
+        if part and name in self.profile.dates:
+            self.placed.timed_by = name
+            return []
+        return [name]
+
+    def _divides(self, names: list[str]) -> bool:
+        """Read "revenue per unit": one total over the other."""
+        if len(names) > 1 or not self.adds_up(names[0]):
+            return False
+        if self.placed.kind:
+            raise self.unplaced("per")
+        self.placed.kind, self.placed.ratio = "ratio", names[0]
+        return True
 
     def _time_part(self, place: int) -> tuple[str, set[int]] | None:
         """Read a unit or part of the time at a word."""
@@ -509,14 +556,53 @@ class Placing:
                 placed.limit = int(number) if number.isdigit() else lex.NUMBERS[number]
                 placed.rank = placed.rank or Rank(None, "max", "top")
         rank = placed.rank
-        if rank and rank.quantity not in (None, "rows") and not self._numbers():
-            columns = self.by_concept(str(rank.quantity), rank.direction)
-            if len(columns) != 1:
-                raise self.unplaced(rank.word)
-            placed.columns.append(Mention(columns[0], frozenset()))
+        if rank is None or rank.quantity in (None, "rows"):
+            return
+        if self._numbers():
+            if not any(self._measures(m.column, str(rank.quantity)) for m in self._numbers()):
+                raise self.unplaced(rank.word)  # "the rainiest" of a temperature
+            return
+        columns = self.by_concept(str(rank.quantity), rank.direction)
+        if len(columns) != 1:
+            raise self.unplaced(rank.word)
+        placed.columns.append(Mention(columns[0], frozenset()))
+
+    @staticmethod
+    def _measures(column: Column, quantity: str) -> bool:
+        """Say whether a column holds a quantity, by its name or its unit."""
+        said = {concept(word) for word in meaning(column)}
+        return quantity in said or (quantity == "temperature" and column.unit in ("°C", "°F", "K"))
 
     def _numbers(self) -> list[Mention]:
         return [m for m in self.placed.columns if m.column.kind == "number"]
+
+    def _dates(self) -> None:
+        """Let a word for a column of dates say by which of them the question goes.
+
+        Without a time of its own, a question for what "was shipped" counts rows with that date.
+        """
+        placed, own = self.placed, self.profile.time.columns[0] if self.profile.time else None
+        parts = {*lex.ORDER, *(name for name, _ in lex.PARTS)}
+        timed = bool(self.spans) or bool(parts.intersection(placed.groups))
+        timed = timed or any(self._time_part(place) for place in self.free)
+        for mention in [m for m in placed.columns if m.column.name in self.profile.dates]:
+            name = mention.column.name
+            after = max(mention.places) + 1
+            if (
+                after < len(self.words)
+                and self.words[after].stem in self.names
+                and values_named(self.words, mention.places, self.profile)
+            ):  # "delivered orders in May": in that state, or on that day?
+                raise self.unplaced(self.words[after - 1].text)
+            if timed and placed.timed_by in (None, name):
+                placed.timed_by = name
+            elif placed.kind == "count" and mention.score < 100 and not timed:
+                placed.where.append(Filter(column=name, op="present"))
+            else:
+                continue
+            placed.columns.remove(mention)
+        if placed.timed_by not in (None, own):
+            raise self.unplaced(placed.timed_by)
 
     def _subject(self) -> None:
         """Find what "which X" and "X with the highest" ask for."""
@@ -524,12 +610,14 @@ class Placing:
         for mention in list(placed.columns):
             column = mention.column
             values = {value.casefold(): value for value in column.values}
-            yes = next((v for k, v in values.items() if k in ("yes", "true")), None)
+            yes = next((v for k, v in values.items() if k in ("yes", "true", "y")), None)
             if len(values) == 2 and yes and placed.kind in ("count", "share"):
                 # "How many smokers": those where the column says yes.
                 placed.where.append(Filter(column=column.name, value=yes))
             elif column.kind in ("category", "text", "flag") and column.name not in placed.groups:
                 if placed.subject not in (None, column.name):
+                    raise self.unplaced(column.name)
+                if placed.kind == "count" and not placed.rank and not self._is_counted(mention):
                     raise self.unplaced(column.name)
                 placed.subject = column.name
             else:
@@ -540,11 +628,19 @@ class Placing:
                 placed.subject = part[0]
                 self.free -= part[1]
 
+    def _is_counted(self, mention: Mention) -> bool:
+        """Say whether "how many" asks for the different values of a column, or only names it."""
+        begin, after = self.words[min(mention.places)].begin, max(mention.places) + 1
+        between = words_of(self.text[self.placed.counted : begin])
+        rows = after < len(self.words) and self.words[after].stem in self.names
+        return not rows and all(word.stem in lex.NOTHING for word in between)
+
     def _unit(self) -> None:
         """Find "in MWh"."""
         for match in re.finditer(r"\bin\s+(?=(°?)\s*([^\W\d]\w*(?:/\w+)?))", self.text):
             places, word = self.places(*match.span(2)), match[2]
-            known = {*lex.UNITS, *lex.NOTHING, *self.names}
+            lasts = any(m.column.unit in TIMES for m in self.placed.columns)
+            known = {*lex.NOTHING, *self.names, *(() if lasts else lex.UNITS)}
             if places and self.words[min(places)].stem not in known and is_unit(word):
                 self.placed.unit = {"C": "°C", "F": "°F"}.get(word, word)
                 self.free -= places

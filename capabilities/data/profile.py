@@ -11,7 +11,7 @@ from typing import Literal
 from capabilities.data.readings import (
     MARKS,
     Time,
-    find_time,
+    find_times,
     number_sql,
     time_sql,
     unread_sql,
@@ -30,6 +30,7 @@ _LOOKED_THROUGH = 200
 MAX_VALUES = 1000
 _LISTED = 40
 _UNITS = ("year", "quarter", "month", "day", "hour")
+_KEYS = frozenset({"id", "no", "nr", "number", "key", "code"})
 _NUMERIC = ("INT", "DOUBLE", "FLOAT", "DECIMAL", "REAL", "HUGEINT")
 
 
@@ -87,6 +88,8 @@ class TableProfile:
         series: Columns that tell rows of the same time apart (long layout).
         unique_times: Whether no two rows have the same time.
         unread_times: How many times cannot be read, and some of them.
+        others: The same table by each further column of dates.
+        dates: All columns of dates.
     """
 
     table: Table
@@ -100,16 +103,29 @@ class TableProfile:
     series: list[str] = field(default_factory=list)
     unique_times: bool = True
     unread_times: tuple[int, tuple[str, ...]] = (0, ())
+    others: list[TableProfile] = field(default_factory=list)
+    dates: frozenset[str] = frozenset()
 
     @property
     def label_column(self) -> str | None:
         """The column that names a row, where rows are things and not moments."""
-        if self.series or (self.time is not None and self.unique_times):
+        if self.series:
             return None
         texts = [c for c in self.columns if c.kind in ("text", "category")]
         named = [c for c in texts if set(name_words(c.name)) & {"name", "title", "label"}]
+        if self.time is not None and self.unique_times:
+            return next((c.name for c in named if len(c.values) == self.rows), None)
         many = [c for c in texts if c.kind == "text" or len(c.values) > 0.7 * self.rows]
         return next((column.name for column in [*named, *many]), None)
+
+    @property
+    def things(self) -> set[str]:
+        """What a row is, by the name of a first column that tells all of them apart."""
+        first = self.columns[0] if self.columns and self.columns[0].name not in self.dates else None
+        if first is None or first.kind == "number" or len(first.values) not in (0, self.rows):
+            return set()
+        words = name_words(first.name)
+        return {*words} - _KEYS if first.reading != "plain" or _KEYS & {*words} else set()
 
     @property
     def numbers(self) -> list[Column]:
@@ -179,11 +195,19 @@ def profile_table(
         name: [value for value in values if value is not None]
         for (name, _), values in zip(typed, zip(*rows, strict=True), strict=True)
     } if rows else {name: [] for name, _ in typed}  # fmt: skip
-    time = find_time(typed, samples, zone, day_first)
-    columns = _columns(session, table, typed, samples, () if time is None else time.columns)
-    profile = TableProfile(table, columns, time, counted)
+    times = find_times(typed, samples, zone, day_first)
+    main = times[0].columns if times else ()
+    columns = _columns(session, table, typed, samples, main)
+    dates = frozenset(name for time in times for name in time.columns[:1])
+    profile = TableProfile(table, columns, times[0] if times else None, counted, dates=dates)
     _measure_numbers(session, profile)
     _measure_time(session, profile)
+    for other in times[1:]:
+        left = [c for c in profile.columns if c.name not in other.columns]
+        left += [Column(name, "text") for name in main]
+        another = TableProfile(table, left, other, counted, dates=dates)
+        _measure_time(session, another)
+        profile.others += [another] if another.time else []
     return profile
 
 
@@ -207,7 +231,9 @@ def _columns(
             columns.append(Column(name, "empty"))
         elif kind == "BOOLEAN":
             columns.append(Column(name, "flag", "flag", ("true", "false")))
-        elif (name in native or name in written) and not _is_code(name, sample):
+        elif (name in native or name in written) and not (
+            _is_code(name, sample) or (not place and _numbers_rows(sample))
+        ):
             reading, decimals = written.get(name) or ("native", _decimals(sample))
             columns.append(Column(name, "number", reading, decimals=min(decimals, 4)))
         elif place >= _LOOKED_THROUGH:
@@ -223,9 +249,9 @@ def _columns(
             )
             found = tuple(sorted(row[0] for row in rows))
             many = len(found) > MAX_VALUES
-            columns.append(
-                Column(name, "text" if many else "category", values=() if many else found)
-            )
+            reading = "native" if name in native else written.get(name, ("plain", 0))[0]
+            sort: Kind = "text" if many else "category"
+            columns.append(Column(name, sort, reading, () if many else found))
     return columns
 
 
@@ -264,6 +290,12 @@ def _is_code(name: str, sample: list[str]) -> bool:
     if words & {"id", "zip", "zipcode", "postcode", "postal", "fip", "uuid", "phone", "isbn"}:
         return True
     return any(len(value) > 1 and value[0] == "0" and value.isdigit() for value in sample[:200])
+
+
+def _numbers_rows(sample: list[str]) -> bool:
+    """Recognise a first column that counts the rows: 1, 2, 3 and so on."""
+    start = sample[0] if sample[0] in ("0", "1") else "1"
+    return len(sample) > 9 and sample == [str(int(start) + n) for n in range(len(sample))]
 
 
 def _measure_time(session: Session, profile: TableProfile) -> None:
@@ -362,7 +394,7 @@ def _series_columns(session: Session, profile: TableProfile, moment: str) -> lis
         for column in profile.categories
         if 1 < len(column.values) <= min(500, max(2, profile.rows // 3))
     ]
-    candidates.sort(key=lambda column: len(column.values))
+    candidates.sort(key=lambda column: len(column.values).bit_length())
     for size in (1, 2):
         for group in list(combinations(candidates[:8], size)):
             names = ", ".join(identifier(column.name) for column in group)

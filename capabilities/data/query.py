@@ -66,7 +66,7 @@ class Query(BaseModel):
         default=None,
         max_length=_LONGEST,
         description="Column, or arithmetic of columns such as 'tip / total_bill' (names that are"
-        " no identifiers in backticks).",
+        " no identifiers in backticks); of two dates in days.",
     )
     by: str | None = Field(
         default=None,
@@ -83,6 +83,9 @@ class Query(BaseModel):
         max_length=4,
         description="Columns, or of the time: hour, day, week, month, quarter, year, decade,"
         " weekday, weekend, hour_of_day, month_of_year, iso_week.",
+    )
+    time: str | None = Field(
+        default=None, description="The column of dates that counts, where there are several."
     )
     rolling: int | None = Field(
         default=None, ge=2, le=100_000, description="Mean over this many rows, up to each row."
@@ -147,5 +150,5 @@ class Query(BaseModel):
 
     def column_names(self) -> list[str]:
         """Name all that may be a column, to find the table that has them."""
-        found = [self.value, self.by, *self.group_by, *self.show]
+        found = [self.value, self.by, self.time, *self.group_by, *self.show]
         return [name for name in [*found, *(f.column for f in self.where)] if name]

@@ -266,13 +266,13 @@ def _first_of(year: str, month: str) -> str:
     return f"TRY(make_timestamp({year}, {month}, 1, 0, 0, 0))"
 
 
-def find_time(
+def find_times(
     typed: Sequence[tuple[str, str]],
     samples: Mapping[str, Sequence[str]],
     zone: str,
     day_first: bool,
-) -> Time | None:
-    """Return the column or columns of the time; ``None`` when there is none.
+) -> list[Time]:
+    """Return what may be the time of a row, that which most probably is before the others.
 
     Args:
         typed: Names and DuckDB types of the columns.
@@ -292,17 +292,24 @@ def find_time(
             found.append(Time((name,), reading, zone))
     parts = _date_parts(samples, zone)
     if parts is not None and all(time.reading == "year" for time in found):
-        return parts
+        return [parts]
+    if parts is not None and len(parts.columns) > 2:  # a moment beside them may be of another zone
+        return [parts, *(time for time in found if _precise(time))]
+    rows = max(map(len, samples.values()), default=0)
 
-    def rank(time: Time) -> tuple[bool, bool, int]:
+    def rank(time: Time) -> tuple[bool, bool, bool, bool]:
+        """Of several equal ones the first column counts, unless rows lack it."""
         values = samples[time.columns[0]]
-        full = ("iso", "zoned", "native", "epoch")
-        precise = time.reading.startswith(full) or "%d" in time.reading
-        distinct = len(set(values)) * 10 // max(1, len(values))
-        return precise, has_time_name(time.columns[0]), distinct
+        named, filled = has_time_name(time.columns[0]), len(values) >= 0.98 * rows
+        return not _precise(time), not named, not filled, len(set(values)) == 1
 
-    best = max(found, key=rank, default=None)
-    return best and _with_clock(best, typed, samples)
+    found.sort(key=rank)
+    others = [time for time in found[1:5] if _precise(time)]
+    return [_with_clock(found[0], typed, samples), *others] if found else []
+
+
+def _precise(time: Time) -> bool:
+    return time.reading.startswith(("iso", "zoned", "native", "epoch")) or "%d" in time.reading
 
 
 def _date_parts(samples: Mapping[str, Sequence[str]], zone: str) -> Time | None:

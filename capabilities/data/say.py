@@ -163,6 +163,8 @@ class _Speaker:
         return ", ".join(parts)
 
     def _ties(self, what: str = "rows with it") -> str:
+        if self.found.tied:
+            return f" The same holds for {listed(list(self.found.tied))}."
         return f" There are {self.found.ties:,} {what}." if self.found.ties > 1 else ""
 
     def _moment(self, moment: datetime | None) -> str:

@@ -63,13 +63,14 @@ def _table(profile: TableProfile, asked: set[str], limit: int) -> str:
         head += f", time from {names}: {covered}"
         head += f", a row each {profile.frequency}" if profile.unique_times else ""
         head += f" for each {' and '.join(profile.series)}" if profile.series else ""
+    dates = {p.time.columns[0]: p for p in profile.others if p.time}
     columns = sorted(
         profile.columns,
         key=lambda column: -len(asked & {concept(word) for word in name_words(column.name)}),
     )
     lines, left = [head], limit - len(head) - 60
     for number, column in enumerate(columns):
-        line = f"  {_column(column)}"
+        line = f"  {_column(column, dates.get(column.name))}"
         if len(line) > left:
             lines.append(f"  … {len(columns) - number:,} more columns")
             break
@@ -78,7 +79,10 @@ def _table(profile: TableProfile, asked: set[str], limit: int) -> str:
     return "\n".join(lines)
 
 
-def _column(column: Column) -> str:
+def _column(column: Column, timed: TableProfile | None) -> str:
+    if timed is not None and timed.first and timed.last:
+        covered = date_range(timed.first, timed.last, timed.frequency)
+        return f"{column.name[:80]!r} another time: {covered}"
     text = f"{column.name[:80]!r} {column.kind}"
     if column.unit:
         text += f", {column.unit}"

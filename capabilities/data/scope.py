@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -89,6 +89,9 @@ class Scope:
 
     def __init__(self, session: Session, profiles: Sequence[TableProfile], query: Query) -> None:
         self.profile = choose_table(profiles, query)
+        self.moments = {
+            known.time.columns[0]: known.time for known in self.profile.others if known.time
+        }
         self.parameters: dict[str, Any] = {}
         self.used: dict[str, Known] = {}
         self.source = session.relation(self.profile.table)
@@ -183,8 +186,11 @@ class Scope:
         return f"${name}"
 
     def unit(self, text: str | None) -> str | None:
-        """Return the unit of a column; arithmetic has none."""
+        """Return the unit of a column; arithmetic has none, but that of two dates."""
         found = self.find(text) if text else None
+        dates = [name.strip("` ") for name in (text or "").split(" - ")]
+        if found is None and len(dates) == 2 and self.profile.dates.issuperset(dates):
+            return "days"
         return found.column.unit if found and found.column else None
 
     # --- expressions ---------------------------------------------------------------------------
@@ -198,7 +204,7 @@ class Scope:
         found = self.column(name)
         if found.column is None:
             return f"TRY_CAST({found.sql} AS DOUBLE)"
-        if found.column.kind in ("number", "flag"):
+        if found.column.kind in ("number", "flag") or found.column.reading != "plain":
             return number_sql(found.column.reading, found.sql)
         codes = [c.name for c in found.profile.numbers]
         raise replan(
@@ -245,18 +251,26 @@ class Scope:
         """Return SQL for a column as a number, or for arithmetic of columns."""
         if self.find(text) is not None:
             return self.number(text)
-        if text in TIME_PARTS or text in TIME_UNITS:
+        if text in TIME_UNITS or text == "weekend":
+            raise replan(f"{text!r} is no number.", "Group by it, or count its different values.")
+        if text in TIME_PARTS:
             return f"CAST({self.group(text)[0]} AS DOUBLE)"
         if not re.search(r"[-+*/]", text):
             self.column(text.strip("` "))
         try:
-            return arithmetic_sql(text, self.number)
+            return arithmetic_sql(text, self._term)
         except SyntaxError:
             raise replan(
                 f"{self.profile.table.label} has no column {text!r}, and it is no arithmetic of its"
                 " columns.",
                 f"Use + - * / and ( ), other names in backticks; columns: {some(self.known)}.",
             ) from None
+
+    def _term(self, name: str) -> str:
+        """Return SQL for a column inside of arithmetic; dates count in days."""
+        found, own = self.find(name), self.profile.time
+        time = own if own and found and found.column is None else self.moments.get(name)
+        return f"(epoch({time_sql(time, 'a.')}) / 86400)" if time else self.number(name)
 
     # --- tests ---------------------------------------------------------------------------------
 
@@ -313,12 +327,14 @@ class Scope:
         found = self.find(given.column)
         timed = given.column == "time" and found is None
         timed = timed or (found is not None and found.column is None and not _is_number(value))
-        if timed:
+        other = self.moments.get(found.column.name) if found and found.column else None
+        if timed or other:
             try:
                 moment = datetime.fromisoformat(str(value))
             except ValueError:
                 raise replan(f"{value!r} is no time.", "Write it as 2024-05-31T12:00.") from None
-            return f"({self.time()} {given.op} {self.bind(moment)})"
+            known = time_sql(other, "a.") if other else self.time()
+            return f"({known} {given.op} {self.bind(moment)})"
         left = self.value(given.column)
         if _is_number(value):
             factor, offset = self._scale(given)
@@ -392,8 +408,22 @@ def choose_table(profiles: Sequence[TableProfile], query: Query) -> TableProfile
     """Choose the table that a query asks: the named one, or the only one with its columns.
 
     Raises:
-        ValidationError: There is none, or more than one.
+        ValidationError: There is none, or more than one; or its rows have no such time.
     """
+    profile = _chosen(profiles, query)
+    if query.time is None:
+        return profile
+    known = {p.time.columns[0]: p for p in (profile, *profile.others) if p.time}
+    found = next((known[name] for name in known if fold(name) == fold(query.time)), None)
+    if found is None:
+        raise replan(
+            f"{profile.table.label} has no column of dates {query.time[:80]!r}.",
+            f"Use one of: {some(known)}." if known else "Ask without a time.",
+        )
+    return replace(found, others=[p for p in (profile, *profile.others) if p is not found])
+
+
+def _chosen(profiles: Sequence[TableProfile], query: Query) -> TableProfile:
     if query.table:
         return _named(profiles, query.table)
     if len(profiles) == 1:

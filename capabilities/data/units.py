@@ -6,7 +6,7 @@ import functools
 import re
 from typing import Any
 
-from capabilities.data.words import fold, name_words
+from capabilities.data.words import fold, name_words, words_set
 from framework.base import ErrorSeverity, ValidationError, require_extra
 
 _BRACKET = re.compile(r"[(\[]\s*([^()\[\]]{1,16}?)\s*[)\]]")
@@ -21,11 +21,17 @@ _WRITTEN = {
 }  # fmt: skip
 _NAMED = {
     "celsius": "°C", "degc": "°C", "fahrenheit": "°F", "degf": "°F", "kelvin": "K", "mm": "mm",
-    "cm": "cm", "km": "km", "kmh": "km/h", "mph": "mph", "hpa": "hPa", "mbar": "mbar",
+    "cm": "cm", "km": "km", "kmh": "km/h", "km/h": "km/h", "mph": "mph", "hpa": "hPa", "mbar": "mbar",
     "kpa": "kPa", "kw": "kW", "mw": "MW", "gw": "GW", "kwh": "kWh", "mwh": "MWh", "gwh": "GWh",
     "usd": "USD", "eur": "EUR", "gbp": "GBP", "pct": "%", "percent": "%", "ppm": "ppm",
     "kg": "kg", "lb": "lb", "lbs": "lb", "inch": "in", "hz": "Hz",
+    "minutes": "min", "mins": "min", "hours": "h", "hrs": "h", "seconds": "s", "secs": "s",
 }  # fmt: skip
+TIMES = words_set("min h s days")
+_LASTS = words_set("duration downtime uptime delay wait waiting runtime travel ride trip call")
+_SCALED = words_set("k thousand tsd m mio mn million bn mrd billion")
+_DIVISORS = words_set("h s l kg km kwh mwh m2 m3")
+_SPLIT = re.compile(r"[\W_]+")
 _LAST = {"c": "°C", "f": "°F", "g": "g", "m": "m", "s": "s", "h": "h", "l": "L", "w": "W"}
 _SIGNS = {"c": "°C", "f": "°F", "k": "K", "$": "USD", "€": "EUR", "£": "GBP"}
 _NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
@@ -34,8 +40,9 @@ _NO_DIMENSION = {"%", "USD", "EUR", "GBP", "ppm", "ppb"}
 def unit_in_name(name: str) -> str | None:
     """Read the unit that a column name carries.
 
-    >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("price")
-    ('°C', 'g', None)
+    >>> unit_in_name("Temp (°C)"), unit_in_name("body_mass_g"), unit_in_name("speed_m_s")
+    ('°C', 'g', 'm/s')
+    >>> unit_in_name("price")
     """
     match = _BRACKET.search(name)
     if match:
@@ -43,15 +50,26 @@ def unit_in_name(name: str) -> str | None:
         return _SIGNS.get(fold(text)) or _NAMED.get(fold(text)) or (text if _parse(text) else None)
     if "°" in name:
         return _SIGNS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
-    words = name_words(name)
-    if len(words) > 1:
-        if words[-2:] == ["km", "h"]:
-            return "km/h"
-        for word in reversed(words):
-            if word in _NAMED:
-                return _NAMED[word]
-        if words[-1] in _LAST:
-            return _LAST[words[-1]]
+    words, tokens = name_words(name), [token for token in _SPLIT.split(name) if token]
+    whole = [fold(token) for token in tokens]  # "kW" is no "W" behind a "k"
+    if len(words) < 2 or "per" in words[:-1]:  # what is measured in it, or what it is divided by
+        pass
+    elif whole[-1] == "min" and _LASTS.intersection(words):
+        return "min"  # elsewhere it may be the lowest
+    elif whole[-1] in _DIVISORS and {*whole[:-1][-1:]} & {*_NAMED, *_LAST}:
+        ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
+        return _NAMED.get(fold(ratio)) or (ratio if _parse(ratio) else None)
+    elif unit := next(
+        (_NAMED[w] for w in [*reversed(whole), *reversed(words)] if w in _NAMED), None
+    ):
+        # Thousands of euros are not said in euros, nor areas in lengths.
+        scaled = unit in _NO_DIMENSION and _SCALED.intersection(words)
+        if scaled or words[-1].isdigit() or whole[-1][0].isdigit():
+            return None
+        small = f"m{unit[1:]}"
+        return small if unit[0] == "M" and small in tokens else unit
+    elif words[-1] in _LAST and (words[-1] == whole[-1] or len(words[-2]) > 1):
+        return _LAST[words[-1]]
     return "%" if name.strip().endswith("%") else None
 
 

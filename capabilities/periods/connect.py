@@ -194,6 +194,8 @@ def _with_preposition(before: str, whole: Interval) -> Interval:
         return Interval(whole.end, None, f"after {whole.label}")
     if _BEFORE.search(before):
         return Interval(None, whole.start, f"before {whole.label}")
+    if _FROM.search(before) and " to " in whole.label:
+        return whole  # "from 3 to 5 May 2024"
     if _SINCE.search(before):
         return Interval(whole.start, None, f"since {whole.label}")
     if _UNTIL.search(before):

@@ -123,6 +123,8 @@ def _find_hours(text: str, found: Recurring) -> None:
         else:
             first = _clock(match["a"], match["ah"] or match["bh"])
             last = _clock(match["b"], match["bh"])
+            if first > last and match["bh"] and not match["ah"]:  # "from 10 to 12 pm"
+                first = (first + 12) % 24
         found.hours += [(first + n) % 24 for n in range((last - first) % 24)]
         _note(found, match)
     for match in _AT_NAME.finditer(text):

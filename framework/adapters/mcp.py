@@ -12,7 +12,7 @@ import contextvars
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePath
@@ -25,6 +25,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server import MCPServer, Server
 from mcp_types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
@@ -145,8 +146,16 @@ async def mcp_capabilities(
 
     Raises:
         CapabilityError: The server cannot be reached.
-        ConfigurationError: A name in ``allow`` or ``effects`` is none of its tools.
+        ConfigurationError: It is no server, or a name in ``allow`` or ``effects`` is none of its
+            tools.
     """
+    kinds = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
+    is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
+    if not (is_url or callable(server) or isinstance(server, kinds)):
+        raise ConfigurationError(
+            f"{server!r:.200} is no MCP server.",
+            fix="Give StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",
+        )
     hub = _Server(server, timeout_seconds, headers or {}, mode)
     tools = await hub.tools()
     wanted = {name: tool for name, tool in tools.items() if allow is None or name in allow}

@@ -72,7 +72,8 @@ def remote_capability(
         own, said = agent.name or agent.assistant_id, f"Has the graph {agent.name} do a task."
     else:
         require_extra("a2a.client", "a2a")
-        if not isinstance(agent, str) and not hasattr(agent, "supported_interfaces"):
+        is_url = isinstance(agent, str) and agent.startswith(("http://", "https://"))
+        if not is_url and not hasattr(agent, "supported_interfaces"):
             raise ConfigurationError(
                 f"{agent!r} is no agent that works elsewhere.",
                 fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from langgraph.runtime import Runtime
 
@@ -21,6 +23,7 @@ from framework.engine.as_node import run_request
 from framework.engine.bind import unbound_services
 from framework.engine.services import Services
 from framework.engine.sync_graph import one_node
+from framework.governance.spending import running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT
 from framework.pipeline.run_config import configurable
@@ -82,7 +85,7 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
             current.summary = found.get("summary")
             return AgentResult.of(found)
 
-        current = _Run(work, execution_id(runtime))
+        current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
         with scoped(_RUN, current):
             record = await run_request(spec, {"task_objective": state["task"]}, services=services)
         if record.error is not None:
@@ -128,8 +131,7 @@ def _services(given: Services | None, alone: Services) -> Services:
 
 def _capability(agent: BaseAgent) -> Any:
     """Make the capability that stands for an agent's run."""
-    staged = [b for b in agent.behaviors if hasattr(b, "stage") or hasattr(b, "parts")]
-    hooks = [b if b in staged else _Hooks(b) for b in agent.behaviors]
+    hooks = [_Hooks(b) if _has_hooks_only(b) else b for b in agent.behaviors]
     limits = agent.services.limits if agent.services is not None else None
 
     class Run(BaseCapability):
@@ -142,13 +144,26 @@ def _capability(agent: BaseAgent) -> Any:
         async def execute(self) -> Any:
             run, job = _RUN.get(), CURRENT.get()
             assert job is not None
-            with scoped(CURRENT, job.outer):
-                run.result = await run.work()
+            spending = running_spending()
+            # Model calls draw on what is held: of the step around the agent, or else for its run.
+            holds = (
+                nullcontext() if spending is None or spending.held() else spending.reserved(job.key)
+            )
+            async with holds:
+                with scoped(CURRENT, job.outer):
+                    run.result = await run.work()
             if not run.result.success:
                 job.source = "fallback"  # nothing that a cache should keep
             return {_OUTPUT: run.result.to_plain()["output"]}
 
     return capability_node(Run)
+
+
+def _has_hooks_only(behavior: Any) -> bool:
+    """Tell whether something has hooks and no stage; what has neither is refused like a step's."""
+    if hasattr(behavior, "stage") or hasattr(behavior, "parts"):
+        return False
+    return any(hasattr(behavior, n) for n in ("before_execute", "after_execute", "on_error"))
 
 
 class _Listener(BaseBehavior):

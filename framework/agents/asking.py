@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -12,7 +12,11 @@ from framework.agents.text_protocol import instructions, read_text, written
 from framework.base.ports import Attempt
 from framework.models.calls import call_model, check_end
 from framework.models.roles import RoleModel
+from framework.models.surrounded import is_surrounded
 from framework.telemetry.metered import role_tag
+
+if TYPE_CHECKING:
+    from framework.agents.base import BaseAgent
 
 _CONFIG: Any = {"tags": [role_tag("agent")], "run_name": "agent"}
 
@@ -23,20 +27,33 @@ def knows_tools(model: Any) -> bool:
     return method is not BaseChatModel.bind_tools and hasattr(model, "bind_tools")
 
 
+def agent_role(agent: BaseAgent) -> RoleModel:
+    """Return an agent's model, with what its services put around model calls."""
+    services = agent.services
+    if services is None:
+        return RoleModel("agent", agent.model)
+    runner, limit = services.runner, services.limits.step_timeout_seconds
+    shared = () if is_surrounded(agent.model) else runner.around_models
+    return RoleModel("agent", agent.model, limit, shared, services.clock)
+
+
 class Asker:
     """An agent's model with its tools.
 
     Args:
-        model: A chat model.
-        tools: What it may call: tools, and the form of the answer.
-        seconds: Time limit of one call.
+        agent: The agent.
+        tools: What its model may call: tools, and the form of the answer.
     """
 
-    def __init__(self, model: Any, tools: Sequence[Any] = (), seconds: float | None = None) -> None:
+    def __init__(self, agent: BaseAgent, tools: Sequence[Any] = ()) -> None:
+        self._role = agent_role(agent)
+        model = self._role.model
         self._texts = instructions(tools) if tools and not knows_tools(model) else ""
         self._tools = tools
-        bound = model.bind_tools(list(tools)) if tools and not self._texts else model
-        self._role = RoleModel("agent", bound, limit_seconds=seconds)
+        self._bound = self._with_tools(model)
+
+    def _with_tools(self, model: Any) -> Any:
+        return model.bind_tools(list(self._tools)) if self._tools and not self._texts else model
 
     async def ask(self, messages: Sequence[BaseMessage], system: str = "") -> AIMessage:
         """Ask for the next message.
@@ -55,7 +72,9 @@ class Asker:
         told = [*written(messages, system, self._texts)]
 
         async def send(attempt: Attempt) -> Any:
-            return await attempt.inputs["model"].ainvoke(attempt.inputs["messages"], _CONFIG)
+            model = attempt.inputs["model"]  # another one where something stands in for it
+            bound = self._bound if model is self._role.model else self._with_tools(model)
+            return await bound.ainvoke(attempt.inputs["messages"], _CONFIG)
 
         def read(message: AIMessage) -> AIMessage:
             check_end(self._role, message)

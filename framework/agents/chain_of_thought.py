@@ -53,7 +53,7 @@ class ChainOfThoughtAgent(BaseAgent):
         self.system_prompt = system_prompt or _THINK
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
-        asker = Asker(self.model)
+        asker = Asker(self)
 
         async def think(state: RunState) -> dict[str, Any]:
             asked: list[BaseMessage] = [*(state.get("conversation") or ())]

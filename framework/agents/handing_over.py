@@ -9,6 +9,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 from langgraph.types import Command
 
 from framework.base.checked import checked
+from framework.base.errors import ConfigurationError
 
 
 @checked
@@ -22,9 +23,14 @@ def handoff(
         update: What the state gets besides.
         parent: Whether the node is one of the graph around this one.
 
+    Raises:
+        ConfigurationError: The name is empty, by which LangGraph would go nowhere.
+
     >>> handoff("support").goto
     'support'
     """
+    if not to:
+        raise ConfigurationError("A handoff to '' goes nowhere.", fix="Name the node that goes on.")
     graph = Command.PARENT if parent else None
     return Command(goto=to, update=dict(update) if update else None, graph=graph)
 

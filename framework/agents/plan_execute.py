@@ -97,7 +97,7 @@ class PlanExecuteAgent(BaseAgent):
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         worker = _Worker(self)._build().compile(name=f"{self.agent_id} step")
-        asker = Asker(self.model)
+        asker = Asker(self)
 
         async def step(state: PlanState, runtime: Runtime[Any]) -> dict[str, Any]:
             found = await worker.ainvoke({"task": self._prompt(state)})

@@ -103,8 +103,7 @@ class ReActAgent(BaseAgent):
         node = tool_node(tools, self.services, self.behaviors) if tools else None
         known = list(node.tools_by_name.values()) if node is not None else []
         form = [self.response_format] if self.response_format is not None else []
-        seconds = self.services.limits.step_timeout_seconds if self.services is not None else None
-        asker = Asker(self.model, [*known, *form], seconds)
+        asker = Asker(self, [*known, *form])
         system = described(self.system_prompt, known)
 
         builder = StateGraph(ReActState, output_schema=RunOutput)
@@ -137,7 +136,7 @@ class ReActAgent(BaseAgent):
         update: dict[str, Any] = dict(_FRESH) if fresh else {}
         said = [*(state.get("conversation") or ()), HumanMessage(state["task"])]
         if self.memory is not None:
-            kept = await self.memory.recall(said, messages, state, runtime, Asker(self.model))
+            kept = await self.memory.recall(said, messages, state, runtime, Asker(self))
             said, messages, system = kept.said, kept.messages, kept.system(system)
             update["summary"] = kept.summary
         message = await asker.ask([*said, *messages], system)

@@ -69,7 +69,7 @@ class ReflexionAgent(BaseAgent):
 
     def _build(self) -> StateGraph[Any, Any, Any, Any]:
         inner = task_graph(self.inner_agent, services=self.services)
-        asker = Asker(self.model)
+        asker = Asker(self)
 
         async def begin(state: ReflexionState) -> dict[str, Any]:
             found = await inner.ainvoke({"task": state["task"]})

@@ -17,6 +17,7 @@ from langgraph.runtime import Runtime
 from pydantic import BaseModel
 
 from framework.adapters.task_graph import TaskGraph, task_graph
+from framework.agents.asking import agent_role
 from framework.agents.base import STEP, BaseAgent, RunOutput, RunState, through_the_door
 from framework.agents.result import AgentResult, AgentStep
 from framework.base.checked import checked
@@ -28,10 +29,8 @@ from framework.base.errors import (
     ModelError,
 )
 from framework.engine.envelopes import as_task, side_by_side
-from framework.engine.services import Services
 from framework.engine.sync_graph import one_node
 from framework.models.calls import structured
-from framework.models.roles import RoleModel
 from framework.selection import BaseRouter, RoutingRequest
 
 FormT = TypeVar("FormT", bound=BaseModel)
@@ -201,7 +200,7 @@ class Work:
         messages = [SystemMessage(told), HumanMessage(asked)]
 
         async def ask() -> Any:
-            role = RoleModel("agent", self._team.model, limit_seconds=self._seconds)
+            role = agent_role(self._team)
             try:
                 return {"found": (await structured(role, form, messages)).model_dump(mode="json")}
             except Malformed as exc:
@@ -223,11 +222,6 @@ class Work:
             return (await self.ask(told, asked, Answer)).answer
         except ModelError as exc:
             return written(exc).strip()
-
-    @property
-    def _seconds(self) -> float | None:
-        services: Services | None = self._team.services
-        return services.limits.step_timeout_seconds if services is not None else None
 
     async def route(self, subtask: str, available: Iterable[str] | None = None) -> str:
         """Have the router choose a member; empty where it knows none."""

@@ -26,6 +26,7 @@ from framework.engine.as_node import run_request
 from framework.engine.services import Services
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
+_ALL = ("rewrite", "ask")
 
 
 def tool_node(
@@ -46,17 +47,18 @@ def tool_node(
     async def guarded(request: ToolCallRequest, execute: Execute) -> Any:
         name = request.tool_call["name"]
         for guard in guards:
-            passed = await guard.before(request.tool_call["args"], tool=name)
+            passed = await guard.before(request.tool_call["args"], tool=name, can=_ALL)
+            args = await passed.agreed(name)
             if passed.rewritten:
-                request = request.override(tool_call={**request.tool_call, "args": passed.value})
+                request = request.override(tool_call={**request.tool_call, "args": args})
         if bound is None or request.tool is None:
             found = await execute(request)
         else:
             found = await _attempted(request.tool_call, own[name].capability_spec, bound)
         for guard in guards:
             if isinstance(found, ToolMessage):
-                passed = await guard.after(found.content, tool=name)
-                found = found.model_copy(update={"content": passed.value})
+                passed = await guard.after(found.content, tool=name, can=_ALL)
+                found = found.model_copy(update={"content": await passed.agreed(name)})
         return found
 
     own: dict[str, Any] = {}
@@ -74,12 +76,22 @@ def tool_node(
             )
     wrap = guarded if guards or services is not None else None
     node = ToolNode(given, handle_tool_errors=_told, awrap_tool_call=wrap)
+    _refuse_namesakes(node, len(given))
     if services is not None:
         known = {name: spec.cls for name, spec in services.registry.capabilities.items()}
         for name, item in node.tools_by_name.items():
             own[name] = own.get(name) or known.get(name) or tool_capability(item)
         bound = services.beside(*(cls for cls in own.values() if cls not in known.values()))
     return node
+
+
+def _refuse_namesakes(node: ToolNode, given: int) -> None:
+    if len(node.tools_by_name) < given:
+        names = ", ".join(sorted(node.tools_by_name))
+        raise ConfigurationError(
+            f"Of {given} tools some have one name; the names are {names}.",
+            fix="Give each tool a name of its own.",
+        )
 
 
 async def _attempted(call: Any, spec: CapabilitySpec, services: Services) -> ToolMessage:

@@ -14,7 +14,7 @@ from configs.limits import Limits
 from framework.approvals.questions import PLAN, STEP, is_personal
 from framework.base.errors import ValidationError
 from framework.base.plan import plan_key
-from framework.planning import check_plan
+from framework.planning import repair_plan
 from framework.planning.catalog import MANY
 from framework.planning.parameters import mended_parameters, validated_parameters
 from framework.planning.problems import render_path
@@ -24,6 +24,8 @@ from framework.state import TurnView, dump_context
 
 _Found = tuple[list[str], str]
 _SHOWN, _TOLD = 300, 2000  # characters of what may be anybody's
+_GOES_WITH = {"parameters": "edit", "steps": "edit", "outputs": "done", "message": "respond"}
+"""What would be passed over in silence with any other decision; what was shown may be repeated."""
 _WORDS = {"yes": "approve", "y": "approve", "no": "reject", "n": "reject"}
 
 
@@ -158,6 +160,11 @@ def _read_one(key: str, given: Any, step: Mapping[str, Any]) -> tuple[Answer | N
         allowed = ", ".join(step["decisions"])
         told = f"{answer.decision!r} is no answer for step {key!r}; use one of {allowed}."
         return None, [(["decision"], told)]
+    for name, word in _GOES_WITH.items():
+        found = getattr(answer, name)
+        if answer.decision != word and found and found != step.get(name):
+            told = f"{answer.decision!r} for step {key!r} takes no {name}: {word!r} does."
+            return None, [([name], told)]
     if answer.decision == "respond" and not answer.message.strip():
         return None, [(["message"], f"'respond' for step {key!r} needs a message.")]
     if answer.remember is not None and (answer.decision != "approve" or step["kind"] != STEP):
@@ -192,8 +199,10 @@ def _plan_problems(
     steps = answer.new_steps
     if not isinstance(steps, list):
         return [(["steps"], "'edit' of the plan needs 'steps': all steps of the new plan.")]
-    found = check_plan({"steps": steps}, registry, view.contexts, max_steps=limits.max_steps)
-    return [(["steps", *map(str, problem.path)], str(problem)) for problem in found]
+    # Mended like any other plan: what has one right answer is no reason to ask again.
+    plan = {"steps": steps}
+    mended = repair_plan(plan, registry, view.contexts, max_steps=limits.max_steps)
+    return [(["steps", *map(str, one.path)], str(one)) for one in mended.problems]
 
 
 def _parameter_problems(

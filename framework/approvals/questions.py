@@ -31,6 +31,8 @@ PLAN = "plan"
 STEP = "step"
 RESULT = "result"
 """Kind of a question about what a step gave, before anything uses it."""
+WORDS = "words"
+"""Kind of a question about a prompt or an answer, before anybody else reads it."""
 UNKNOWN = "unknown_outcome"
 ACTED = "acted_before"
 MISSING = "missing_capability"
@@ -38,6 +40,7 @@ _DECISIONS = {
     STEP: ["approve", "edit", "reject", "respond"],
     PLAN: ["approve", "edit", "reject", "respond"],
     RESULT: ["approve", "reject", "respond"],
+    WORDS: ["approve", "reject"],
     ACTED: ["approve", "reject", "respond"],
     UNKNOWN: ["rerun", "skip", "done", "reject"],
     MISSING: ["rerun", "skip", "reject", "respond"],
@@ -304,6 +307,32 @@ def plan_question(view: TurnView, registry: Registry) -> dict[str, Any]:
         "decisions": ["approve", "reject"] if undoes else _DECISIONS[PLAN],
     }
     return question_of(view.plan, [_whole_or_refused({**entry, "input_summaries": {}})])
+
+
+def words_question(about: str, said: Any, reasons: Sequence[str]) -> dict[str, Any]:
+    """Describe words that a person is asked to let pass: a prompt, or an answer.
+
+    Args:
+        about: The role of the model that is told them, or the node that says them.
+        said: The words.
+        reasons: Why somebody is asked.
+    """
+    entry = {
+        "context_key": about,
+        "capability": about,
+        "description": f"What goes into {about} or comes out of it",
+        "effect": None,
+        "task_objective": None,
+        "parameters": {},
+        "inputs": [],
+        "input_summaries": {},
+        "input_values": {},
+        "kind": WORDS,
+        "reason": "; ".join(reasons),
+        "decisions": _DECISIONS[WORDS],
+        "result": said,
+    }
+    return question_of({}, [_whole_or_refused(entry)])
 
 
 def _with_defaults(step: PlannedStep, registry: Registry) -> PlannedStep:

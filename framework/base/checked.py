@@ -95,6 +95,8 @@ def fits(value: Any, hint: Any) -> bool:
 
     >>> fits({"a": 1}, dict[str, int]), fits([True], list[int]), fits("ab", Sequence[str])
     (True, False, False)
+    >>> fits(int, type[Any]), fits(int, type[str])
+    (True, False)
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -125,7 +127,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _is_kind(value: type, kind: Any) -> bool:
-    return not isinstance(kind, type) or issubclass(value, kind)
+    return kind is Any or not isinstance(kind, type) or issubclass(value, kind)
 
 
 def _is_open(kind: type) -> bool:

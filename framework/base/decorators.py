@@ -21,6 +21,8 @@ from framework.base.threads import is_sync
 T = TypeVar("T", bound=type)
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
+_OFFERED = ("step", "context", "runtime", "logger", "streamer")
+"""What a static ``execute`` may ask for besides the state."""
 
 
 @overload
@@ -119,8 +121,12 @@ def infrastructure_node(
             f"The infrastructure node {cls.name!r} stands before {before!r} and after {after!r}."
             " Fix: name one of the two."
         )
-    behaviors = tuple(getattr(cls, "behaviors", ()))
-    spec = InfrastructureSpec(cls.name, cls.description, quiet, before, after, behaviors, cls)
+    behaviors = getattr(cls, "behaviors", ())
+    if not isinstance(behaviors, (list, tuple)):
+        raise ValueError(f"{cls.__name__}.behaviors is {behaviors!r}. Fix: write behaviors = […].")
+    spec = InfrastructureSpec(
+        cls.name, cls.description, quiet, before, after, tuple(behaviors), cls
+    )
 
     cls.langgraph_node = NodeOf(GraphNode(spec))
     cls.infrastructure_spec = spec
@@ -128,6 +134,8 @@ def infrastructure_node(
 
 
 def _check_class(cls: Any, kind: str) -> None:
+    if not hasattr(cls, "__name__"):
+        raise ValueError(f"{cls!r} is no class. Fix: put the decorator above a class.")
     for attribute in ("name", "description"):
         value = getattr(cls, attribute, None)
         if not isinstance(value, str) or not value.strip():
@@ -166,13 +174,18 @@ def _check_called_on_the_class(cls: Any, kind: str, method: str) -> None:
 def _check_form(cls: Any, kind: str) -> None:
     """Find an execute that would be called with other arguments than it expects."""
     execute = inspect.getattr_static(cls, "execute")
-    if isinstance(execute, staticmethod):
+    static = isinstance(execute, staticmethod)
+    if static and kind != "capability":
         return
     label = f"The 'execute' of the {kind} {cls.__name__} ({cls.name!r})"
-    taken = list(inspect.signature(getattr(execute, "__func__", execute)).parameters.values())
+    # What a decorator of the author's hands on besides is its own affair.
+    function = getattr(execute, "__func__", execute)
+    taken = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    if static and not taken:
+        raise ValueError(f"{label} takes no state. Fix: write 'execute(state, **kwargs)'.")
     if isinstance(execute, classmethod) or kind != "capability" or not taken:
         raise ValueError(f"{label} is not static. Fix: put @staticmethod above it.")
-    if taken[0].name == "state":
+    if taken[0].name == "state" and not static:
         raise ValueError(
             f"{label} takes the state but is not static. Fix: put @staticmethod above it, or"
             " write 'async def execute(self)' and read self.state."
@@ -181,9 +194,10 @@ def _check_form(cls: Any, kind: str) -> None:
         p.name
         for p in taken[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if not (static and p.name in _OFFERED)
     ]
     if needed:
-        raise ValueError(
-            f"{label} needs {needed}, which nobody gives."
-            " Fix: take only self; read self.inputs and self.parameters."
-        )
+        fix = "take only self; read self.inputs and self.parameters."
+        if static:
+            fix = f"take state, and of {', '.join(_OFFERED)} what it uses."
+        raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")

@@ -119,10 +119,12 @@ class PersistenceError(CapgraphError):
     Attributes:
         ends_the_run: Whether it is the run's own records that cannot be kept; then the run stops,
             for nothing that it does could be reported.
+        unreadable: Whether what was saved makes no sense here: trying again changes nothing.
     """
 
     code = "CG-PERSISTENCE"
     ends_the_run: bool = False
+    unreadable: bool = False
 
 
 class ThreadBusyError(PersistenceError):

@@ -132,7 +132,7 @@ def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
             f"{label!r} is a generator function, and a step gives one result.",
             fix="Return the whole result; say how far it is with an argument of type Progress.",
         )
-    if not inspect.isroutine(function):
+    if not inspect.isroutine(function) or inspect.isbuiltin(function):
         raise ValidationError(f"{label!r} is no function.", fix="Write it with 'def'.")
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:

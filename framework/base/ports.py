@@ -363,7 +363,7 @@ class Verdict:
         problems: Why, in words; a person and the planner read them.
 
     Raises:
-        ValueError: The decision is none of these.
+        ValueError: The decision is none of these, or the problems are one text.
 
     >>> Verdict("deny", problems=["No payments on Sundays."]).decision
     'deny'
@@ -375,6 +375,8 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.decision not in ("allow", "deny", "ask"):
             raise ValueError(f"{self.decision!r} is no verdict. Fix: use 'allow', 'deny' or 'ask'.")
+        if isinstance(self.problems, str):
+            raise ValueError(f"problems is {self.problems!r:.80}. Fix: write problems=[…].")
 
 
 class PermissionMode(IntEnum):

@@ -34,8 +34,9 @@ class GuardrailBehavior(BaseBehavior):
     data that a caller brings, and at the message that ends the turn; no word of it is streamed
     before. Given to a role's model, they look at what it is told and what it answers. All of them
     are asked, and the error names everyone that objects. One that wants a person asked about a
-    message or brought data has the turn's plan shown before anything of it runs; about an answer, or
-    what a model is told or says, it refuses: who would be asked is who must not read it yet.
+    message or brought data has the turn's plan shown before anything of it runs; about an answer or
+    what a model is told, those words are shown before they go on. About what a model says it
+    refuses, for another time it would say something else.
 
     Args:
         rules: Rules about texts.
@@ -106,11 +107,11 @@ class GuardrailBehavior(BaseBehavior):
         """Look at the message that ends a turn.
 
         Raises:
-            GuardrailViolationError: The guards do not let it pass, or want a person asked: who
-                would be asked is who is to read it.
+            GuardrailViolationError: The guards, or a person whom they want asked, do not let it
+                pass.
         """
-        passed = await self.guards.after(text, tool=node, role=_role(), words=True)
-        return passed.value if isinstance(passed.value, str) else str(passed.value)
+        passed = await self.guards.after(text, tool=node, role=_role(), words=True, can=_ALL)
+        return str(await passed.agreed(node))
 
 
 class _Screen:
@@ -144,7 +145,8 @@ class _Screen:
             for place, message in enumerate(messages)
             if message.type != "system"
         }
-        passed = await self._guards.before(told, tool=attempt.capability, role=_role())
+        passed = await self._guards.before(told, tool=attempt.capability, role=_role(), can=_ALL)
+        await passed.agreed(attempt.capability)
         if not passed.rewritten:
             return attempt
         for place, text in passed.value.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -12,6 +12,7 @@ from configs.errors import ConfigurationError
 from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PolicyError
 from framework.pipeline.failures import REFUSED_BY_GUARDS
+from framework.pipeline.run_config import ask_about
 from framework.telemetry.audit import note
 
 GuardrailStage = Literal["pre", "post"]
@@ -226,12 +227,35 @@ class Passed:
     Attributes:
         value: The value, as far as guards rewrote it.
         rewritten: Whether one did.
-        asks: Why a person has to agree, in words.
+        wants: Objections for which a person has to agree.
     """
 
     value: Any
     rewritten: bool = False
-    asks: tuple[str, ...] = ()
+    wants: tuple[GuardrailViolation, ...] = ()
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Why a person has to agree, in words."""
+        return tuple(dict.fromkeys(map(str, self.wants)))
+
+    async def agreed(self, about: str) -> Any:
+        """Return the words that passed, as soon as a person agrees where one is wanted.
+
+        Args:
+            about: The role of the model that is told them, or the node that says them.
+
+        Raises:
+            GuardrailViolationError: Nobody agrees.
+        """
+        if not self.wants:
+            return self.value
+        verdict = await ask_about(about, self.value, self.asks)
+        if verdict.decision == "allow":
+            return self.value
+        first, *others = self.wants
+        why = " ".join(text for text in (first.reason, f"({', '.join(verdict.problems)})") if text)
+        raise GuardrailViolationError(violations=[replace(first, reason=why), *others])
 
 
 class Guards:
@@ -366,8 +390,8 @@ async def _outcome(name: str, stage: GuardrailStage, tool: str, found: Any) -> G
 
 def _concluded(
     found: list[GuardrailViolation], can: Collection[str], again: ErrorSeverity
-) -> tuple[str, ...]:
-    """Return why a person has to agree; a refusal stands over that.
+) -> tuple[GuardrailViolation, ...]:
+    """Return for what a person has to agree; a refusal stands over that.
 
     Raises:
         GuardrailViolationError: One refuses, wants it made anew, or wants what cannot be done here.
@@ -376,4 +400,4 @@ def _concluded(
     if actions - ({"ask"} & set(can)):
         severity = again if actions <= {"retry", *can} else ErrorSeverity.CRITICAL
         raise GuardrailViolationError(violations=found, severity=severity)
-    return tuple(dict.fromkeys(str(violation) for violation in found))
+    return tuple(found)

@@ -6,6 +6,7 @@ commands, without one its commands stand for themselves. A new command is one mo
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import logging
@@ -69,19 +70,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the process with its exit code.
 
     Args:
-        arguments: What was typed after ``capgraph``; the process's own when not given.
+        arguments: What was typed after ``capgraph``, in a process that goes on; the process's own
+            when not given.
     """
     # What start-up makes stays; looking through all of it again and again would cost a fifth of it.
     gc.set_threshold(_COLLECT_EVERY, 20, 20)
+    code: str | int | None = ExitCode.ANSWERED
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="capgraph")
     except (OutputClosedError, BrokenPipeError):
         # What is buffered can go nowhere; without this the interpreter complains at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.FAILED)
+        code = ExitCode.FAILED
+    except SystemExit as ended:
+        code = ended.code
     except CapgraphError as exc:
         if logging.getLogger("capgraph").isEnabledFor(logging.DEBUG):
             raise
         print_error(exc)
-        sys.exit(ExitCode.USAGE)
-    sys.exit(ExitCode.ANSWERED)
+        code = ExitCode.USAGE
+    if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
+        # Its threads may be about to give back Python's lock; met by the interpreter's end, they
+        # abort the process.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -123,7 +123,7 @@ def with_engine(
     check_engine(url, engine or settings.scale.engine)
 
     async def run(saver: Any, _: object) -> T:
-        opened = await connect(url, settings.scale, engine=engine, temporal=temporal)
+        opened = await connect(url, saver, settings.scale, engine=engine, temporal=temporal)
         try:
             return await work(opened, saver)
         finally:

@@ -147,12 +147,12 @@ class Event(Element):
     async def invoke(self) -> None:
         """Do it, unless it was begun before. A failure is kept, cancellation passes through."""
         if self.status is EventStatus.PENDING:
-            await self._run(self._collect if self.streaming else self._invoke)
+            await self._recorded(self._collect if self.streaming else self._invoke)
 
     async def _collect(self) -> list[Any]:
         return [piece async for piece in self._stream()]
 
-    async def _run(self, work: Callable[[], Awaitable[Any]]) -> None:
+    async def _recorded(self, work: Callable[[], Awaitable[Any]]) -> None:
         self.status = EventStatus.PROCESSING
         began = time.perf_counter()
         end = EventStatus.COMPLETED
@@ -185,7 +185,7 @@ class Event(Element):
             return given
 
         async def run() -> None:
-            await self._run(work)
+            await self._recorded(work)
             await pieces.put(over)
 
         task = asyncio.create_task(run())
@@ -195,11 +195,6 @@ class Event(Element):
         finally:
             task.cancel()
             await asyncio.wait([task])
-
-    def fail(self, error: BaseException) -> None:
-        """End it as failed without having begun it."""
-        self.execution.error = error
-        self.status = EventStatus.FAILED
 
     def assert_completed(self) -> None:
         """Make sure that it did what it should.

@@ -228,7 +228,7 @@ class Processor:
             elif not event.status.ended:
                 event.status = EventStatus.SKIPPED
         except Exception as exc:
-            event.fail(exc)
+            event.execution.error, event.status = exc, EventStatus.FAILED
         except BaseException:
             self.queue.appendleft(event)  # nobody decided: the next one goes on with it
             raise

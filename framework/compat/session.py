@@ -32,6 +32,7 @@ from framework.base.awaiting import awaited, blocking, waited
 from framework.base.clock import Clock, SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
+from framework.base.ports import Sink as EventSink
 from framework.behaviors import AsyncCircuitBreaker, CircuitBreaker, RateLimitExceededError
 from framework.behaviors.guardrails import GuardrailViolationError, Guards
 from framework.compat.worker import (
@@ -65,6 +66,8 @@ from framework.telemetry import (
     UsageSnapshot,
     UsageTracker,
 )
+from framework.telemetry import NoopSink as NoopEventSink
+from framework.telemetry import RingBufferSink as RingBufferEventSink
 
 __all__ = [
     "AgentRegistry",
@@ -72,12 +75,16 @@ __all__ = [
     "AgentStatus",
     "AgentWorker",
     "AgentWorkerEvent",
+    "AsyncOrchestrationSession",
+    "EventSink",
     "Handoff",
     "HookContext",
     "InvalidTransitionError",
     "MaxIterationsExceededError",
+    "NoopEventSink",
     "OrchestrationSession",
     "Orchestrator",
+    "RingBufferEventSink",
     "SessionStateError",
     "SessionSummary",
     "StreamEvent",
@@ -146,23 +153,14 @@ class StreamEvent:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionSummary:
-    """What a session came to.
+class SessionSummary(dict[str, Any]):
+    """What a session came to, as plain data; its entries are attributes, too.
 
-    Attributes:
-        worker: The worker as plain data.
-        usage: Tokens and cost.
-        per_model_cost: Model to cost; ``None`` for a price that nobody knows.
-        recovery_events: What was tried after failures.
-        agent_events: Everything that happened.
+    They are ``worker``, ``usage``, ``per_model_cost`` (``None`` for a price that nobody knows),
+    ``recovery_events`` and ``agent_events``.
     """
 
-    worker: dict[str, Any]
-    usage: dict[str, Any]
-    per_model_cost: dict[str, float | None]
-    recovery_events: list[Any]
-    agent_events: list[AgentEvent]
+    __getattr__ = dict.__getitem__
 
 
 class AgentSession:
@@ -174,6 +172,8 @@ class AgentSession:
         project_id: For which project.
         registry: Where workers are kept; one of its own when not given.
         permissions: What the role may do; ``None`` allows every tool.
+        circuit_breaker: Stands around every turn whose model has none in ``breakers``;
+            ``async_circuit_breaker`` likewise.
         breakers: Model or tool to its circuit breaker.
         policy_engine: Asked by ``evaluate_policy``.
         quality_gate: Asked by ``evaluate_gate``.
@@ -208,6 +208,8 @@ class AgentSession:
         project_id: int | None = None,
         registry: AgentRegistry | None = None,
         permissions: PermissionPolicy | PermissionEnforcer | None = None,
+        circuit_breaker: CircuitBreaker | None = None,
+        async_circuit_breaker: AsyncCircuitBreaker | None = None,
         breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] | None = None,
         policy_engine: PolicyEngine | None = None,
         quality_gate: QualityGate | None = None,
@@ -230,6 +232,7 @@ class AgentSession:
         self.registry = registry if registry is not None else AgentRegistry()
         is_policy = permissions is not None and not isinstance(permissions, PermissionEnforcer)
         self.permissions: Any = PermissionEnforcer(permissions) if is_policy else permissions  # type: ignore[arg-type]
+        self.circuit_breaker = circuit_breaker or async_circuit_breaker
         self.breakers = dict(breakers or {})
         self.policy_engine, self.quality_gate = policy_engine, quality_gate
         self.budget_usd, self.enforce_budget = budget_usd, enforce_budget
@@ -380,7 +383,8 @@ class OrchestrationSession:
         await self._may_begin(model, estimate)
         try:
             await self._hooks("before_model", context)
-            result = await self._bounded(fn, model, timeout)
+            breaker = self.agent.breakers.get(model, self.agent.circuit_breaker)
+            result = await self._bounded(fn, model, timeout, breaker)
             result = await self._hooks("after_model", context, result)
         except Exception as exc:
             await self._failure(exc)
@@ -410,11 +414,10 @@ class OrchestrationSession:
             self._plane.state.record_turn_start()
             await self._govern()
 
-    async def _bounded(self, fn: Call, name: str, timeout: float | None) -> Any:
+    async def _bounded(self, fn: Call, name: str, timeout: float | None, breaker: Any) -> Any:
         async def call() -> Any:
             return await awaited(fn())
 
-        breaker = self.agent.breakers.get(name)
         timer = asyncio.timeout(timeout)
         try:
             async with timer:
@@ -613,7 +616,7 @@ class OrchestrationSession:
             await agent.guards.before(context.arguments, tool=tool, role=agent.role, can=())
             called = AgentEventName.AGENT_TOOL_CALLED
             await self._emit(AgentEvent(called, AgentEventStatus.RUNNING, **said))
-            result = await self._bounded(fn, tool, timeout)
+            result = await self._bounded(fn, tool, timeout, agent.breakers.get(tool))
             await self._audit("tool", tool=tool)
             result = (await agent.guards.after(result, tool=tool, role=agent.role)).value
             result = await self._hooks("after_tool", context, result)
@@ -698,7 +701,10 @@ class OrchestrationSession:
         await self._hooks("before_handoff", told)
         worker = agent.registry.create(target, agent.phase, agent.project_id)
         worker.transition(AgentStatus.INITIALIZING)
-        handoff = Handoff(agent.role, target, reason, told.arguments, worker)
+        to, context = worker.worker_id, told.arguments
+        handoff = Handoff(
+            agent.role, target, agent.phase, reason, context, agent.project_id, target_worker_id=to
+        )
         self.worker.transition(AgentStatus.COMPLETED)
         event = AgentEvent.completed(agent.role, agent.phase, reason or None)
         await self._emit(event.with_data({"handoff": handoff.to_dict()}))
@@ -743,8 +749,8 @@ class OrchestrationSession:
             worker=self.worker.to_dict(),
             usage=self.tracker.summary(),
             per_model_cost=self.tracker.per_model_summary(),
-            recovery_events=list(self.recovery_events),
-            agent_events=list(self.events),
+            recovery_events=[one.to_dict() for one in self.recovery_events],
+            agent_events=[event.to_dict() for event in self.events],
         )
 
     # What turns and tools share
@@ -799,6 +805,8 @@ class OrchestrationSession:
             get_logger("framework", "session").warning("a sink failed: %s", mask_secrets(repr(exc)))
 
 
+AsyncOrchestrationSession = OrchestrationSession
+"""What ``asession()`` gives is the same."""
 _CLASSES: tuple[tuple[type[BaseException], AgentFailureClass], ...] = (
     (PermissionDeniedError, AgentFailureClass.PERMISSION_DENIED),
     (GuardrailViolationError, AgentFailureClass.GUARDRAIL_VIOLATION),

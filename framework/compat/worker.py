@@ -6,7 +6,7 @@ import copy
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -224,28 +224,28 @@ class Handoff:
     """Work that one role hands to another.
 
     Attributes:
-        source: Who hands it over.
-        target: Who takes it up.
+        source_role: Who hands it over.
+        target_role: Who takes it up.
+        phase: On what they work.
         reason: Why.
         context: What the target is told: a copy.
-        worker: The target's worker, at ``initializing``; whoever has the handoff runs it.
+        project_id: For which project.
+        target_worker_id: The target's worker, at ``initializing``; whoever has the handoff runs it.
+        created_at: When.
     """
 
-    source: str
-    target: str
+    source_role: str
+    target_role: str
+    phase: str
     reason: str = ""
     context: Mapping[str, Any] = field(default_factory=dict)
-    worker: AgentWorker | None = field(default=None, compare=False)
+    project_id: int | None = None
+    target_worker_id: str = ""
+    created_at: str = field(default_factory=now_text)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "context", copy.deepcopy(dict(self.context)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "reason": self.reason,
-            "context": copy.deepcopy(dict(self.context)),
-            "worker_id": self.worker.worker_id if self.worker else None,
-        }
+        return asdict(self)

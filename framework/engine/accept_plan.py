@@ -12,6 +12,7 @@ from typing import Any
 from langgraph.types import Overwrite
 
 from framework.approvals import PLAN
+from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep, plan_key, tightened
 from framework.base.ports import Verdict, now_text
@@ -191,7 +192,7 @@ def _problems(message: str, fix: str, problems: Sequence[Problem] = ()) -> PlanP
 
 
 async def _judged(plan: ExecutionPlan, view: TurnView, services: Services) -> Verdict:
-    verdicts = [await policy.review(plan, view) for policy in services.plan_policies]
+    verdicts = [await awaited(policy.review(plan, view)) for policy in services.plan_policies]
     if asks := view.turn.get("asks"):  # of guards, about what opened the turn
         verdicts.append(Verdict("ask", list(asks)))
     verdict = weighed(verdicts, "the plan")

@@ -15,7 +15,7 @@ from framework.base.ports import Caller, Failure, StepRecord
 from framework.engine.caller_plan import Accepted, plan_digest
 from framework.engine.run_scope import brings_answer
 from framework.engine.services import Services
-from framework.engine.waiting import beside
+from framework.engine.waiting import going_on
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.failures import raise_failure
 from framework.pipeline.permit import agreement_digest
@@ -53,7 +53,10 @@ async def apply_answers(
     for key, answer in answers.items():
         asked = pending.get(key) or {}
         step = view.step_of(key)
-        decisions[key] = _decision(answer, asked, step, prints.get(plan_key(key)), view.plan_id)
+        # What was changed for one element stays, whatever else is decided about it.
+        known = view.decisions.get(key) or {}
+        decisions[key] = {part: known[part] for part in ("parameters", "plan") if part in known}
+        decisions[key] |= _decision(answer, asked, step, prints.get(plan_key(key)), view.plan_id)
         if by.user_id is not None:
             decisions[key]["by"] = by.user_id
         asked = asked or {"kind": MISSING, "capability": step["capability"]}
@@ -66,11 +69,9 @@ async def apply_answers(
             place = list(steps).index(plan_key(key))
             about = (key, str(step["capability"]), place, view.objective_of(step))
             results[key] = StepRecord(*about, skipped="Skipped by a person.").entry()
-    for key, entry in decisions.items():
-        if entry["decision"] not in {"reject", "respond"}:
-            pending = beside(pending, {key})
+    answered = {k for k, one in decisions.items() if one["decision"] not in {"reject", "respond"}}
     update: dict[str, Any] = {
-        "execution_pending_approvals": pending,
+        **going_on(view, answered),
         "approval_decisions": decisions,
         "approved_payload": {
             key: answer.model_dump(mode="json") for key, answer in answers.items()

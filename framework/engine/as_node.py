@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from langchain_core.messages import convert_to_messages
@@ -28,18 +29,24 @@ from framework.base.plan import PlannedStep
 from framework.base.ports import Attempt, Caller, Failure, Question, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.engine.apply_answers import take_up
-from framework.engine.asking import ask_person, reader, remember
+from framework.engine.asking import ask_apart, reader, remember
 from framework.engine.bind import unbound_services
-from framework.engine.envelopes import as_task
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
+from framework.engine.undo import failed_before, offered_apart
 from framework.governance.spending import running_spending
-from framework.langgraph_compat import called_back, channels_of_graph, given_to_run, plain_values
+from framework.langgraph_compat import (
+    called_back,
+    channels_of_graph,
+    given_to_run,
+    plain_values,
+    times_asked,
+)
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import current_caller, current_runtime
+from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import CASHIER, paying
@@ -73,8 +80,9 @@ async def run_capability_node(
     attempt = _attempt(spec, view, behind)
     # Without turns nothing would ever begin a new budget: then it is that of this visit.
     budget = TurnBudget.from_plain(view.budget if view.begun else {})
-    async with _entered(view, bound, budget):
-        record = await _answered(
+
+    async def run(attempt: Attempt, failures: int = 0) -> StepRecord:
+        return await _answered(
             attempt,
             view,
             bound,
@@ -82,8 +90,24 @@ async def run_capability_node(
             apart=in_run and not view.begun and not attempt.step,
             state_keys=channels_of_graph() if in_run else None,
             unsorted=not in_run,
+            failures=failures,
         )
-    update = _update(record, view, plain=not in_run)
+
+    alone, began = in_run and not view.begun, bound.clock.now()
+    async with _entered(view, bound, budget):
+        update = await failed_before(bound) if alone else {}
+        if not update:
+            record, stopped = await run(attempt), None
+            if bound.engines and not view.begun:
+                from framework.engine.consult_policies import govern_node  # of no use without rules
+
+                about = (record, view, bound, budget, began)
+                record, stopped = await govern_node(*about, partial(run, attempt))
+            update = _update(record, view, plain=not in_run)
+            if stopped is not None:
+                update |= raise_failure([stopped])
+        if alone and update.get("control_has_error"):
+            update = await offered_apart(update, view, bound, run)
     if in_run:
         if view.begun:
             update["control_budget"] = budget.to_plain()
@@ -187,8 +211,8 @@ def _attempt(spec: CapabilitySpec, view: TurnView, behind: int) -> Attempt:
 def _apart(name: str) -> list[str]:
     """Tell requests for one capability apart.
 
-    By the node's name, the number in a ``Send`` wave, and the number in the body of another
-    capability.
+    By the node's name, the number in a ``Send`` wave, and the number in the body that asks: of
+    another capability, or of a node of one's own.
     """
     try:
         known: Mapping[str, Any] = get_config().get("metadata") or {}
@@ -200,7 +224,12 @@ def _apart(name: str) -> list[str]:
         # A graph inside the body has tasks of its own, and may go on in the middle.
         request = (str(known.get("langgraph_checkpoint_ns")), name)
         outer.asked[request] += 1
-        numbers += [str(outer.asked[request])] if outer.asked[request] > 1 else []
+        times = outer.asked[request]
+    else:
+        runtime = current_runtime()
+        info = runtime.execution_info if runtime is not None else None
+        times = times_asked(name, info.node_attempt if info is not None else 1)
+    numbers += [str(times)] if times > 1 else []
     return [*([node] if node != name else []), *numbers]
 
 
@@ -213,6 +242,7 @@ async def _answered(
     apart: bool,
     state_keys: frozenset[str] | None,
     unsorted: bool = False,
+    failures: int = 0,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -235,7 +265,7 @@ async def _answered(
         view=view,
         ledger=ledger,
         plan_keys=[step["context_key"] for step in view.steps if "context_key" in step],
-        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else 0,
+        failures=view.attempts.get(attempt.key, 0) if attempt.step and view.begun else failures,
         state_keys=state_keys,
         unsorted=unsorted,
         budget=tries,
@@ -304,20 +334,9 @@ async def _ask(
     if rules.problem:
         shown["note"] = rules.problem
     read = reader(shown, view, services, store)
-
-    async def ask() -> Any:
-        # A task that only asks: its answers are never taken for those of the capability's own
-        # questions, and nothing runs again when one comes.
-        # Who answers is kept with the answer: another person's run may come back to it.
-        return [digest_of(shown), ask_person(shown, read), asdict(current_caller())]
-
-    while True:
-        # LangGraph gives answers back in the order of the calls; a later run may ask less.
-        about, given, who = await as_task(f"ask about {attempt.capability}", ask)
-        if about == digest_of(shown):
-            answers, _ = read(given)
-            await remember(answers, shown, view, store)
-            return answers[attempt.key], Caller(**who)
+    answers, by = await ask_apart(attempt.capability, shown, read)
+    await remember(answers, shown, view, store)
+    return answers[attempt.key], by
 
 
 def _refused(attempt: Attempt, answer: Answer) -> StepRecord:

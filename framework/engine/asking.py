@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from langgraph.store.base import BaseStore
 from langgraph.types import interrupt
 
 from framework.approvals import Answer, Rule, add_rule, read_answers
+from framework.approvals.questions import WORDS, words_question
+from framework.base.ports import Caller, Verdict
+from framework.engine.envelopes import as_task
 from framework.engine.services import Services
 from framework.langgraph_compat import is_resumed
+from framework.pipeline.effect_ledger import digest_of
+from framework.pipeline.run_config import current_caller
 from framework.state import TurnView
 from framework.telemetry import ApprovalAsked, emit
+from framework.telemetry.audit import note
 
 Read = Callable[[Any], tuple[dict[str, Answer], list[str]]]
 
@@ -51,6 +58,47 @@ def ask_person(question: dict[str, Any], read: Read, problems: list[str] | None 
         problems = read(given)[1]
         if not problems:
             return given
+
+
+async def ask_apart(
+    about: str, question: dict[str, Any], read: Read
+) -> tuple[dict[str, Answer], Caller]:
+    """Ask in a LangGraph task that does nothing else, and return the answers and who gave them.
+
+    So they are never taken for those of the code's own questions, and what they are about may
+    stand in the middle of other work.
+    """
+
+    async def ask() -> Any:
+        # Who answers is kept with the answer: another person's run may come back to it.
+        return [digest_of(question), ask_person(question, read), asdict(current_caller())]
+
+    while True:
+        # LangGraph gives answers back in the order of the calls; a later run may ask less.
+        asked, given, who = await as_task(f"ask about {about}", ask)
+        if asked == digest_of(question):
+            return read(given)[0], Caller(**who)
+
+
+async def ask_about_words(
+    services: Services, about: str, said: Any, reasons: Sequence[str]
+) -> Verdict:
+    """Ask a person whether words may pass; see :func:`framework.pipeline.run_config.ask_about`."""
+    journal = services.journal()
+    if not journal.durable:
+        return Verdict("deny", ["nothing would keep the question; give the graph a checkpointer"])
+    if journal.is_lent:
+        return Verdict("deny", ["nobody can be asked in a step that runs on another worker"])
+    question = words_question(about, said, reasons)
+    view = services.view({})
+    answers, by = await ask_apart(about, question, reader(question, view, services, None))
+    answer = answers[about]
+    named = {name: value for name, value in asdict(by).items() if value}
+    digest = digest_of(said)
+    note("approval", step=about, question=WORDS, decision=answer.decision, digest=digest, by=named)
+    if answer.decision == "approve":
+        return Verdict("allow")
+    return Verdict("deny", [f"a person rejected it: {answer.reason or 'no reason was given'}"])
 
 
 async def remember(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.config import get_config
 from typing_extensions import Unpack
 
 from configs.logger import SecretMasker, get_logger
+from framework.base.checked import checked, fits
 from framework.base.errors import ConfigurationError, RegistryError
 from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
@@ -29,7 +31,6 @@ from framework.state import AgentState, StateSchema
 from framework.telemetry.sinks import EventDispatcher
 
 if TYPE_CHECKING:
-    from langgraph.checkpoint.base import BaseCheckpointSaver
     from pydantic import BaseModel
 
     from configs.settings import Settings
@@ -39,7 +40,26 @@ if TYPE_CHECKING:
     from framework.stores.retention import Retention
     from framework.telemetry.audit_log import AuditLog
 
+_WANTED: dict[str, Any] = {
+    "behaviors": Sequence,
+    "sinks": Sequence,
+    "state_schema": type,
+    "system_prompt": str | Callable | None,
+    "settings": "section",
+    "capacity": "take",
+    "clock": "monotonic",
+    "embeddings": "aembed_query",
+    "prices": "register",
+    "permissions": "authorize",
+    "selector": "select",
+    "extractor": "extract",
+    "planner": "plan",
+    "answerer": "answer",
+}
+"""What an operator gives, by keyword: its type, or what is called of it."""
 
+
+@checked
 def bind(
     capabilities: Registry | Iterable[Any],
     *,
@@ -83,6 +103,7 @@ def bind(
         settings = load_settings()
     if unknown := sorted(options.keys() - OperatorOptions.__annotations__.keys()):
         raise TypeError(f"build_graph got unexpected arguments {unknown}.")
+    _check_options({**options, "settings": settings})
     fixed: Any = {"model": model, "settings": settings, "checkpointer": checkpointer}
     again = partial(bind, **fixed, answer_type=answer_type, **options)
     registry = as_registry(capabilities).frozen()
@@ -150,6 +171,17 @@ def bind(
         rebind=again,
         **chosen,
     )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, given in options.items():
+        wanted = _WANTED.get(name, object)
+        told, fit = getattr(wanted, "__name__", wanted), fits(given, wanted)
+        if isinstance(wanted, str):
+            told = f"an object with {wanted}(…)"
+            fit = not isinstance(given, type) and callable(getattr(given, wanted, None))
+        if not fit and (given is not None or name in {"behaviors", "sinks", "state_schema"}):
+            raise ConfigurationError(f"{name} is {given!r:.80}.", fix=f"Give {told}.")
 
 
 def _adjusting(engines: Sequence[PolicyEngine]) -> list[Any]:
@@ -227,11 +259,6 @@ def _permissions(registry: Registry, settings: Settings, given: Any) -> CallerPe
                 ", ".join(unasked),
             )
         return None
-    if isinstance(given, type) or not callable(getattr(given, "authorize", None)):
-        raise ConfigurationError(
-            f"{given!r} are no permissions.",
-            fix="Give a PermissionPolicy, or an object with 'authorize(role, name, …)'.",
-        )
     from framework.governance.caller import CallerPermissions
 
     return CallerPermissions(registry, given)

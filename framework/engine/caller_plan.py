@@ -19,13 +19,14 @@ class Accepted(str):
     __slots__ = ()
 
 
-def plan_digest(plan: Mapping[str, Any] | None) -> str:
-    """Return a short name for what a plan says; equal plans have the same.
+def plan_digest(plan: Any) -> str:
+    """Return a short name for what a plan says, of whatever form; equal plans have the same.
 
     >>> plan_digest({"steps": [{"context_key": "a"}]}) == plan_digest({"steps": []})
     False
     """
-    steps, bounds = (plan or {}).get("steps"), bounds_of(plan or {})
+    known = plan if isinstance(plan, Mapping) else {"steps": plan}
+    steps, bounds = known.get("steps"), bounds_of(known)
     return digest_of([steps, bounds] if bounds else steps)
 
 

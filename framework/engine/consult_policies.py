@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from framework.base.awaiting import awaited
-from framework.base.errors import ErrorSeverity
+from framework.base.budget import TurnBudget
+from framework.base.errors import ErrorSeverity, StoppedError
 from framework.base.ports import Failure, StepRecord
 from framework.engine.accept_plan import want_review
 from framework.engine.caller_plan import plan_digest
@@ -67,6 +68,57 @@ async def consult_policies(
     return turn.update, turn.again
 
 
+async def govern_node(
+    record: StepRecord,
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+    began: float,
+    again: Callable[[int], Awaitable[StepRecord]],
+) -> tuple[StepRecord, Failure | None]:
+    """Have all rules that match act about one visit of a node in a graph of one's own.
+
+    Args:
+        record: What its step left behind.
+        view: The state.
+        services: Shared dependencies.
+        budget: What the visit has used up.
+        began: When it began.
+        again: Tries the step once more; told how often it failed.
+
+    Returns:
+        What the step left behind in the end, and why a rule stopped the visit, where one did.
+    """
+    acted: dict[str, int] = {}
+    while True:
+        error = record.error
+        step = {"context_key": record.key, "capability": record.capability}
+        own: dict[str, Any] = {
+            **view.state,
+            "planning_execution_plan": {"steps": [step]},
+            "execution_step_results": {record.key: record.entry()},
+            "execution_start_time": began,
+            "control_attempts": acted,
+            "control_budget": budget.to_plain(),
+            **(clear_failure() if error is None else raise_failure([error])),
+        }
+        update, more = await consult_policies(
+            services.view(own), services, failed=error is not None, over=error is None
+        )
+        acted = {**acted, **update.get("control_attempts", {})}
+        for name, number in update.get("control_budget", {}).items():
+            setattr(budget, name, number)
+        if update.get("control_is_killed"):
+            reason, code = str(update["control_kill_reason"]), {"code": StoppedError.code}
+            about: Any = {"capability": record.capability, "key": record.key}
+            return record, Failure(ErrorSeverity.CRITICAL, reason, metadata=code, **about)
+        if error is None or not more:
+            return record, None
+        if left := update.get("execution_step_results"):
+            return replace(record, error=None, skipped=left[record.key]["skipped"]), None
+        record = await again(error.attempts)
+
+
 async def _context(view: TurnView, services: Services, *, failed: bool, over: bool) -> PhaseContext:
     works = [step for step in view.steps if step["capability"] not in CLOSING]
     info = view.failure if failed else None
@@ -104,6 +156,9 @@ async def _cost(view: TurnView, services: Services) -> float | None:
     return None if None in costs or not costs else sum(cost for cost in costs if cost is not None)
 
 
+_OF_PLANS = {PolicyAction.RETRY_PHASE, PolicyAction.ESCALATE, PolicyAction.STORE_GATE_FEEDBACK}
+
+
 class _Acting:
     """What actions do about one turn.
 
@@ -132,7 +187,10 @@ class _Acting:
             PolicyAction.ABORT_PHASE: self._stop,
         }
         params = action.params or {}
-        hindered: str = await awaited(ways[action.action](engine, rule, params))
+        if action.action in _OF_PLANS and not self._view.begun:
+            hindered = "A graph of one's own has no plan that a rule could change."
+        else:
+            hindered = await awaited(ways[action.action](engine, rule, params))
         known = dict(params)
         if action.action is PolicyAction.GENERATE_HANDOFF:
             known["handoff"] = outcome_of(self._view.state)

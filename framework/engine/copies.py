@@ -18,7 +18,7 @@ from langgraph.errors import GraphBubbleUp
 
 import framework.telemetry as telemetry
 from framework.base.errors import ErrorSeverity
-from framework.base.plan import PlannedStep, copy_key
+from framework.base.plan import PlannedStep, copy_key, plan_key
 from framework.base.ports import Attempt, Element, Failure, StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.base.value_context import LISTED
@@ -50,7 +50,7 @@ class Copies:
 
     Attributes:
         stopped: Whether no further copy may begin, because one failed.
-        more: Whether further copies run in a superstep of their own.
+        more: Whether further copies, or those that were put off, run in a superstep of their own.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class Copies:
         )
         under_way: set[asyncio.Task[None]] = set()
         try:
-            todo = [n for n in range(len(self._elements)) if not self._record(n)]
-            self.more = len(todo) > MOST_AT_ONCE
-            for number in todo[:MOST_AT_ONCE]:
+            todo = [n for n in range(len(self._elements)) if self._is_free(n)]
+            waiting = sum(plan_key(key) == self._attempt.key for key in self._view.pending)
+            begun = todo[: MOST_AT_ONCE - waiting]
+            for number in begun:
                 if len(under_way) >= window:
                     under_way = await _first(under_way)
                 # The call comes now, in the order of the list; only waiting for it is put off.
@@ -109,6 +110,9 @@ class Copies:
                 task.cancel()
         if self._signals:
             raise one_signal(self._signals)
+        waiting += sum("question" in envelope for envelope in self._left.values())
+        put_off = len(self._left) < len(begun)
+        self.more = put_off or (len(begun) < len(todo) and waiting < MOST_AT_ONCE)
         return [self._left[number] for number in sorted(self._left)]
 
     async def _watch(self, number: int, call: Awaitable[Envelope | None]) -> None:
@@ -125,6 +129,9 @@ class Copies:
             self.stopped = True
         self._left[number] = envelope
         self._merge(envelope["update"])
+
+    def _is_free(self, number: int) -> bool:
+        return not self._record(number) and self.key(number) not in self._view.pending
 
     def _record(self, number: int) -> Mapping[str, Any] | None:
         """Return how a copy ended; ``None`` for one that has to run."""
@@ -227,7 +234,7 @@ def attempt_for(attempt: Attempt, elements: list[Any], number: int, view: TurnVi
     element = Element(element_name(step) or "item", elements[number], number, len(elements))
     own_step = PlannedStep(**{**step, "context_key": key})
     decided = view.decisions.get(key) or {}
-    if decided.get("decision") == "edit" and decided.get("plan") == view.plan_id:
+    if "parameters" in decided and decided["plan"] == view.plan_id:
         own_step["parameters"] = decided["parameters"]
     return replace(attempt, key=key, step=own_step, element=element)
 

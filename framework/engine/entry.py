@@ -19,6 +19,7 @@ from langgraph.types import Command
 from framework.base.errors import ValidationError
 from framework.base.plan import bounds_of
 from framework.base.ports import now_text
+from framework.base.values import to_plain
 from framework.engine.services import Services
 from framework.langgraph_compat import forged, is_task, open_interrupts
 from framework.registry import Registry
@@ -78,12 +79,8 @@ def admitted(
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    thread = (config.get("configurable") or {}).get("thread_id")
-    if saved and not inside and thread in (None, ""):
-        raise ValidationError(
-            "The graph keeps its threads, and no thread is named.",
-            fix='Pass {"configurable": {"thread_id": "…"}} as the second argument.',
-        )
+    if saved and not inside:
+        need_thread(config)
     checked = dict(given)
     if "messages" in checked:
         _check_messages(checked["messages"])
@@ -96,6 +93,19 @@ def admitted(
     return checked
 
 
+def need_thread(config: Mapping[str, Any]) -> None:
+    """Make sure that a configuration names a thread.
+
+    Raises:
+        ValidationError: It does not.
+    """
+    if (config.get("configurable") or {}).get("thread_id") in (None, ""):
+        raise ValidationError(
+            "The graph keeps its threads, and no thread is named.",
+            fix='Pass {"configurable": {"thread_id": "…"}} as the configuration.',
+        )
+
+
 async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> Any:
     """Return an answer that names steps as LangGraph takes it: by the questions asked inside them.
 
@@ -105,10 +115,20 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
         config: The run's configuration.
 
     Raises:
-        ValidationError: A step that is named asked several questions.
+        ValidationError: A step that is named asked several questions, or the saver cannot write
+            what is sent; by that LangGraph would lose the questions that are open.
     """
+    answers = isinstance(given, Command)
+    for name, value in ({"the answer": given.resume} if answers else given or {}).items():
+        try:
+            saver.serde.dumps_typed(value)
+        except Exception as exc:  # of whatever serializer the saver has
+            to_plain(value, name)  # says where
+            raise ValidationError(
+                f"{name} cannot be kept: {exc}.", fix="Send text, numbers, lists and dictionaries."
+            ) from exc
     thread = (config.get("configurable") or {}).get("thread_id")
-    named = isinstance(given, Command) and isinstance(given.resume, Mapping) and given.resume
+    named = answers and isinstance(given.resume, Mapping) and given.resume
     if thread is None or not named:
         return given
     asked = await read_record(saver, str(thread), ASKED)
@@ -219,7 +239,10 @@ def _only_an_answer(given: Command[Any]) -> Command[Any]:
     more = [name for name in ("goto", "graph") if getattr(given, name) not in (None, ())]
     if given.update is not None:
         update = given.update
-        keys = update if isinstance(update, Mapping) else [pair[0] for pair in update]
+        pairs = update if isinstance(update, (list, tuple)) else ()
+        keys = (
+            update if isinstance(update, Mapping) else [p[0] for p in pairs if isinstance(p, tuple)]
+        )
         more += [f"update of {key}" for key in keys] or ["update"]
     if more or given.resume is None:
         named = ", ".join(more) or "nothing"

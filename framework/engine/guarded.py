@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from langchain_core.messages import AnyMessage, BaseMessage
+from langchain_core.messages import (
+    AnyMessage,
+    BaseMessage,
+    messages_from_dict,
+    messages_to_dict,
+)
+from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from pydantic import ValidationError as PydanticValidationError
 
@@ -98,12 +104,20 @@ class Closing:
         self._services = services
         self._guard = services.guard if services is not None and node in CLOSING_NODES else None
         self._kept: list[Any] = []
+        self._draft = f"draft/{view.turn_id}/{node}"
+        self._drafted = False
 
     def quiet(self, work: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """Have the node say nothing before its message was looked at."""
         return work if self._guard is None else partial(self._run, work)
 
     async def _run(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        assert self._services is not None
+        # What a person was asked about is what is said when the answer comes.
+        if draft := await self._services.journal().read(self._draft):
+            self._drafted = True
+            self._kept = [TurnFinished(outcome=draft.get("execution_outcome") or {})]
+            return {**draft, "messages": messages_from_dict(draft["messages"])}
         with held_back(), keeping(self._kept):
             return await work()
 
@@ -118,22 +132,33 @@ class Closing:
         pairs = update.update if isinstance(update, Command) else update
         found = dict(pairs.items() if isinstance(pairs, Mapping) else pairs or ())
         said = found.get("messages")
-        several = list(said) if isinstance(said, (list, tuple)) else [said]
+        several: list[Any] = list(said) if isinstance(said, (list, tuple)) else [said]
         texts: list[str] = []
         for place, message in enumerate(several):
             if not isinstance(message, BaseMessage) or not (text := str(message.text)):
                 continue
-            passed = await self._passed(text, self._guard)
+            try:
+                passed = await self._passed(text, self._guard)
+            except GraphBubbleUp:
+                await self._keep(found, several)
+                raise
             if passed != text:
                 several[place] = reworded(message, passed)
                 if found.get("execution_answer") is not None:
                     found["execution_answer"] = _typed(passed, self._services)
             texts.append(passed)
+        if self._drafted:  # a fork of the turn writes an answer of its own
+            await self._keep({}, [])
         self._say(texts, (event for event in self._kept if isinstance(event, TurnFinished)))
         if not texts:
             return update
         found["messages"] = several
         return replace(update, update=found) if isinstance(update, Command) else found
+
+    async def _keep(self, found: Mapping[str, Any], messages: Sequence[BaseMessage]) -> None:
+        assert self._services is not None
+        draft = {**found, "messages": messages_to_dict(messages)} if messages else {}
+        await self._services.journal().write(self._draft, draft)
 
     async def _passed(self, text: str, guard: TurnGuard) -> str:
         try:

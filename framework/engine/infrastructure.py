@@ -100,7 +100,8 @@ async def run_infrastructure_node(
     except Exception as exc:
         if raw_errors_wanted():
             raise
-        failure = _failure(spec, exc, time.perf_counter() - started, view)
+        with about(**ids):
+            failure = _failure(spec, exc, time.perf_counter() - started, view)
         _count(spec, budget, failure)
         update = {**raise_failure([failure]), "control_attempts": {spec.name: failure.attempts}}
         update |= killed(exc) | _used(spec, budget, before, services)

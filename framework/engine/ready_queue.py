@@ -34,6 +34,7 @@ from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import Writes, applied, combined, last_result
 from framework.planning import CLOSING, dependencies
 from framework.state import TurnView, fold_context
+from framework.state.turn_view import WOKEN
 from framework.telemetry.accounts import CASHIER, paying
 from framework.telemetry.metered import counting
 from framework.telemetry.sinks import about
@@ -81,11 +82,15 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
     failures = {
         entry["key"]: Failure.from_state(entry["failure"]) for entry in found if "failure" in entry
     }
+    ran = {entry["key"] for entry in left}
+    woken = [key for key in view.woken if plan_key(key) not in ran]
+    woken += [entry["key"] for entry in left if entry.get("more")]
     more: dict[str, Any] = {
         "planning_current_step_index": _current_index(state),
         "runtime_info": {
             **(view.state.get("runtime_info") or {}),
             "seconds_used": run.seconds_used,
+            WOKEN: woken,
         },
         "control_budget": run.budget.to_plain(),
     }
@@ -93,7 +98,11 @@ async def run_ready_steps(view: TurnView, services: Services) -> Pass:
         for key, record in entry["update"].get("execution_step_results", {}).items():
             more["execution_last_result"] = last_result(record, failures.get(key))
     if questions:
-        more["execution_pending_approvals"] = {**view.pending, **questions}
+        pending = {**view.pending, **questions}
+        # As in the plan, and the copies of a step as in its list.
+        order = {key: place for place, key in enumerate(view.planned)}
+        keys = sorted(pending, key=lambda k: (order[plan_key(k)], len(k), k))
+        more["execution_pending_approvals"] = {key: pending[key] for key in keys}
     if failures:
         more |= raise_failure(list(failures.values()))
     elif view.failure:
@@ -152,7 +161,7 @@ class PlanRun:
 
     def _runnable(self, view: TurnView) -> list[tuple[int, PlannedStep]]:
         """Return the steps that can end in this pass: nothing undecided stands before them."""
-        blocked = {plan_key(key) for key in view.pending}
+        blocked = view.held_up
         chosen = []
         for index, step in enumerate(view.steps):
             key = step["context_key"]
@@ -361,9 +370,10 @@ class PlanRun:
         return self._used + self._services.clock.monotonic() - self._began
 
     def _seconds_left(self) -> float | None:
-        limits = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
-        known = [limit for limit in limits if limit is not None]
-        return min(known) - self.seconds_used if known else None
+        limit, deadline = self._services.limits.run_timeout_seconds, self._view.plan.get("deadline")
+        if limit is None or (deadline is not None and deadline < limit):
+            limit = deadline
+        return None if limit is None else limit - self.seconds_used
 
 
 def _payload(index: int, step: PlannedStep) -> dict[str, Any]:

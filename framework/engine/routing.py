@@ -17,6 +17,7 @@ from framework.engine.caller_plan import plan_digest
 from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, ready_steps
 from framework.planning.waits import WAIT
+from framework.state import TurnView
 
 RUN = "capabilities"
 FATAL = "fatal"
@@ -142,14 +143,14 @@ def _next_steps(state: Mapping[str, Any], registry: Catalog) -> Route:
         # The thread is older than the registry; a checked plan names nothing unknown.
         names = sorted({step["capability"] for step in todo if step["context_key"] in gone})
         return Route("approval", f"No longer registered: {', '.join(names)}.", steps=gone)
-    if all(step["context_key"] in settled for step in todo):
-        last = steps[-1]["capability"] if steps else "respond"
-        return Route(last if last in CLOSING else "respond", "Every step is done.")
     if looks := due_looks(todo, results):
         ended = ", ".join(map(repr, looks))
         return Route("orchestrator", f"{ended} ended: the rest is looked at again.", steps=looks)
+    if all(step["context_key"] in settled for step in todo):
+        last = steps[-1]["capability"] if steps else "respond"
+        return Route(last if last in CLOSING else "respond", "Every step is done.")
     pending = state.get("execution_pending_approvals") or {}
-    waiting = {plan_key(key) for key in pending}
+    waiting = TurnView(state).held_up
     closing = {step["context_key"] for step in steps if step["capability"] in CLOSING}
     ready = [key for key in ready_steps(plan, settled) if key not in closing]
     free = tuple(key for key in ready if key not in waiting)

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar, Token, copy_context
+from functools import partial
 from typing import Any
 
 from configs.logger import use_masker
-from configs.streaming import heard
+from configs.streaming import heard, is_heard
+from framework.base.ports import Verdict
 from framework.engine.services import Services
-from framework.pipeline.run_config import use_models
+from framework.langgraph_compat import is_streamed
+from framework.pipeline.run_config import use_asker, use_models
 from framework.prompts.provider import use_prompts
 from framework.telemetry.audit import auditing, current_audit
 
 _inside: ContextVar[tuple[Services, ...]] = ContextVar("capgraph_run_scope", default=())
 _answering: ContextVar[bool] = ContextVar("capgraph_answering", default=True)
 _UNSET = object()
+
+
+async def _ask(services: Services, about: str, said: Any, reasons: Sequence[str]) -> Verdict:
+    from framework.engine.asking import ask_about_words  # few runs ask, and it brings a lot
+
+    return await ask_about_words(services, about, said, reasons)
 
 
 def brings_answer() -> bool:
@@ -32,7 +41,7 @@ def run_scope(
     services: Services,
     config: Mapping[str, Any],
     *,
-    listened: bool = True,
+    listened: bool | None = None,
     answering: bool = True,
 ) -> AbstractContextManager[None]:
     """Return what a run goes on in.
@@ -44,7 +53,8 @@ def run_scope(
     Args:
         services: Whose run it is.
         config: The run's configuration.
-        listened: Whether anybody beside the sinks takes up the run's events.
+        listened: Whether anybody beside the sinks takes up the run's events; as LangGraph, or the
+            run around this one, has it when not given.
         answering: Whether the run may bring an answer; one that goes on by itself finds it saved.
     """
     around = _inside.get()
@@ -55,11 +65,14 @@ def run_scope(
         thread = (config.get("configurable") or {}).get("thread_id")
         ids["run_id"] = str(config.get("run_id") or uuid.uuid4())
         ids["thread_id"] = None if thread is None else str(thread)
+    if listened is None:
+        listened = is_heard() if around else is_streamed()
     before = copy_context()
     with ExitStack() as stack:
         stack.enter_context(heard(listened or services.events.has_sinks))
         stack.enter_context(use_masker(services.masker))
         stack.enter_context(use_models(services.chat_model))
+        stack.enter_context(use_asker(partial(_ask, services)))
         if services.prompts is not None:
             stack.enter_context(use_prompts(services.prompts))
         if services.auditor is not None:

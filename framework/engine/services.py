@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from configs.limits import Limits
-from configs.logger import SecretMasker, get_logger
+from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.awaiting import awaited
 from framework.base.clock import Clock
@@ -300,11 +300,5 @@ class Services:
             raise RegistryError(
                 f"{capability!r} is none of the capabilities that were bound.",
                 fix="Give it to bind([...]), decorated with @capability_node.",
-            )
-        if self.engines:
-            get_logger("framework", "bind").warning(
-                "The rules of a PolicyEngine act where a router decides; the node of %r has none."
-                " Fix: use build_graph, or ask engine.evaluate(…) in the graph.",
-                capability.__name__,
             )
         return capability.langgraph_node.bound(self)

@@ -21,7 +21,7 @@ from framework.base.errors import CapgraphError, ValidationError
 from framework.langgraph_compat import is_task, open_interrupts, outer_checkpoint
 from framework.planning.waits import is_wait
 from framework.stores.leases import Lease, leases_of
-from framework.stores.records import END, write_record
+from framework.stores.records import END, thread_config, write_record
 
 if TYPE_CHECKING:
     from framework.stores.retention import Retention
@@ -100,8 +100,10 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
 
 async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
     # A question of an earlier checkpoint can be answered again: that is a fork.
-    where = {name: asked[name] for name in ("thread_id", "checkpoint_id") if asked.get(name)}
-    found = await saver.aget_tuple({"configurable": {**where, "checkpoint_ns": ""}})
+    where = thread_config(str(asked["thread_id"]))
+    if asked.get("checkpoint_id"):
+        where["configurable"]["checkpoint_id"] = asked["checkpoint_id"]
+    found = await saver.aget_tuple(where)
     open_ = [] if found is None else open_interrupts(found.pending_writes)
     if all(is_wait(item.value) for item in open_):
         raise ValidationError(
@@ -117,9 +119,7 @@ async def _leave_word(
     cancelled = isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt))
     reason = "The run was cancelled." if cancelled else f"{type(error).__name__}: {error}"
     with suppress(CapgraphError):
-        found = await saver.aget_tuple(
-            {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-        )
+        found = await saver.aget_tuple(thread_config(thread_id))
         record = {
             "status": "cancelled" if cancelled else "failed",
             "reason": reason[:2000],

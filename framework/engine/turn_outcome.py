@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from framework.planning import CLOSING
+from framework.state import TurnView
 
 Status = Literal["completed", "partial", "failed", "stopped", "cancelled", "waiting"]
 
@@ -26,9 +27,9 @@ def outcome_of(state: Mapping[str, Any], status: Status | None = None) -> dict[s
     >>> outcome_of({})["status"]
     'completed'
     """
-    plan = state.get("planning_execution_plan") or {}
     results = state.get("execution_step_results") or {}
-    wanted = [s["context_key"] for s in plan.get("steps") or [] if s["capability"] not in CLOSING]
+    planned = TurnView(state).planned
+    wanted = [key for key, step in planned.items() if step.get("capability") not in CLOSING]
     undo = state.get("control_undo") or {}
     wanted = undo.get("wanted", wanted)
     done = [key for key in wanted if (results.get(key) or {}).get("success")]

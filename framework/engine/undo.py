@@ -6,19 +6,25 @@ after the other, the last effect first, through the same door; then the turn end
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from framework.approvals import PLAN, plan_question
 from framework.base.errors import CapgraphError, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
-from framework.base.ports import Verdict
+from framework.base.ports import Attempt, StepRecord, Verdict
 from framework.base.spec import CapabilitySpec, parameter_names
 from framework.base.undo import DoneStep, Undo
 from framework.engine.accept_plan import accept, check
+from framework.engine.asking import ask_apart, reader
+from framework.engine.caller_plan import plan_digest
 from framework.engine.services import Services
+from framework.pipeline.run_config import current_runtime
+from framework.pipeline.state_update import combined, to_state
 from framework.planning import CLOSING
 from framework.state import TurnView
+from framework.telemetry.audit import note
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,69 @@ async def offered(view: TurnView, services: Services) -> dict[str, Any]:
     return {**update, "control_undo": entry, "runtime_info": times}
 
 
+async def offered_apart(
+    failed: Mapping[str, Any],
+    view: TurnView,
+    services: Services,
+    run: Callable[[Attempt], Awaitable[StepRecord]],
+) -> dict[str, Any]:
+    """Offer the same in a graph of one's own, in the node that failed; return the whole update.
+
+    Args:
+        failed: What the node would leave behind.
+        view: The state.
+        services: Shared dependencies.
+        run: Runs a step.
+    """
+    journal, turn = services.journal(), services.ledger(view).turn
+    once = (view.state.get("control_undo") or {}).get("turn") == turn
+    done = [] if once or not view.turn_id else _done(view, services, f"{turn}/")
+    if not done or not journal.durable:
+        return dict(failed)
+    told = ", ".join(f"{one.step.key} ({one.step.capability})" for one in done)
+    info = failed["control_error_info"]
+    entry = {"open": False, "turn": turn, "failure": info, "effects": [o.step.key for o in done]}
+    try:
+        steps = {one.step.key: _step(one, view, services) for one in reversed(done)}
+        plan = ExecutionPlan(steps=list(steps.values()))
+        plan = (await check(plan, view, services, active=None)).plan
+    except (PlanError, PolicyError) as exc:
+        return {**failed, "control_undo": {**entry, "problem": str(exc)}}
+    # Whoever answers does not have the failed step run again.
+    await journal.write(_visit(), dict(failed))
+    problems = [f"{info['user_message']}", f"Done were the effects of {told}; this undoes them."]
+    asked = {"control_undo": {"open": True}, "control_validation_context": {"problems": problems}}
+    shown = services.view({**view.state, **asked, "planning_execution_plan": plan})
+    question = plan_question(shown, services.registry)
+    answers, by = await ask_apart("undo", question, reader(question, shown, services, None))
+    named = {name: value for name, value in asdict(by).items() if value}
+    decision = answers[PLAN].decision
+    note(
+        "approval", step=PLAN, question=PLAN, decision=decision, digest=plan_digest(plan), by=named
+    )
+    writes, undone = [*failed.items()], []
+    for effect, step in steps.items() if decision == "approve" else ():
+        about: Any = {"total": len(steps), "objective": step["task_objective"]}
+        record = await run(Attempt(step["capability"], step, step["context_key"], **about))
+        writes += to_state(record).items()
+        if record.error is not None:
+            break
+        undone.append(effect)
+    writes.append(("control_undo", {**entry, "undone": undone}))
+    return dict(combined(writes))
+
+
+async def failed_before(services: Services) -> dict[str, Any]:
+    """Return what a node of a graph of one's own leaves behind that waited for such an answer."""
+    if not any(spec.undo is not None for spec in services.registry.capabilities.values()):
+        return {}
+    return await services.journal().read(_visit())
+
+
+def _visit() -> str:
+    return f"undo/{current_runtime().execution_info.task_id}"
+
+
 def closed(view: TurnView) -> dict[str, Any]:
     """Return the update that ends the undoing: the failure for which it was offered is back."""
     undo = view.state["control_undo"]
@@ -80,9 +149,9 @@ def closed(view: TurnView) -> dict[str, Any]:
     }
 
 
-def _done(view: TurnView, services: Services) -> list[_Done]:
+def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
     found = []
-    for entry in view.effects.values():
+    for entry in [entry for name, entry in view.effects.items() if name.startswith(turn)]:
         spec = services.registry.capabilities.get(entry.get("capability") or "")
         undo = Undo.of(spec.undo) if spec is not None else None
         if spec is None or undo is None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from framework.base.plan import plan_key
 from framework.engine.services import Services
 from framework.langgraph_compat import lent_saver
 from framework.pipeline.waiting import over, wake_at
 from framework.planning.waits import WAIT, told_wait
 from framework.state import TurnView
+from framework.state.turn_view import WOKEN
 from framework.stores.waits import Due, waits_of
 from framework.telemetry import Waiting, emit
 from framework.telemetry.audit import note
@@ -24,15 +24,18 @@ def waits_in(view: TurnView) -> dict[str, Any]:
     return {key: asked["shown"] for key, asked in view.pending.items() if asked.get("kind") == WAIT}
 
 
-def beside(pending: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Return what is pending without copies of steps that go on: they wait, or ask, anew.
+def going_on(view: TurnView, keys: Collection[str]) -> dict[str, Any]:
+    """Return the update by which steps, or copies of them, go on; other copies wait, or ask, still.
 
     Args:
-        pending: What steps wait for, or ask, by context key.
-        keys: The copies, or steps, that go on.
+        view: The turn.
+        keys: What goes on.
     """
-    on = {plan_key(key) for key in keys}
-    return {key: asked for key, asked in pending.items() if plan_key(key) not in on}
+    info = view.state.get("runtime_info") or {}
+    return {
+        "execution_pending_approvals": {k: a for k, a in view.pending.items() if k not in keys},
+        "runtime_info": {**info, WOKEN: sorted({*view.woken, *keys})},
+    }
 
 
 async def waits_over(view: TurnView, services: Services) -> set[str]:
@@ -42,8 +45,22 @@ async def waits_over(view: TurnView, services: Services) -> set[str]:
     return {key for key, shown in waits if await over(shown, journal, view.turn_id, now)}
 
 
-async def stands(view: TurnView, services: Services) -> bool:
-    """Say beside the checkpoints that the thread waits; tell whether it still has to.
+async def wake(view: TurnView, services: Services) -> dict[str, Any]:
+    """Return the update by which steps go on whose wait is over; empty for none.
+
+    It is for a checkpoint before they do, so that whoever resumes calls the same steps, whatever
+    comes meanwhile.
+    """
+    if not (ended := await waits_over(view, services)):
+        return {}
+    update, now = going_on(view, ended), services.clock.now()
+    info = update["runtime_info"]
+    waited = now - info.pop("waits_since", now) + (view.waited_seconds or 0.0)
+    return {**update, "execution_outcome": None, "runtime_info": {**info, "waited_seconds": waited}}
+
+
+async def stands(view: TurnView, services: Services) -> dict[str, Any]:
+    """Say beside the checkpoints that the thread waits; return how it goes on where it need not.
 
     What comes later than this is found by whoever brings it; what came before is found here.
     """
@@ -52,7 +69,7 @@ async def stands(view: TurnView, services: Services) -> bool:
         now = services.clock.now()
         moment = min(wake_at(shown, now) for shown in waits_in(view).values())
         await waits_of(saver).put(Due(thread, moment, view.caller))
-    return not await waits_over(view, services)
+    return await wake(view, services)
 
 
 async def waits_no_more() -> None:

@@ -33,8 +33,7 @@ from framework.planning.waits import event_of
 from framework.state import AgentState, StateSchema
 from framework.stores import rows_of
 from framework.stores.history import whole
-from framework.stores.records import read_record
-from framework.stores.threads import thread_config
+from framework.stores.records import read_record, thread_config
 from framework.stores.waits import signal_for
 from framework.telemetry.usage_book import usage_totals
 

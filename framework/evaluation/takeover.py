@@ -38,7 +38,8 @@ from framework.registry import Registry
 from framework.state import AgentState, StateSchema, TurnView, load_context
 from framework.state.agent_state import fitting
 from framework.stores.history import know_channels, whole
-from framework.stores.threads import each_thread_id, thread_config
+from framework.stores.records import thread_config
+from framework.stores.threads import each_thread_id
 
 if TYPE_CHECKING:
     from configs.settings import Settings

@@ -73,7 +73,8 @@ class Purse:
         Raises:
             ConfigurationError: Something else was given, or two would count in one place.
         """
-        budgets = () if given is None else (given,) if isinstance(given, Budget) else tuple(given)
+        several = isinstance(given, (list, tuple))
+        budgets = () if given is None else tuple(given) if several else (given,)
         for item in budgets:
             if not isinstance(item, Budget):
                 raise ConfigurationError(f"{item!r} is no budget.", fix="Give Budget(tokens=…).")

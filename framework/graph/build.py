@@ -7,13 +7,16 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.func import task
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Command
+from langgraph.store.base import BaseStore
+from langgraph.types import Checkpointer, Command
 from langgraph.typing import ContextT
 from typing_extensions import TypedDict, Unpack
 
 from configs.logger import get_logger
+from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, InfrastructureError
 from framework.engine.bind import as_registry, bind
 from framework.engine.default_strategies import ChainPlanner
@@ -31,8 +34,6 @@ from framework.telemetry.metered import METER
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
-    from langgraph.checkpoint.base import BaseCheckpointSaver
-    from langgraph.store.base import BaseStore
 
     from configs.settings import Settings
 
@@ -40,10 +41,11 @@ _CHAIN = ("task_extraction", "classifier", "orchestrator")
 _CLOSING = ("respond", "clarify", "error")
 
 
+@checked
 def build_graph(
     registry: Registry | Iterable[Any],
     model: str | BaseChatModel | Mapping[str, Any] | None = None,
-    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    checkpointer: Checkpointer = None,
     store: BaseStore | None = None,
     settings: Settings | None = None,
     *,
@@ -93,7 +95,7 @@ def build_graph(
         known,
         model=model,
         settings=settings,
-        checkpointer=checkpointer,
+        checkpointer=checkpointer if isinstance(checkpointer, BaseCheckpointSaver) else None,
         answer_type=answer_type,
         **options,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command
+from langgraph.types import Command, StateSnapshot
 from langgraph.typing import ContextT
 from pydantic import BaseModel
 from typing_extensions import TypeVar
@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 from configs.streaming import is_heard
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.ports import Sink
-from framework.engine.entry import addressed, admitted
+from framework.engine.entry import addressed, admitted, need_thread
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
@@ -157,6 +157,36 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         if services is not None and not is_task(config):
             await services.events.settle()
 
+    def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+        """Return the state of a thread; takes what LangGraph's ``get_state`` takes.
+
+        Raises:
+            ValidationError: No thread is named.
+        """
+        return super().get_state(self._of_thread(config), **more)
+
+    async def aget_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+        """Return the state of a thread; see :meth:`get_state`."""
+        return await super().aget_state(self._of_thread(config), **more)
+
+    def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
+        """Yield the states of a thread, the newest first; see :meth:`get_state`."""
+        return super().get_state_history(self._of_thread(config), **more)
+
+    def aget_state_history(
+        self, config: RunnableConfig, **more: Any
+    ) -> AsyncIterator[StateSnapshot]:
+        """Yield the states of a thread, the newest first; see :meth:`get_state`."""
+        return super().aget_state_history(self._of_thread(config), **more)
+
+    def _of_thread(self, config: RunnableConfig) -> RunnableConfig:
+        own: Any = self.config or {}
+        named = {**(own.get("configurable") or {}), **(config.get("configurable") or {})}
+        found: RunnableConfig = {**config, "configurable": named}
+        if saver_of(self, found) is not None:
+            need_thread(found)
+        return found
+
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand; see :meth:`abulk_update_state`."""
         found: RunnableConfig = in_own_loop(lambda: self.abulk_update_state(config, supersteps))
@@ -167,10 +197,12 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
 
         Raises:
             ThreadBusyError: The thread is being run.
+            ValidationError: No thread is named.
         """
+        config = self._of_thread(config)
         merged = merged_config(self, config)
         saver = saver_of(self, merged)
-        if saver is None or "thread_id" not in merged.get("configurable", {}):
+        if saver is None:
             return await super().abulk_update_state(config, supersteps)
         async with hold(saver, merged):
             return await super().abulk_update_state(config, supersteps)

@@ -38,6 +38,7 @@ async def signal(
     *,
     config: RunnableConfig | None = None,
     run: bool = True,
+    early: bool = False,
 ) -> bool:
     """Tell a thread that an event came; the step that waits for it goes on.
 
@@ -54,6 +55,7 @@ async def signal(
             whoever began it, whoever sends the signal.
         run: Whether the thread goes on here, until its turn ends or waits again. Otherwise, and
             where another process has the thread, whoever serves it wakes it (:func:`wake`).
+        early: Whether it is kept for a thread that nobody has begun yet.
 
     Returns:
         Whether a step waited for it.
@@ -75,11 +77,13 @@ async def signal(
     """
     saver = _saver(graph)
     _check(key, value, graph)
-    found = await _last(saver, thread)
-    waiting = [wait for wait in open_waits(found) if wait.get("for") == key]
+    found = await (saver.aget_tuple(_config(thread)) if early else _last(saver, thread))
+    waits = open_waits(found) if found is not None else ()
+    waiting = [wait for wait in waits if wait.get("for") == key]
     known = await waits_of(saver).of(thread)
     _admit(graph, caller_of((config or {}).get("configurable") or {}), known, waiting)
-    turn = str((plain_values(found).get("control_turn") or {}).get("id") or "")
+    values = plain_values(found) if found is not None else {}
+    turn = str((values.get("control_turn") or {}).get("id") or "")
     await keep_signal(saver, thread, key, value, turn)
     if not waiting:
         return False

@@ -20,7 +20,7 @@ from framework.base.errors import (
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph
-    from langgraph.types import StateSnapshot
+    from langgraph.types import Interrupt
 
     from framework.registry import Registry
     from framework.state import ContextTypes
@@ -92,6 +92,7 @@ class Turn:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended_by, self._finished = "", False
+        self._values: Mapping[str, Any] | None = None
 
     def stop(self) -> None:
         """Cancel what runs."""
@@ -116,7 +117,11 @@ class Turn:
         began = time.monotonic()
         end = TurnEnd(str(self._config["configurable"]["thread_id"]))
         stopped = await self._wait(given, take, end)
-        await self._look(end, stopped)
+        if self._finished and self._values is not None and not stopped and end.error is None:
+            # It has come to its end, so the thread holds what was streamed last, and no more.
+            self._read(self._values, (), False, stopped, end)
+        else:
+            await self._look(end, stopped)
         end.seconds = time.monotonic() - began
         return end
 
@@ -133,7 +138,7 @@ class Turn:
             # The database is what failed: say so, and do not hide what was raised first.
             end.error = end.error or _told(exc)
         else:
-            self._read(snapshot, stopped, end)
+            self._read(snapshot.values, snapshot.interrupts, bool(snapshot.tasks), stopped, end)
 
     async def _wait(self, given: Any, take: Callable[[dict[str, Any]], Any], end: TurnEnd) -> str:
         from langgraph.errors import GraphDrained
@@ -162,7 +167,7 @@ class Turn:
         events: Any = self._graph.astream(
             given,
             self._config,
-            stream_mode=["custom"],
+            stream_mode=["custom", "values"],
             version="v2",
             durability="sync",
             control=self._control,
@@ -171,6 +176,9 @@ class Turn:
         async with contextlib.aclosing(events):
             async for part in events:
                 event = part["data"]
+                if part["type"] == "values":
+                    self._values = event
+                    continue
                 if not isinstance(event, dict):
                     continue  # a capability may write anything of its own
                 if event.get("event_type") == "usage":
@@ -180,22 +188,28 @@ class Turn:
                 self._finished |= event.get("event_type") == "turn_finished"
                 take(event)
 
-    def _read(self, snapshot: StateSnapshot, stopped: str, end: TurnEnd) -> None:
+    def _read(
+        self,
+        values: Mapping[str, Any],
+        interrupts: Sequence[Interrupt],
+        unfinished: bool,
+        stopped: str,
+        end: TurnEnd,
+    ) -> None:
         """Take what the thread says of its turn into the end of it."""
         from framework.planning.waits import is_wait
 
-        values: Mapping[str, Any] = snapshot.values
-        asked = [item for item in snapshot.interrupts if not is_wait(item.value)]
+        asked = [item for item in interrupts if not is_wait(item.value)]
         end.questions = {item.id: item.value for item in asked}
         end.outcome = dict(values.get("execution_outcome") or {})
         services = getattr(self._graph, "services", None)
         if services is not None:
             end.files = files_made(services.registry.context_types, values)
         if end.error is None:
-            cut = stopped if snapshot.tasks or not self._finished else ""
-            left = cut or ("waiting" if snapshot.interrupts else "")
+            cut = stopped if unfinished or not self._finished else ""
+            left = cut or ("waiting" if interrupts else "")
             end.status = left or end.outcome.get("status", "failed")
-            end.answer = "" if snapshot.tasks else last_answer(values)
+            end.answer = "" if unfinished else last_answer(values)
         end.outcome["status"] = end.status
 
 

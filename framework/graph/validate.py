@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from framework.base.capability import BaseCapability
+from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.spec import ROLES
 from framework.pipeline.away import STAYS
@@ -34,6 +35,7 @@ def problems_of(registry: Registry) -> list[str]:
         if role not in registry.infrastructure
     ]
     provided = {need for spec in registry.capabilities.values() for need in gives(spec)}
+    provided |= _elements(registry)
     for name, spec in registry.capabilities.items():
         if name in registry.infrastructure or name in RESERVED:
             problems.append(
@@ -60,6 +62,19 @@ def problems_of(registry: Registry) -> list[str]:
             and need.type not in registry.given
         ]
     return problems
+
+
+def _elements(registry: Registry) -> set[str]:
+    """Name the types of what lists in results hold: a step over such a list takes an element."""
+    kinds = {kind for spec in registry.capabilities.values() for kind in spec.context_types}
+    held = [
+        one for kind in kinds for f in kind.model_fields.values() for one in get_args(f.annotation)
+    ]
+    return {
+        one.CONTEXT_TYPE
+        for one in held
+        if isinstance(one, type) and issubclass(one, CapabilityContext)
+    }
 
 
 def warnings_of(registry: Registry, *, offline: bool, saved: bool) -> list[str]:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from framework.models.calls import streamed, structured
 from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
-from framework.planning.strategies import AnswerRequest
+from framework.planning.strategies import AnswerRequest, StepSummary
 from framework.prompts import PromptProvider
 from framework.telemetry import AnswerPart, emit
 
@@ -27,7 +27,7 @@ class ModelAnswerer:
         Raises:
             ModelError: The model failed, wrote nothing, or kept to no form.
         """
-        results = [(f"{r.kind} {r.context_key}: {r.objective}", r.summary) for r in request.results]
+        results = [(_label(result, request.task), result.summary) for result in request.results]
         messages = prompt_of(
             self._question if request.purpose == "clarify" else self._answer,
             {**fields_of(request), "results": results},
@@ -41,3 +41,9 @@ class ModelAnswerer:
             self._role, request.form, messages, part=lambda value: emit(AnswerPart(value=value))
         )
         return found
+
+
+def _label(result: StepSummary, task: str) -> str:
+    """Name a result; a step that is for the whole of the request does not say it again."""
+    name = f"{result.kind} {result.context_key}"
+    return name if result.objective == task else f"{name}: {result.objective}"

@@ -17,7 +17,7 @@ from framework.models.planning import Catalogue, DeferringSelector, ModelPlanner
 from framework.models.roles import DEFAULT, RoleModel, chat_models, unstreamed
 from framework.models.selection import ModelSelector, PerCapabilitySelector
 from framework.models.surrounded import surrounded
-from framework.pipeline.runner import fitting
+from framework.pipeline.runner import around_models
 from framework.prompts import PromptProvider, get_framework_prompts
 from framework.registry import Registry
 from framework.selection import LexicalSelector, Selector
@@ -61,8 +61,7 @@ def model_strategies(
     models = chat_models(configured)
     prompts: PromptProvider = get_framework_prompts(getattr(settings, "prompts", None))
     limit = settings.limits.step_timeout_seconds
-    # Hooks without a stage are about steps; a model's role brings its own.
-    shared = [item for item in fitting(behaviors, "model") if getattr(item, "stage", None)]
+    shared = around_models(behaviors)
     own = own_behaviors or {}
     roles = {
         role: RoleModel(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
@@ -11,6 +11,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from framework.base import ConfigurationError
 from framework.models.calls import call_model
 from framework.models.roles import RoleModel
+
+
+def is_surrounded(model: Any) -> bool:
+    """Tell whether :func:`surrounded` made a model, so that nothing need stand around it twice."""
+    return getattr(type(model), "is_surrounded", False)
 
 
 def surrounded(role: RoleModel) -> BaseChatModel:
@@ -47,6 +52,8 @@ def surrounded(role: RoleModel) -> BaseChatModel:
         return await call_model(role, model._convert_input(given).to_messages(), send, read)
 
     class Surrounded(type(model)):  # type: ignore[misc]  # the class is known when it runs
+        is_surrounded: ClassVar[bool] = True
+
         async def ainvoke(
             self, asked: Any, config: Any = None, *, stop: Any = None, **options: Any
         ) -> AIMessage:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 import framework.telemetry as telemetry
@@ -124,18 +125,25 @@ async def _awaited(method: Callable[[], Any]) -> None:
         await method()
 
 
-def _static_execute(cls: Any, context: StepContext) -> Any:
+def _inputs(context: StepContext) -> StepInputs:
     inputs = StepInputs(context.inputs)
     inputs.once = context.once
-    offered = {
-        "step": context.step,
-        "context": inputs,
-        "runtime": context.runtime,
-        "logger": context.logger,
-        "streamer": get_streamer("capability", context.capability),
-    }
+    return inputs
+
+
+_OFFERED: Mapping[str, Callable[[StepContext], Any]] = {
+    "step": attrgetter("step"),
+    "context": _inputs,
+    "runtime": attrgetter("runtime"),
+    "logger": attrgetter("logger"),
+    "streamer": lambda context: get_streamer("capability", context.capability),
+}
+"""What the static form may ask for, by the name of its argument."""
+
+
+def _static_execute(cls: Any, context: StepContext) -> Any:
     names = accepted_arguments(cls.execute)
-    kwargs = offered if names is None else {n: v for n, v in offered.items() if n in names}
+    kwargs = {n: of(context) for n, of in _OFFERED.items() if names is None or n in names}
     return cls.execute(context.state, **kwargs)
 
 

@@ -18,6 +18,7 @@ class Slot:
     """A slot that is taken or waited for.
 
     Attributes:
+        capacity: Whose slot it is.
         name: The capability.
         own: How many of its steps may run at once; ``None`` for no bound of its own.
         whole: How many steps of the process may run at once; ``None`` for an attempt that runs
@@ -26,6 +27,7 @@ class Slot:
         turn: Done when the slot is there; ``None`` when it was at once.
     """
 
+    capacity: Capacity
     name: str
     own: int | None
     whole: int | None
@@ -45,7 +47,8 @@ class Capacity:
 
     Both are taken together, so that nobody holds one while waiting for the other. Who came first
     goes first, unless there is no slot of its capability. An attempt inside another one waits
-    while it holds the outer slot; where such waits would close a circle, the last is an error.
+    while it holds the outer slot; where such waits would close a circle, the last is an error, also
+    when the circle goes through the capacities of several graphs.
 
     >>> async def main():
     ...     capacity = Capacity()
@@ -55,8 +58,10 @@ class Capacity:
     1
     """
 
+    # One for all: a circle of waits may go through several of them.
+    _lock = threading.Lock()
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._running = 0
         self._held: dict[str, set[Slot]] = {}
         self._waiting: deque[Slot] = deque()
@@ -95,7 +100,7 @@ class Capacity:
         Raises:
             CapabilityError: All that hold the slots wait for one another, this attempt included.
         """
-        slot = Slot(name, own, whole, outer)
+        slot = Slot(self, name, own, whole, outer)
         with self._lock:
             if self._free(slot):
                 self._grant(slot)
@@ -158,12 +163,15 @@ class Capacity:
         return chosen
 
     def _closes_a_circle(self, asked: Slot) -> bool:
-        stuck = {*self._inside, asked}
+        stuck, known, more = {asked}, set[Capacity](), {self}
+        while more:
+            known |= more
+            stuck |= {waiter for capacity in more for waiter in capacity._inside}
+            more = {slot.capacity for waiter in stuck for slot in waiter.around()} - known
         while asked in stuck:
             # Whoever holds a slot gives it back when all that is asked for inside it was given.
             blocked = {slot for waiter in stuck for slot in waiter.around()}
-            moving = {name for name, held in self._held.items() if held - blocked}
-            left = {waiter for waiter in stuck if waiter.name not in moving}
+            left = {w for w in stuck if w.capacity._held.get(w.name, set()) <= blocked}
             if left == stuck:
                 return True
             stuck = left

@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from framework.base.errors import (
     PolicyError,
     ValidationError,
 )
+from framework.base.plan import plan_key
 from framework.base.ports import Attempt, Question
 from framework.base.spec import CapabilitySpec
 from framework.pipeline.agreements import Agreements
@@ -115,6 +116,7 @@ class EffectLedger:
     Attributes:
         agreements: What people agreed to.
         visit: As given.
+        turn: What the names of its effects begin with.
     """
 
     def __init__(
@@ -131,16 +133,16 @@ class EffectLedger:
         self._claimed = claimed
         turn = view.turn_id or str(view.turn_number)
         safe = turn if _SAFE.fullmatch(turn) else digest_of(turn)
-        self._turn = "/".join(part for part in (journal.room, safe) if part)
+        self.turn = "/".join(part for part in (journal.room, safe) if part)
         self.visit = visit
         # A later plan may have another step under the same key.
-        self._waiting = f"{self._turn}/waits/{visit or view.plan_id}"
+        self._waiting = f"{self.turn}/waits/{visit or view.plan_id}"
         self._rows: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] | None = None
         self._lock = lock or asyncio.Lock()
         self.agreements = Agreements(
             journal,
-            self._turn,
+            self.turn,
             visit or view.plan_id,
             self._owner,
             by_visit=bool(visit),
@@ -168,7 +170,7 @@ class EffectLedger:
 
     def plain_key(self, attempt: Attempt) -> str:
         """Return a stable key for a step without an effect."""
-        return self.key(f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}")
+        return self.key(f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}")
 
     def _owner(self, key: str) -> str:
         return f"{self.visit}/{key}" if self.visit else key
@@ -193,7 +195,12 @@ class EffectLedger:
             await self.journal.go_on(self._view.users, confirm=confirm)
 
     async def claim(
-        self, spec: CapabilitySpec, attempt: Attempt, plan: str, taken: set[str]
+        self,
+        spec: CapabilitySpec,
+        attempt: Attempt,
+        plan: str,
+        taken: Collection[str],
+        kept: Collection[str] = (),
     ) -> Claim:
         """Find the record that a step stands for, or make one.
 
@@ -202,10 +209,11 @@ class EffectLedger:
             attempt: The step, with inputs and parameters.
             plan: Which plan, or which run of an agent, the step belongs to.
             taken: Records that other steps of the plan stand for.
+            kept: Keys of those steps, where their results do not name their records.
         """
         if (known := self._claimed) is not None:
             return replace(known, record=await self._read(known.name))
-        base = f"{self._turn}/{spec.name}/{effect_key(spec, attempt)}"
+        base = f"{self.turn}/{spec.name}/{effect_key(spec, attempt)}"
         number, asks = 0, self._owner(attempt.key)
         async with self._lock:
             while True:
@@ -214,7 +222,8 @@ class EffectLedger:
                 record = await self._read(name)
                 claims = record.get("claims") or {}
                 owner = claims.get(plan)
-                if owner is None and name not in taken:
+                others = {plan_key(step) for step in claims.values()}
+                if owner is None and name not in taken and others.isdisjoint(kept):
                     fresh = {**record, "claims": {**claims, plan: asks}}
                     fresh.setdefault("status", "claimed")
                     await self._write(name, fresh)
@@ -305,10 +314,7 @@ class EffectLedger:
                 severity=ErrorSeverity.CRITICAL,
             )
         if record.get("lost"):
-            raise ValidationError(
-                "The effect was done earlier, and its result could not be kept.",
-                fix="Look at the outside system; return plain data from this capability.",
-            )
+            raise _lost("The effect")
         found = record.get("result")
         if found is not None:
             return list(found)
@@ -325,12 +331,18 @@ class EffectLedger:
 
         Raises:
             UnknownOutcome: It began in an earlier process and nobody knows how it ended.
+            ValidationError: It was done, and its result could not be kept.
         """
-        # The step, not the plan, is what the part belongs to: an answer comes back to the same.
-        room = job.effect or f"{self._turn}/{attempt.capability}/{self._owner(attempt.key)}"
-        name = f"{room}/once/{digest_of(key)}"
+        if not callable(call):
+            raise ValidationError(
+                f"once({key!r}, …) was given {call!r:.80}, which cannot be called.",
+                fix="Give the function itself: await self.once('sent', send).",
+            )
+        name = f"{job.effect or await self._room(job, attempt)}/once/{digest_of(key)}"
         record = await self._read(name)
         if record.get("status") == "finished":
+            if record.get("lost"):
+                raise _lost(f"The part {key!r} of the step")
             return record.get("result")
         if record.get("status") == "begun":
             run = int(record["run"])
@@ -364,15 +376,26 @@ class EffectLedger:
         await self.end(name, "finished", result=result)
         return result
 
+    async def _room(self, job: Job, attempt: Attempt) -> str:
+        """Return under what name the parts of a step lie that has no effect as a whole.
+
+        They are claimed as effects are: a later plan finds them whatever it calls the step.
+        """
+        if self.journal.is_lent:  # claims are made where the turn runs
+            return f"{self.turn}/{attempt.capability}/{self._owner(attempt.key)}"
+        others = [key for key in job.door.plan_keys if key != plan_key(attempt.key)]
+        kept = {key for key in others if (job.view.results.get(key) or {}).get("success")}
+        return (await self.claim(job.spec, attempt, job.view.plan_id, (), kept)).name
+
     # --- decisions ----------------------------------------------------------------------
 
     async def hold(self, key: str, result: Mapping[str, Any]) -> None:
         """Keep a step's result that a person has to agree to before anything uses it."""
-        await self._write(f"{self._turn}/held/{self._owner(key)}", dict(result))
+        await self._write(f"{self.turn}/held/{self._owner(key)}", dict(result))
 
     async def held(self, key: str) -> dict[str, Any]:
         """Return the step's result about which a person is asked; empty for none."""
-        return await self._read(f"{self._turn}/held/{self._owner(key)}")
+        return await self._read(f"{self.turn}/held/{self._owner(key)}")
 
     async def decide(self, effect: str, run: int, decision: Mapping[str, Any]) -> None:
         """Leave word what a person decided about an effect of unknown outcome."""
@@ -421,6 +444,13 @@ class EffectLedger:
     async def _write(self, name: str, record: dict[str, Any], *, past_lease: bool = False) -> None:
         await self.journal.write(name, record, past_lease=past_lease)
         self._rows[name] = record
+
+
+def _lost(what: str) -> ValidationError:
+    return ValidationError(
+        f"{what} was done earlier, and its result could not be kept.",
+        fix="Look at the outside system; return plain data from what acts.",
+    )
 
 
 def _from_state(entry: Mapping[str, Any]) -> dict[str, Any]:

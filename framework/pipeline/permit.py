@@ -8,6 +8,7 @@ from typing import Any
 
 from framework.approvals import PLAN, STEP
 from framework.base.approval_policy import ApprovalPolicy
+from framework.base.awaiting import awaited
 from framework.base.errors import ErrorSeverity, PlanError, PolicyError
 from framework.base.plan import ExecutionPlan, PlannedStep
 from framework.base.ports import Attempt, Flow, Question, StepPolicy, StepRecord, Verdict
@@ -171,7 +172,7 @@ async def judge(policies: Any, step: PlannedStep, view: Any) -> Verdict:
     Raises:
         PolicyError: One of them refuses; the message has all their reasons.
     """
-    verdicts = [await policy.decide(step, view) for policy in policies]
+    verdicts = [await awaited(policy.decide(step, view)) for policy in policies]
     return weighed(verdicts, f"the step {step.get('context_key')!r} ({step.get('capability')})")
 
 
@@ -179,8 +180,14 @@ def weighed(verdicts: list[Verdict], what: str) -> Verdict:
     """Bring verdicts together: a refusal stands over a question, a question over a yes.
 
     Raises:
-        PolicyError: One of them refuses.
+        PolicyError: One of them refuses, or is no verdict.
     """
+    if odd := [repr(v)[:80] for v in verdicts if not isinstance(v, Verdict)]:
+        raise PolicyError(
+            f"A policy said {', '.join(odd)} about {what}, which is no verdict.",
+            fix='Return Verdict("allow"), Verdict("deny", problems=[…]) or Verdict("ask", …).',
+            severity=ErrorSeverity.CRITICAL,
+        )
     denied = [text for v in verdicts if v.decision == "deny" for text in v.problems or ("",)]
     if denied:
         note("policy", about=what, decision="deny", reasons=digest(denied))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from configs.scoped import scoped
 from framework.base.errors import ConfigurationError
-from framework.base.ports import Caller
+from framework.base.ports import Caller, Verdict
 
+AskAbout = Callable[[str, Any, Sequence[str]], Awaitable[Verdict]]
+"""Asks a person whether words may pass: what or who is told them, the words, and why."""
 _models: ContextVar[Callable[[str], Any] | None] = ContextVar("capgraph_models", default=None)
 
 
@@ -33,6 +35,32 @@ def running_model(role: str) -> Any:
             fix=f"Give build_graph(model={{{role!r}: …}}), or name a model in place of the role.",
         )
     return found
+
+
+_asker: ContextVar[AskAbout | None] = ContextVar("capgraph_asker", default=None)
+
+
+def use_asker(ask: AskAbout) -> AbstractContextManager[None]:
+    """Have :func:`ask_about` put its questions by ``ask`` inside the block."""
+    return scoped(_asker, ask)
+
+
+async def ask_about(about: str, said: Any, reasons: Sequence[str]) -> Verdict:
+    """Ask a person whether words may pass; denied where nobody can be asked.
+
+    Args:
+        about: The role of the model that is told them, or the node that says them.
+        said: The words.
+        reasons: Why somebody is asked.
+
+    >>> import asyncio
+    >>> asyncio.run(ask_about("respond", "The safe is open.", ["It names the safe."])).decision
+    'deny'
+    """
+    ask = _asker.get()
+    if ask is None:
+        return Verdict("deny", ["nobody can be asked outside of a graph"])
+    return await ask(about, said, reasons)
 
 
 def current_runtime() -> Any:
@@ -65,25 +93,33 @@ def current_caller() -> Caller:
 
 
 def caller_of(known: Mapping[str, Any]) -> Caller:
-    """Return who asks, by a run's ``configurable``; see :func:`current_caller`."""
+    """Return who asks, by a run's ``configurable``; see :func:`current_caller`.
+
+    A server without authentication says so by a user of no name; then what the run says holds.
+    """
     user = known.get("langgraph_auth_user")
-    name = known.get("langgraph_auth_user_id")
-    if user is None and name is None:
-        return Caller(known.get("user_id"), known.get("role"), known.get("tenant"))
 
-    def read(field: str) -> Any:
-        found = user.get(field) if isinstance(user, Mapping) else getattr(user, field, None)
-        return str(found) if found is not None else None
+    def read(field: str) -> str | None:
+        return _text(user.get(field) if isinstance(user, Mapping) else getattr(user, field, None))
 
-    identity = name or read("identity")
-    return Caller(identity, read("role"), read("tenant"), authenticated=True)
+    identity = _text(known.get("langgraph_auth_user_id") or read("identity") or None)
+    found = Caller(identity, read("role"), read("tenant"), authenticated=True)
+    if identity or found.role or found.tenant or read("is_authenticated") == "True":
+        return found
+    # A role or a tenant of another form is nobody's, and stays so.
+    return Caller(_text(known.get("user_id")), known.get("role"), known.get("tenant"))
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def configurable_of(caller: Caller) -> dict[str, Any]:
     """Return what a run's ``configurable`` says of who asks; :func:`caller_of` reads it."""
     known = {"role": caller.role, "tenant": caller.tenant}
     if caller.authenticated:
-        return {"langgraph_auth_user": {"identity": caller.user_id, **known}}
+        named = {"identity": caller.user_id, "is_authenticated": True, **known}
+        return {"langgraph_auth_user": named}
     known["user_id"] = caller.user_id
     return {name: value for name, value in known.items() if value is not None}
 
@@ -93,6 +129,6 @@ def raw_errors_wanted() -> bool:
 
     Whoever a server authenticated cannot ask for them.
     """
-    known = configurable()
-    wanted = (known.get("development") or {}).get("raise_raw_errors")
+    wanted = configurable().get("development")
+    wanted = isinstance(wanted, Mapping) and wanted.get("raise_raw_errors")
     return bool(wanted) and not current_caller().authenticated

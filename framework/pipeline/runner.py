@@ -99,6 +99,7 @@ class StepRunner:
 
     Attributes:
         sender: Has steps run on other workers, where this process is one of several.
+        around_models: What of it stands around every model call.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class StepRunner:
         self.flow = flow
         self.schema = schema or StateSchema.of(AgentState)
         self._behaviors = tuple(behaviors)
+        self.around_models = around_models(self._behaviors)
         check_middlewares(in_parts(self._behaviors), "behaviors")
         self._own = own_behaviors or {}
         self._where_bounded, self._bounded = tuple(where_bounded), bounded
@@ -278,6 +280,14 @@ def _kind(spec: CapabilitySpec) -> Kind:
 def fitting(given: Iterable[_T], kind: Kind) -> list[_T]:
     """Return those of a graph's behaviours that can stand around something of a kind."""
     return [item for item in given if kind in getattr(item, "stands_around", (kind,))]
+
+
+def around_models(given: Iterable[_T]) -> tuple[_T, ...]:
+    """Return those of a graph's behaviours that stand around model calls: they name a stage.
+
+    Hooks without one are about steps; a model's role brings its own.
+    """
+    return tuple(item for item in fitting(given, "model") if _stage(item))
 
 
 def innermost(around: Sequence[Any], rule: Any) -> Any:

@@ -40,7 +40,7 @@ from framework.planning.lifting import (
     with_places,
 )
 from framework.planning.references import FROM, is_reference, key_in, reads_of, references_of
-from framework.planning.waits import WAITS
+from framework.planning.waits import WAITS, references_in
 from framework.state import TurnView
 
 _DEEPEST = 10
@@ -161,7 +161,7 @@ class Recipe(_Part):
                 " recipe.",
                 fix="Choose a thread whose last turn was completed by a plan.",
             )
-        said = values_of_turn(works, view.task, parameters)
+        said = values_of_turn(works, view.request, parameters)
         lifted = {place: found for found, (_, places) in said.items() for place in places}
         values_of = {found: value for found, (value, _) in said.items()}
         steps, inputs = [], dict[str, str]()
@@ -182,20 +182,22 @@ class Recipe(_Part):
             key = step["context_key"]
             kept["parameters"] = with_places(kept.get("parameters"), lifted, (key,), values_of)
             text = step.get("task_objective") or ""
-            same = plain(text) == plain(view.task)
+            same = plain(text) == plain(view.request)
             kept["task_objective"] = "" if same else named_in(text, values_of)
             kept.pop("success_criteria", None)
             steps.append({part: value for part, value in kept.items() if value})
         return cls(
             name=name,
             version=version,
-            description=description or f"Does what was asked by: {view.task or name}",
+            description=description or f"Does what was asked by: {view.request or name}",
             parameters={
                 n: RecipeParameter(type=_NAMES.get(type(value))) for n, value in values_of.items()
             },
             inputs=inputs,
             steps=steps,
-            examples=[RecipeExample(request=view.task, parameters=values_of)] if view.task else [],
+            examples=[RecipeExample(request=view.request, parameters=values_of)]
+            if view.request
+            else [],
             uses={
                 step["capability"]: _declared(catalog.capabilities[step["capability"]])
                 for step in steps
@@ -583,8 +585,9 @@ def _written(text: str, given: Mapping[str, Any], *, whole: bool = True) -> str:
 
 
 def _used(step: Mapping[str, Any]) -> set[str]:
-    """Name the parameters of the recipe that those of a step refer to."""
-    refers = [text.partition(".") for _, text in references_of(step.get("parameters"))]
+    """Name the parameters of the recipe that a step's own and its waits refer to."""
+    read = (*references_of(step.get("parameters")), *references_in(step))
+    refers = [text.partition(".") for _, text in read]
     return {name for key, _, name in refers if key == PARAMETERS}
 
 

@@ -92,7 +92,8 @@ def reads_of(step: object, known: Container[str] = ()) -> list[Read]:
     if not isinstance(step, dict):
         return []
     found = []
-    inputs, alias = step.get("inputs"), element_name(step)
+    inputs = step.get("inputs")
+    alias = element_name(step) if "for_each" in step else None
     for number, entry in enumerate(inputs if isinstance(inputs, list) else ()):
         for label, key in entry.items() if isinstance(entry, dict) else ():
             if isinstance(label, str) and isinstance(key, str) and key != alias:

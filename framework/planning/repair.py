@@ -71,6 +71,9 @@ def repair_plan(
         # After each kind of repair the plan is read afresh: one repair may settle another.
         if not any(fixer(draft, view, problems) for fixer in _FIXERS):
             break
+        if [p.code for p in problems] == [codes.NO_CLOSING] and len(draft.steps) <= max_steps:
+            problems = []  # an answer after steps without a problem has none
+            break
     else:
         problems = check_plan(mended, catalog, available, active=active, max_steps=max_steps)
     return RepairedPlan(cast("ExecutionPlan", mended), tuple(draft.repairs), problems)
@@ -89,7 +92,7 @@ def _mend_inputs(draft: Draft, view: PlanView, problems: list[Problem]) -> bool:
         inputs = draft.steps[index].get("inputs")
         entries = inputs if isinstance(inputs, list) else [inputs]
         written: list[Any] = []
-        for entry in entries if isinstance(inputs, (list, dict)) else ():
+        for entry in entries:
             written += _written(view, index, entry, written)
         changed |= draft.put(code, index, ("inputs",), written, reason)
     return changed

@@ -171,7 +171,7 @@ def attached(messages: Sequence[AnyMessage]) -> list[Any]:
     True
     """
     for message in reversed(messages):
-        if isinstance(message, HumanMessage) and isinstance(message.content, list):
+        if isinstance(message.content, list) and isinstance(message, HumanMessage):
             blocks = [b for b in message.content if isinstance(b, dict) and b.get("type") != "text"]
             if blocks:
                 return blocks

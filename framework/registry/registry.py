@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from framework.base.checked import checked
 from framework.base.context import CapabilityContext
 from framework.base.errors import CapgraphError, RegistryError
 from framework.base.guides import OrchestratorExample
@@ -55,6 +56,7 @@ class Registry:
     True
     """
 
+    @checked
     def __init__(
         self,
         infrastructure: Iterable[str] = DEFAULT_INFRASTRUCTURE,
@@ -94,6 +96,7 @@ class Registry:
         """Context types that the caller supplies."""
         return frozenset(self._given)
 
+    @checked
     def capability(self, name: str) -> Any:
         """Return the one instance that holds a capability's guides.
 
@@ -195,6 +198,7 @@ class Registry:
         self._frozen = True
         return self
 
+    @checked
     def with_(self, *items: Any, without: Iterable[str] = ()) -> Registry:
         """Return another registry; this one stays as it is.
 
@@ -275,6 +279,7 @@ class Registry:
             return item
         raise refusal_of(item, inherits=bool(spec or node))
 
+    @checked
     def unregister(self, name: str) -> None:
         """Remove a capability.
 
@@ -287,11 +292,21 @@ class Registry:
         self._instances.pop(name, None)
 
     def give(self, *types: str | type[CapabilityContext]) -> None:
-        """Declare context types that the caller of the graph supplies."""
+        """Declare context types that the caller of the graph supplies.
+
+        Raises:
+            RegistryError: One is no context type, or a graph was built of this registry.
+        """
         self._open()
         for kind in types:
-            self._given.add(kind if isinstance(kind, str) else kind.CONTEXT_TYPE)
+            name = kind if isinstance(kind, str) else getattr(kind, "CONTEXT_TYPE", None)
+            if not name:
+                raise RegistryError(
+                    f"{kind!r} is no context type.", fix="Give its name, or its class."
+                )
+            self._given.add(name)
 
+    @checked
     def discover(self, package: str, *, override: bool = False) -> list[str]:
         """Import a module, or every module of a package, and register what it defines.
 
@@ -350,6 +365,7 @@ class Registry:
                 found.append(name)
         return found
 
+    @checked
     def configure(
         self,
         *,

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from configs.logger import get_logger
@@ -26,10 +27,13 @@ from framework.pipeline.run_config import configurable_of
 from framework.scale.order import TurnOrder
 from framework.scale.translate import Translator, interrupt_of
 from framework.stores.leases import Lease, leases_of
+from framework.stores.records import thread_config
 from framework.stores.run_log import LoggedRun, RunLog
-from framework.stores.threads import open_questions, thread_config
+from framework.stores.threads import open_questions
 from framework.stores.waits import open_waits, waits_of
 
+_READS = 3
+"""So often a thread that cannot be read is given back: a worker of another version may know how."""
 MARK = 24
 """So long is the part of a question's name that tells it from others of its thread."""
 ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
@@ -94,6 +98,7 @@ class Runner:
         self._slots = asyncio.Semaphore(at_once)
         self._turns: dict[str, Turn] = {}
         self._stopped: set[str] = set()
+        self._unread: Counter[str] = Counter()
         self.draining = False
         self.ended: Counter[str] = Counter()
 
@@ -116,9 +121,9 @@ class Runner:
                 if not await self._log.open_of(order.thread):
                     break  # there is nothing to wait for
                 raise
-            run = None
+            run, alone = None, True
             try:
-                run = await self._next(order.thread)
+                run, alone = await self._next(order.thread)
             finally:
                 if run is None:
                     await leases_of(self._saver).release(lease)
@@ -126,22 +131,32 @@ class Runner:
                 break
             if (status := await self.run(run, lease, frees_first=False)) is not None:
                 ended[run.run_id] = status
+                if alone:
+                    break  # whatever was asked for meanwhile has an order of its own
             if not await self._log.open_of(order.thread):
                 break
         left = self.draining and bool(await self._log.open_of(order.thread))
         return Report(order.thread, ended, left)
 
-    async def _next(self, thread: str) -> LoggedRun | None:
+    async def _next(self, thread: str) -> tuple[LoggedRun | None, bool]:
+        """Return what to go on with, and whether nothing else was asked for."""
         runs = await self._log.open_of(thread)
+        alone = len(runs) < 2
         for run in runs:
             if run.status != "queued":
-                return run
-        found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
-        busy = found is not None and (open_questions(found) or open_waits(found))
+                return run, alone
+        busy: Collection[Any] = ()
+        try:
+            found = await self._saver.aget_tuple(thread_config(thread)) if runs else None
+        except PersistenceError as exc:
+            if not exc.unreadable:
+                raise
+        else:
+            busy = (found is not None and (open_questions(found) or open_waits(found))) or ()
         ready = [
             run for run in runs if not run.is_new_turn or not busy or run.request.get("abandon")
         ]
-        return min(ready, key=lambda run: run.is_new_turn, default=None)
+        return min(ready, key=lambda run: run.is_new_turn, default=None), alone
 
     def run(
         self, run: LoggedRun, lease: Lease, *, frees_first: bool = True
@@ -173,16 +188,18 @@ class Runner:
     def stop(self, run_id: str) -> bool:
         """Cancel a run of this process; tells whether it is one."""
         turn = self._turns.get(run_id)
-        if turn is not None:
+        if turn is None:
+            return False
+        if run_id not in self._stopped:
+            self._stopped.add(run_id)
             turn.stop()
-        return turn is not None
+        return True
 
     async def look(self) -> None:
         """Stop what was stopped from elsewhere."""
         if self._turns:
             for run_id in await self._log.stopping():
-                if run_id not in self._stopped and self.stop(run_id):
-                    self._stopped.add(run_id)
+                self.stop(run_id)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Begin nothing else; what runs comes to a point from which another process goes on."""
@@ -201,16 +218,21 @@ class Runner:
                         end = await self._run_turn(run, turn, translator)
                     if end is not None:
                         # Whoever has lost the thread does not say how the run of another ended.
-                        await leases_of(self._saver).confirm(run.thread_id)
+                        await leases_of(self._saver).confirm(run.thread_id, ask=False)
                 if end is not None and not frees_first:
                     return await self._end(run, end, translator)
             finally:
                 await leases_of(self._saver).release(lease)
             return await self._end(run, end, translator) if end is not None else None
         except PersistenceError as exc:
-            # Whoever starts next goes on with it: it stands in the log as not ended.
-            get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
-            raise
+            if exc.unreadable:
+                self._unread[run.run_id] += 1
+            if not exc.unreadable or (not frees_first and self._unread[run.run_id] < _READS):
+                # Whoever starts next goes on with it: it stands in the log as not ended.
+                get_logger("scale", "advance").error("The run %s was left: %s", run.run_id, exc)
+                raise
+            self._unread.pop(run.run_id)
+            return await self._end(run, TurnEnd(run.thread_id, error=exc), translator)
         except Exception as exc:
             get_logger("scale", "advance").error("The run %s failed", run.run_id, exc_info=exc)
             broken = InfrastructureError("The server failed.", fix="Its log has the cause.")
@@ -229,6 +251,8 @@ class Runner:
             status = (told[-1].get("result") or {}).get("status", "failed")
             await self._log.end(run.run_id, status)
             return None
+        if why := run.request.get("unreadable"):
+            raise PersistenceError(why[0], fix=why[1], unreadable=True)
         may = await self._log.begin(run.run_id)
         values = {} if run.is_new_turn else await thread_values(self._graph, run.thread_id)
         begun = (
@@ -278,6 +302,8 @@ class Runner:
         asked = [question_of(run.thread_id, key, value) for key, value in end.questions.items()]
         result = {**end.as_data(), "thread_id": translator.thread_id}
         result.pop("questions", None)
+        # Where a file lies concerns nobody who asks: it is had by reference.
+        result["files"] = [PurePath(one).name for one in end.files]
         shown = [{**one, "thread_id": translator.thread_id} for one in asked]
         told = translator.finished(result, [interrupt_of(q) for q in shown])
         self._log.tell(run.run_id, told, translator.shortened)
@@ -286,21 +312,20 @@ class Runner:
         return end.status
 
 
-async def stopped(graph: Any, thread: str, status: str = "stopped") -> TurnEnd:
+async def stopped(graph: Any, thread: str) -> TurnEnd:
     """End the turn of a thread whose lease the caller has lent; nothing of it is left to run.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
         thread: The thread.
-        status: How the turn ended.
     """
     # Written as a node that ends a turn, so that no question and no step is left.
-    outcome = {"status": status}
+    outcome = {"status": "stopped", "cancelled": True}
     await graph.aupdate_state(thread_config(thread), {"execution_outcome": outcome}, "error")
     waits = waits_of(graph.checkpointer)
     if (wait := await waits.of(thread)) is not None:
         await waits.drop(wait)
-    return TurnEnd(thread, status=status, outcome=outcome)
+    return TurnEnd(thread, status="stopped", outcome=outcome)
 
 
 def question_of(thread: str, interrupt_id: str, value: Any) -> dict[str, Any]:

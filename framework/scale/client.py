@@ -31,10 +31,12 @@ from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
 from framework.stores.location import parse_url
 from framework.stores.open import open_saver
+from framework.stores.reading import as_text, from_text
+from framework.stores.records import thread_config
 from framework.stores.rows import PostgresRows, rows_of
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
 from framework.stores.step_results import step_results_of
-from framework.stores.threads import open_questions, thread_config, thread_summary
+from framework.stores.threads import open_questions, thread_summary
 from framework.stores.waits import Due, open_waits, waits_of
 
 _ENGINES = {
@@ -42,6 +44,11 @@ _ENGINES = {
     "temporal": ("temporalio", "temporal", "TemporalEngine"),
 }
 """Name of an engine to the library, the extra and the class."""
+_DATABASE = """CREATE TABLE IF NOT EXISTS capgraph_database (
+    one INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    proof TEXT NOT NULL
+)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +107,17 @@ class Client:
             raise ValidationError(
                 "Exactly one of message and plan has to be given.", fix="Give one of them."
             )
+        for what, given_as in (("thread", thread), ("message", message or "")):
+            if not isinstance(given_as, str):
+                raise ValidationError(f"{given_as!r:.80} is no {what}.", fix="Give text.")
         if message is not None and not message.strip():
             raise ValidationError("The message is empty.", fix="Write something.")
-        if plan is not None and not isinstance(plan.get("steps"), list | tuple):
-            raise ValidationError("The plan has no 'steps'.", fix="Give it a list of steps.")
+        if plan is not None and not (
+            isinstance(plan, Mapping) and isinstance(plan.get("steps"), list | tuple)
+        ):
+            raise ValidationError(
+                f"The plan {plan!r:.80} has no 'steps'.", fix="Give it a list of steps."
+            )
         given = {"message": message, "plan": plan, "context": context}
         request = {name: value for name, value in given.items() if value is not None}
         # What the graph would refuse is refused before anything is kept of it.
@@ -158,12 +172,18 @@ class Client:
     ) -> bool:
         """Tell a thread that an event came; returns whether a step waited for it.
 
+        What comes before a step waits for it is kept for it, also before its turn has begun.
+
         Raises:
-            PersistenceError: There is no such thread.
             ValidationError: Key or value cannot be used.
         """
         sender: Any = {"configurable": configurable_of(_who(caller))}
-        if not await send_signal(self.graph, thread, key, value, config=sender, run=False):
+        early = bool(await self.log.open_of(thread))
+        if not early and await self._saver.aget_tuple(thread_config(thread)) is None:
+            return False
+        if not await send_signal(
+            self.graph, thread, key, value, config=sender, run=False, early=early
+        ):
             return False
         if (known := await waits_of(self._saver).of(thread)) is not None:
             await self.wake(known)
@@ -283,7 +303,9 @@ async def open_engine(
     async with open_saver(None if here else url, encryption_key=key) as saver:
         if saver is not None:
             graph = graph.copy(update={"checkpointer": saver})
-        carrier = await connect(url, settings.scale, engine=engine, temporal=temporal)
+        carrier = await connect(
+            url, graph.checkpointer, settings.scale, engine=engine, temporal=temporal
+        )
         log = RunLog(graph.checkpointer)
         try:
             yield Client(graph, log, carrier)
@@ -317,12 +339,18 @@ def check_engine(url: str, name: str) -> None:
 
 
 async def connect(
-    url: str, scale: Any, *, engine: str | None = None, temporal: str | None = None
+    url: str,
+    saver: Any,
+    scale: Any,
+    *,
+    engine: str | None = None,
+    temporal: str | None = None,
 ) -> Engine:
     """Connect to an engine.
 
     Args:
         url: The database of the threads.
+        saver: An open saver of it.
         scale: The settings' section ``scale``.
         engine: Its name; the settings' one when not given.
         temporal: Address of Temporal; the settings' one when not given.
@@ -330,17 +358,39 @@ async def connect(
     Raises:
         ConfigurationError: There is no such engine, or it does not go with the database.
         MissingExtraError: Its extra is not installed.
-        PersistenceError: It cannot be reached.
+        PersistenceError: It cannot be reached, or was written with another encryption key.
     """
     name = engine or scale.engine
     check_engine(url, name)
     opened = getattr(importlib.import_module(f"framework.scale.{name}"), _ENGINES[name][2])
-    address = url if name == "postgres" else temporal or scale.temporal
-    found: Engine = await opened.open(address, lease_seconds=scale.lease_seconds)
+    more, database = {"lease_seconds": scale.lease_seconds}, await _database(saver)
+    if name == "temporal":
+        url, more["database"] = temporal or scale.temporal, database
+    found: Engine = await opened.open(url, **more)
     return found
 
 
+async def _database(saver: Any) -> str:
+    """Return what tells this database from others, also when it has moved to another server.
+
+    Who has another encryption key than those before is told so here, before any turn fails by it.
+    """
+    rows: Any = rows_of(saver)
+    made = uuid.uuid4().hex[:12]
+    await rows.table(_DATABASE)
+    await rows.run(
+        "INSERT INTO capgraph_database (one, id, proof) VALUES (1, ?, ?)"
+        " ON CONFLICT (one) DO NOTHING",
+        (made, as_text(saver.serde, made)),
+    )
+    found, proof = (await rows.run("SELECT id, proof FROM capgraph_database"))[1][0]
+    from_text(saver.serde, proof, "in this database")
+    return str(found)
+
+
 def _who(caller: Caller | str | None) -> Caller:
+    if not isinstance(caller, Caller | str | None):
+        raise ValidationError(f"{caller!r:.80} is nobody.", fix="Give a name, or a Caller.")
     return caller if isinstance(caller, Caller) else Caller(caller)
 
 

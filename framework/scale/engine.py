@@ -68,14 +68,15 @@ class Engine(Protocol):
     async def waiting(self) -> Mapping[str, int]:
         """Count the orders that nobody has taken, by queue."""
 
-    async def schedule(self, name: str, cron: str) -> None:
-        """Have a worker of the queue ``turns`` told of each moment of a new schedule.
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Have a worker of the queue ``turns`` told of each moment, or the next one, of a schedule.
 
-        Its row is in ``capgraph_schedules`` already.
+        Asked for again, after each moment and now and then, as an engine may have lost it.
 
         Args:
             name: Names it.
             cron: Five fields of cron, in UTC.
+            after: The moment that has come, in seconds since the epoch.
         """
 
     async def unschedule(self, name: str) -> None:

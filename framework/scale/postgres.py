@@ -14,7 +14,6 @@ import procrastinate
 from croniter import croniter
 from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
 from procrastinate.jobs import Job, Status
-from procrastinate.schema import SchemaManager
 from procrastinate.worker import Worker
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -22,11 +21,9 @@ from configs.logger import get_logger
 from framework.base.errors import PersistenceError, ThreadBusyError
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
-from framework.scale.schedules import TABLE
+from framework.scale.tables import make_tables
 
 _TURN, _STEP, _SCHEDULED = "capgraph.turn", "capgraph.step", "capgraph.scheduled"
-_TABLES = 0x6361_7067_7363_616C
-"""Advisory lock of whoever makes the tables."""
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 2.0
 _NEVER = 1e9
@@ -75,13 +72,8 @@ class PostgresEngine:
         with _reached():
             await app.open_async()
             engine = cls(app, lease_seconds)
-            async with engine._pool.connection() as conn, conn.transaction():
-                await conn.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES,))
-                found = await conn.execute("SELECT to_regclass('procrastinate_jobs')")
-                if (await found.fetchone() or (None,))[0] is None:
-                    schema = await asyncio.to_thread(SchemaManager.get_schema)
-                    await conn.execute(schema)
-                await conn.execute(TABLE)
+            async with engine._pool.connection() as conn:
+                await make_tables(conn, lease_seconds=lease_seconds)
         return engine
 
     # --- orders ---------------------------------------------------------------------------
@@ -148,12 +140,34 @@ class PostgresEngine:
         app = procrastinate.App(connector=self._app.connector)
         for name, do in ((_TURN, desk.turn), (_STEP, desk.step), (_SCHEDULED, desk.scheduled)):
             app.task(name=name, pass_context=True)(do)
+        # A turn waits for its steps on other workers, so steps have places of their own.
+        steps = [queue for queue in queues if queue != TURNS]
+        kinds = [kind for kind in ([TURNS] if TURNS in queues else [], steps) if kind]
+        absent = list(kinds)
+
+        def begun(kind: list[str]) -> None:
+            absent[:] = [one for one in absent if one != kind]
+            if not absent:
+                ready.set()
+
+        async def serve(kind: list[str]) -> None:
+            options = {"queues": kind, "name": worker, "concurrency": concurrency}
+            await self._serve(app, desk, options, draining, lambda: begun(kind))
+
+        await asyncio.gather(*map(serve, kinds))
+
+    async def _serve(
+        self,
+        app: procrastinate.App,
+        desk: _Desk,
+        options: Mapping[str, Any],
+        draining: asyncio.Event,
+        begun: Callable[[], None],
+    ) -> None:
         while not draining.is_set():
             working: Any = Worker(
                 app,
-                queues=list(queues),
-                name=worker,
-                concurrency=concurrency,
+                **options,
                 fetch_job_polling_interval=min(_POLL_SECONDS, self._lease_seconds / 10),
                 delete_jobs="always",
                 install_signal_handlers=False,
@@ -161,7 +175,7 @@ class PostgresEngine:
                 stalled_worker_timeout=self._lease_seconds,
             )
             run = asyncio.create_task(working.run())
-            looking = asyncio.create_task(self._look(working, desk, TURNS in queues, ready))
+            looking = asyncio.create_task(self._look(working, desk, begun))
             waiting = asyncio.create_task(draining.wait())
             await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
             working.stop()
@@ -174,23 +188,18 @@ class PostgresEngine:
                 self._log.warning("No orders are taken: %s", exc)
                 await asyncio.sleep(_AGAIN_SECONDS)
 
-    async def _look(
-        self, working: Any, desk: _Desk, keeps_time: bool, ready: asyncio.Event
-    ) -> None:
-        """Give to others what the dead have left, and keep the schedules going."""
+    async def _look(self, working: Any, desk: _Desk, begun: Callable[[], None]) -> None:
+        """Give to others what the dead have left."""
         left: set[int] = set()
         while True:
-            if working.worker_id is not None:
-                ready.set()
+            if takes := working.worker_id is not None:
+                begun()
             try:
                 with _reached():
                     left = await self._mend(working, desk, left)
-                    if keeps_time:
-                        for row in await self._run("SELECT id, cron FROM capgraph_schedules"):
-                            await self.schedule(*row)
             except PersistenceError as exc:
                 self._log.warning("Nothing was looked after: %s", exc)
-            await asyncio.sleep(self._lease_seconds / 6 if ready.is_set() else 0.02)
+            await asyncio.sleep(self._lease_seconds / 6 if takes else 0.02)
 
     async def _mend(self, working: Any, desk: _Desk, left: set[int]) -> set[int]:
         jobs = self._app.job_manager
@@ -225,9 +234,9 @@ class PostgresEngine:
 
     # --- schedules ------------------------------------------------------------------------
 
-    async def schedule(self, name: str, cron: str) -> None:
-        """Order the next moment of a schedule; the worker that does it orders the one after it."""
-        at = croniter(cron, time.time()).get_next(float)
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Order the next moment of a schedule, unless it is; who does it asks for the one after it."""
+        at = croniter(cron, max(time.time(), after)).get_next(float)
         await self._defer(_SCHEDULED, TURNS, name, {"schedule": name, "moment": at}, at)
 
     async def unschedule(self, name: str) -> None:

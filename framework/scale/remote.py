@@ -33,7 +33,7 @@ from framework.telemetry.sinks import EventDispatcher, about
 
 _FIRST_LOOK, _LATER, _LONGEST = 0.02, 1.2, 1.0
 """Seconds between two looks at a step: at first, how they grow (so that an end is seen late by a fifth
-of what the step took), and at most."""
+of what the step took), and at most, or where the database tells of it."""
 _AGAIN = 1.0
 """Seconds until what the database or the engine refused is tried again."""
 _MOST_RUNS = 10
@@ -102,6 +102,7 @@ class Steps:
         waiting = _Waiting(StepOrder(name, queue, name, token), seconds)
         try:
             while not leave():
+                ear = self._results.ears.of(name)
                 try:
                     seen = await self._results.look(name)
                     await self._take_events(waiting, seen, tell)
@@ -119,7 +120,7 @@ class Steps:
                         raise
                     _log().warning("Nobody can say how the step %s is: %s", name, exc)
                     await asyncio.sleep(_AGAIN)
-                await waiting.pause()
+                await waiting.pause(ear, heard=self._results.ears.hears)
         except asyncio.CancelledError:
             with suppress(PersistenceError):
                 await asyncio.shield(self._results.cancel(name, token))
@@ -352,8 +353,10 @@ class _Waiting:
     def hear(self, number: int) -> None:
         self.told, self._delay = number, min(self._delay, _TELL_SECONDS)
 
-    async def pause(self) -> None:
-        await asyncio.sleep(self._delay)
+    async def pause(self, ear: asyncio.Event, *, heard: bool) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST if heard else self._delay):
+                await ear.wait()
         self._delay = min(self._delay * _LATER, _LONGEST)
 
 

@@ -14,7 +14,7 @@ from framework.scale.engine import Engine
 from framework.stores.reading import as_text, from_text
 from framework.stores.rows import rows_of
 
-TABLE = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
+_TABLE = """CREATE TABLE IF NOT EXISTS capgraph_schedules (
     id TEXT PRIMARY KEY,
     cron TEXT NOT NULL,
     request TEXT NOT NULL
@@ -93,8 +93,9 @@ class Schedules:
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
         """Forget a schedule; tells whether there was one."""
+        known = await self._drop(schedule_id)
         await engine.unschedule(schedule_id)
-        return await self._drop(schedule_id)
+        return known
 
     async def _drop(self, schedule_id: str) -> bool:
         statement = "DELETE FROM capgraph_schedules WHERE id = ? RETURNING id"
@@ -102,5 +103,5 @@ class Schedules:
 
     async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         assert self._rows is not None
-        await self._rows.table(TABLE)
+        await self._rows.table(_TABLE)
         return (await self._rows.run(statement, values))[1]

@@ -26,6 +26,7 @@ from temporalio.client import (
     Client,
     Schedule,
     ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
     ScheduleOverlapPolicy,
     SchedulePolicy,
     ScheduleSpec,
@@ -58,7 +59,12 @@ from temporalio.worker import (
 )
 
 from configs.logger import get_logger
-from framework.base.errors import PersistenceError, ThreadBusyError, ValidationError
+from framework.base.errors import (
+    ConfigurationError,
+    PersistenceError,
+    ThreadBusyError,
+    ValidationError,
+)
 from framework.scale.engine import TURNS, Handler
 from framework.scale.order import StepOrder, TurnOrder
 from framework.scale.turn_workflow import (
@@ -91,25 +97,37 @@ class TemporalEngine:
         client: Connected to the server.
         address: Where it is.
         lease_seconds: How long a worker is waited for that is not heard of.
+        database: Names the threads' database, which may not be the only one on the server.
     """
 
-    def __init__(self, client: Client, address: str, lease_seconds: float) -> None:
+    def __init__(
+        self, client: Client, address: str, lease_seconds: float, database: str = ""
+    ) -> None:
         self._client = client
         self._address = address
         self._lease_seconds = lease_seconds
+        self._at, self._of = (f"@{database}", f"{database}/") if database else ("", "")
 
     @classmethod
-    async def open(cls, address: str, *, lease_seconds: float) -> TemporalEngine:
+    async def open(
+        cls, address: str, *, lease_seconds: float, database: str = ""
+    ) -> TemporalEngine:
         """Connect to a server.
 
         Args:
             address: Its host and port.
             lease_seconds: The length of a lease.
+            database: Names the threads' database.
 
         Raises:
+            ConfigurationError: It is no address.
             PersistenceError: It cannot be reached.
         """
-        return cls(await _connect(address, RetryConfig()), address, lease_seconds)
+        if not re.fullmatch(r"\S+:\d{1,5}", address):
+            raise ConfigurationError(
+                f"{address!r:.80} is no address of Temporal.", fix="Give HOST:PORT."
+            )
+        return cls(await _connect(address, RetryConfig()), address, lease_seconds, database)
 
     async def submit(self, order: TurnOrder, *, again: bool = False) -> None:
         """Hand a thread to a worker; its workflow is begun, or told.
@@ -122,16 +140,45 @@ class TemporalEngine:
         Raises:
             PersistenceError: The server cannot be reached.
         """
-        kept = Order(order.thread, order.run, self._lease_seconds)
-        with _reached(self._address), suppress(WorkflowAlreadyStartedError):
-            await self._client.start_workflow(
-                ThreadWorkflow.run,
-                [kept] if again else [],
-                id=_PREFIX + order.thread,
-                task_queue=TURNS,
-                start_signal=None if again else "order",
-                start_signal_args=[] if again else [kept],
-            )
+        queue, name = TURNS + self._at, _PREFIX + order.thread
+        kept = Order(order.thread, order.run, self._lease_seconds, queue if self._at else "")
+        with _reached(self._address):
+            try:
+                # Most threads have no workflow at the moment, and to be begun costs the server less.
+                await self._client.start_workflow(
+                    ThreadWorkflow.run, [kept], id=name, task_queue=queue
+                )
+            except WorkflowAlreadyStartedError:
+                if await self._queue_of(name) not in {queue, None}:
+                    # Another database has a thread of this name, whose workflow leaves ours alone.
+                    await self._start("advance", [order.thread, order.run], name, queue)
+                elif not again:
+                    await self._client.start_workflow(
+                        ThreadWorkflow.run,
+                        [],
+                        id=name,
+                        task_queue=queue,
+                        start_signal="order",
+                        start_signal_args=[kept],
+                    )
+
+    async def _queue_of(self, name: str) -> str | None:
+        try:
+            return (await self._client.get_workflow_handle(name).describe()).task_queue
+        except RPCError as exc:
+            if exc.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return None  # it has ended meanwhile
+
+    async def _start(self, activity_name: str, args: list[Any], name: str, queue: str) -> None:
+        await self._client.start_activity(
+            activity_name,
+            args=args,
+            id=self._of + name,
+            task_queue=queue,
+            id_conflict_policy=ActivityIDConflictPolicy.USE_EXISTING,
+            **patience(self._lease_seconds),
+        )
 
     async def run_step(self, order: StepOrder) -> None:
         """Hand a step to a worker of its queue; one that is under way is not begun again.
@@ -143,14 +190,7 @@ class TemporalEngine:
             PersistenceError: The server cannot be reached.
         """
         with _reached(self._address):
-            await self._client.start_activity(
-                "step",
-                asdict(order),
-                id=order.id,
-                task_queue=order.queue,
-                id_conflict_policy=ActivityIDConflictPolicy.USE_EXISTING,
-                **patience(self._lease_seconds),
-            )
+            await self._start("step", [asdict(order)], order.id, order.queue + self._at)
 
     async def serve(
         self,
@@ -219,7 +259,8 @@ class TemporalEngine:
         client = await _connect(self._address, _RETRY)
         with ThreadPoolExecutor(_WORKFLOW_TASKS, "capgraph-workflow") as threads:
             workers = [
-                _worker(client, desk, queue, worker, threads) for queue in sorted(set(queues))
+                _worker(client, desk, queue, self._at, worker, threads)
+                for queue in sorted(set(queues))
             ]
             runs = [asyncio.create_task(one.run()) for one in workers]
             ready()
@@ -236,7 +277,10 @@ class TemporalEngine:
         """Count the orders that nobody has taken, by queue."""
         with _reached(self._address):
             steps = self._client.list_activities('ExecutionStatus = "Running"')
-            queues = {TURNS} | {one.task_queue async for one in steps}
+            found = {one.task_queue async for one in steps}
+            queues = {TURNS} | {
+                queue.removesuffix(self._at) for queue in found if queue.endswith(self._at)
+            }
             counts = {queue: await self._backlog(queue) for queue in sorted(queues)}
         return {queue: count for queue, count in counts.items() if count}
 
@@ -251,7 +295,7 @@ class TemporalEngine:
             found = await self._client.workflow_service.describe_task_queue(
                 DescribeTaskQueueRequest(
                     namespace=_NAMESPACE,
-                    task_queue=TaskQueue(name=queue),
+                    task_queue=TaskQueue(name=queue + self._at),
                     task_queue_type=kind,
                     report_stats=True,
                 ),
@@ -260,12 +304,13 @@ class TemporalEngine:
             count += found.stats.approximate_backlog_count
         return count
 
-    async def schedule(self, name: str, cron: str) -> None:
-        """Have Temporal begin a workflow at each moment.
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Have Temporal begin a workflow at each moment, unless it does already.
 
         Args:
             name: Names the schedule.
             cron: Five fields of cron, in UTC.
+            after: The moment that has come; Temporal goes on by itself.
 
         Raises:
             ValidationError: Temporal knows no such times.
@@ -274,15 +319,15 @@ class TemporalEngine:
         action = ScheduleActionStartWorkflow(
             ScheduleWorkflow.run,
             Begin(name, self._lease_seconds),
-            id=f"{_PREFIX}schedule/{name}",
-            task_queue=TURNS,
+            id=f"{_PREFIX}schedule/{self._of}{name}",
+            task_queue=TURNS + self._at,
         )
         # Moments at which no worker lived are not all made up for when one does.
         policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
         spec = ScheduleSpec(cron_expressions=[cron])
-        with _reached(self._address):
+        with _reached(self._address), suppress(ScheduleAlreadyRunningError):
             await self._client.create_schedule(
-                _PREFIX + name, Schedule(action=action, spec=spec, policy=policy)
+                _PREFIX + self._of + name, Schedule(action=action, spec=spec, policy=policy)
             )
 
     async def unschedule(self, name: str) -> None:
@@ -296,7 +341,7 @@ class TemporalEngine:
         """
         with _reached(self._address):
             try:
-                await self._client.get_schedule_handle(_PREFIX + name).delete()
+                await self._client.get_schedule_handle(_PREFIX + self._of + name).delete()
             except RPCError as exc:
                 if exc.status != RPCStatusCode.NOT_FOUND:
                     raise
@@ -324,10 +369,11 @@ class _Desk:
         """Note the loop of the engine's thread."""
         self._loop = loop
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no other order can be begun."""
-        return len(self._under_way) >= self.concurrency
+    def is_full(self, steps: bool) -> bool:
+        """Tell whether no other step, or turn, can be begun."""
+        # A turn waits for its steps on other workers, so steps have places of their own.
+        same = sum(isinstance(order, StepOrder) is steps for order in tuple(self._under_way))
+        return same >= self.concurrency
 
     @activity.defn
     async def advance(self, thread: str, run: str) -> None:
@@ -354,16 +400,17 @@ class _Desk:
         patience = info.heartbeat_timeout.total_seconds()
         future = self._under_way.get(order)
         if future is None:
-            if self.is_full:  # of several queues that were asked, more than one had an order
+            if self.is_full(
+                isinstance(order, StepOrder)
+            ):  # of several queues that were asked, more than one had an order
                 raise _given_back("NoPlaceError", _SOON)
             # Whoever comes after one that is not heard of meets the lease that it left.
             doing = self._after_a_lease(work, patience) if info.attempt == _SECOND else work()
             future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(doing, self._home))
             self._under_way[order] = future
             future.add_done_callback(lambda ended: self._end(order, ended))
-        while not future.done():
+        while not (await asyncio.wait({future}, timeout=patience / 4))[0]:
             activity.heartbeat()
-            await asyncio.wait({future}, timeout=patience / 4)
         if (failed := _failure(future)) is not None:
             at_once = self._draining.is_set() or future.cancelled()
             raise _given_back(type(failed).__name__, _AT_ONCE if at_once else None)
@@ -407,8 +454,8 @@ class _Desk:
 class _Slots(CustomSlotSupplier):
     """The places of one queue: as many as the worker has, and none while other queues fill them."""
 
-    def __init__(self, desk: _Desk) -> None:
-        self._desk = desk
+    def __init__(self, desk: _Desk, steps: bool) -> None:
+        self._desk, self._steps = desk, steps
         self._given = 0
         self._lock = threading.Lock()
 
@@ -420,7 +467,7 @@ class _Slots(CustomSlotSupplier):
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         # Places are given back, and some are asked for, by the SDK's own threads.
         with self._lock:
-            if self._desk.is_full or self._given >= self._desk.concurrency:
+            if self._desk.is_full(self._steps) or self._given >= self._desk.concurrency:
                 return None
             self._given += 1
         return SlotPermit()
@@ -435,13 +482,13 @@ class _Slots(CustomSlotSupplier):
 
 
 def _worker(
-    client: Client, desk: _Desk, queue: str, name: str, threads: ThreadPoolExecutor
+    client: Client, desk: _Desk, queue: str, at: str, name: str, threads: ThreadPoolExecutor
 ) -> Worker:
     fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
     turns = queue == TURNS
     return Worker(
         client,
-        task_queue=queue,
+        task_queue=queue + at,
         identity=name,
         workflows=[ThreadWorkflow, ScheduleWorkflow] if turns else [],
         activities=[desk.advance, desk.scheduled, desk.step] if turns else [desk.step],
@@ -450,7 +497,7 @@ def _worker(
         workflow_task_executor=threads,
         tuner=WorkerTuner.create_composite(
             workflow_supplier=fixed,
-            activity_supplier=_Slots(desk),
+            activity_supplier=_Slots(desk, not turns),
             local_activity_supplier=fixed,
             nexus_supplier=fixed,
         ),

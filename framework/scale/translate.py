@@ -116,7 +116,7 @@ class Translator:
             outcome: Out = {"type": "success"}
             if interrupts:
                 outcome = {"type": "interrupt", "interrupts": list(interrupts)}
-            elif result.get("status") == "cancelled":
+            elif (result.get("outcome") or {}).get("cancelled"):
                 outcome = {"type": "cancelled"}
             end = _made("RUN_FINISHED", **self._named, result=dict(result), outcome=outcome)
         if self._usage:
@@ -189,13 +189,15 @@ class Translator:
         if number is None:
             told: dict[str, Any] = {"status": _STEP[kind]}
             told["started" if kind == "step_started" else "ended"] = at
-            names = ("attempt", "duration", "message", "severity", "reason", "outputs")
+            names = ("attempt", "duration", "message", "severity", "reason", "outputs", "trace_id")
             told |= {name: event[name] for name in names if event.get(name) is not None}
             yield from self._delta(key, told, at)
         else:
             # One entry stands for all copies: it counts them.
             value = {"context_key": plan_key(key), "element": number, "of": event.get("elements")}
             value |= {"status": _STEP[kind], "message": event.get("message")}
+            if "trace_id" in event:
+                value["trace_id"] = event["trace_id"]
             yield _made("CUSTOM", at, name="capgraph.element", value=value)
 
     def _snapshot(
@@ -284,7 +286,9 @@ class Translator:
         return found
 
 
-_OWN = frozenset({"event_type", "timestamp", "seq", "run_id", "thread_id", "attempt_id"})
+_OWN = frozenset(
+    {"event_type", "timestamp", "seq", "run_id", "thread_id", "attempt_id", "trace_id"}
+)
 _DROPPED = frozenset({"TEXT_MESSAGE_CONTENT", "CUSTOM", "ACTIVITY_DELTA"})
 
 

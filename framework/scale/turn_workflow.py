@@ -25,11 +25,13 @@ class Order:
         thread: The thread.
         run: The run in the log.
         lease_seconds: How long a worker is waited for that is not heard of.
+        queue: The queue of workers that have the thread's database; empty where there is one database.
     """
 
     thread: str
     run: str
     lease_seconds: float
+    queue: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,12 @@ class ThreadWorkflow:
 
     @workflow.signal
     def order(self, order: Order) -> None:
-        """Put an order behind the others; one that waits already is the same."""
+        """Put an order behind the others; one that waits already is the same.
+
+        One for a thread of this name in another database is left to those that have that.
+        """
+        if order.queue not in {"", workflow.info().task_queue}:
+            return
         if order not in self._orders:
             self._orders.append(order)
 

@@ -100,6 +100,7 @@ class Worker:
         )
         self._running: set[asyncio.Task[None] | None] = set()
         self._next_recovery = self._next_pruning = 0.0
+        self._told = (-1, 0.0)
 
     def drain(self, seconds: float = DRAIN_SECONDS) -> None:
         """Take no other order; what runs comes to a point from which another worker goes on."""
@@ -168,11 +169,13 @@ class Worker:
         """Begin the turn of a schedule, unless it is gone; the same moment begins it once."""
         found = await Schedules(self._client.graph.checkpointer).get(schedule)
         if found is None:
+            await self._client.engine.unschedule(schedule)
             return
         at = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
         thread = found.thread or f"{schedule}-{at}"
         run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{at}"))
         await self._client.submit(thread, found.message, run_id=run_id)
+        await self._client.engine.schedule(found.id, found.cron, after=moment)
 
     # --- what nobody else looks after -----------------------------------------------------
 
@@ -186,6 +189,8 @@ class Worker:
                     await self._wake()
             except CapgraphError as exc:
                 get_logger("scale", "worker").warning("Nothing was looked after: %s", exc)
+            except Exception:  # a worker that looks after nothing any more would be taken for dead
+                get_logger("scale", "worker").exception("Nothing was looked after.")
             await asyncio.sleep(pause)
 
     async def _tell(self, seconds: float) -> None:
@@ -193,8 +198,11 @@ class Worker:
         assert self._rows is not None
         await self._rows.table(_TABLE)
         if seconds:
-            queues = json.dumps(self._queues)
-            await self._rows.run(_PUT, (self.id, queues, len(self._running), seconds))
+            running, now = len(self._running), time.monotonic()
+            if running == self._told[0] and now < self._told[1]:
+                return  # it was said not long ago
+            await self._rows.run(_PUT, (self.id, json.dumps(self._queues), running, seconds))
+            self._told = running, now + seconds / 4
         else:
             await self._rows.run("DELETE FROM capgraph_workers WHERE id = ?", (self.id,))
 
@@ -210,6 +218,8 @@ class Worker:
             lost = [run for run in await client.log.unfinished() if run.opened < before]
             for run in reversed(lost):
                 await client.engine.submit(TurnOrder(run.thread_id, run.run_id), again=True)
+            for schedule in await Schedules(client.graph.checkpointer).all():
+                await client.engine.schedule(schedule.id, schedule.cron)
         if now >= self._next_pruning:
             self._next_pruning = now + _HOUR
             assert self._rows is not None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from framework.base.ports import Caller
 from framework.serve.problems import MalformedError
-from framework.stores.records import read_record, record_names
+from framework.state import TurnView
+from framework.stores.records import read_record, record_names, thread_config
 from framework.stores.rows import rows_of
 from framework.stores.threads import each_thread_id
 from framework.telemetry.audit_log import AuditTable
@@ -26,16 +27,16 @@ Page = tuple[list[dict[str, Any]], str | None]
 
 
 class Ledger:
-    """Reads what is kept beside the threads; a user sees his own, and whoever oversees, all.
+    """Reads what is kept beside the threads; a user sees his own, who oversees all of his tenant's.
 
     Args:
         graph: A graph of ``build_graph`` with a saver.
         threads: The threads, user by user.
-        overseers: Roles that see what is everybody's.
+        overseers: Roles that see what is everybody's of their tenant.
     """
 
     def __init__(self, graph: Any, threads: Threads, overseers: Collection[str]) -> None:
-        self._saver = graph.checkpointer
+        self._graph, self._saver = graph, graph.checkpointer
         self._services = graph.services
         self._threads = threads
         self._overseers = frozenset(overseers)
@@ -47,6 +48,9 @@ class Ledger:
     def _range(self, caller: Caller) -> str:
         """Return with what the names of the threads begin of which somebody may know."""
         return "" if caller.role in self._overseers else self._threads.owner(caller)
+
+    def _may_see(self, caller: Caller, kept: str) -> bool:
+        return kept.startswith(self._range(caller)) and self._threads.of_tenant(caller, kept)
 
     async def effects(
         self, caller: Caller, *, thread_id: str | None, limit: int, after: str | None
@@ -64,6 +68,8 @@ class Ledger:
         place = None if after is None else await self._place(caller, after)
         last = None
         async for kept in each_thread_id(self._saver, after=place, prefix=self._range(caller)):
+            if not self._may_see(caller, kept):
+                continue
             if len(found) >= limit:
                 return found, last
             found += await self._effects_of(caller, kept)
@@ -71,7 +77,7 @@ class Ledger:
         return found, None
 
     async def _place(self, caller: Caller, after: str) -> str:
-        if self._range(caller) == "":
+        if self._range(caller) == "" and self._may_see(caller, after):
             known = await self._saver.aget_tuple({"configurable": {"thread_id": after}})
             if known is not None:
                 return after
@@ -117,26 +123,43 @@ class Ledger:
             )
         return found
 
-    async def usage(self, caller: Caller, by: str) -> Page:
+    async def usage(self, caller: Caller, by: str, thread_id: str | None = None) -> Page:
         """Return what calls of models used, by ``model``, ``day`` or ``user``.
+
+        Args:
+            caller: Who asks.
+            by: See above; ``step`` for those of a thread's last turn.
+            thread_id: Only what was used in this thread.
 
         Raises:
             MalformedError: It is kept by none of these.
+            NotThereError: There is no such thread.
         """
-        if by not in ("model", "day", "user"):
-            raise MalformedError(f"by is {by[:40]!r}.", fix="Use model, day or user.")
+        if by not in ("model", "day", "user", "step") or (by == "step" and thread_id is None):
+            raise MalformedError(
+                f"by is {by[:40]!r}.", fix="Use model, day or user; step with a thread_id."
+            )
+        chosen: dict[str, str | None] = {}
+        if thread_id is not None:
+            chosen["thread_id"] = await self._threads.check(caller, thread_id)
+        elif self._range(caller):
+            chosen |= {"user_id": caller.user_id, "tenant": caller.tenant or ""}
+        elif self._threads.owner(caller):
+            chosen["tenant"] = caller.tenant or ""
         if self._rows is None:
             return [], None
-        mine = {"user_id": caller.user_id, "tenant": caller.tenant or ""}
+        if by == "step":
+            values = await self._graph.aget_state(thread_config(str(chosen["thread_id"])))
+            chosen["turn_id"] = TurnView(dict(values.values)).turn_id
         await self._services.purse.book.written()
-        found = await usage_totals(self._rows, by=by, **(mine if self._range(caller) else {}))
+        found = await usage_totals(self._rows, by=by, **chosen)
         return [{by: one.model, **asdict(one)} for one in found], None
 
     async def audit(self, caller: Caller, *, limit: int, after: int) -> Page:
         """Return records of the audit, the earliest first."""
         limit = min(max(limit, 1), _MOST)
         found: list[dict[str, Any]] = []
-        begin, last = self._range(caller), after
+        last = after
         if self._audit is None:
             return [], None
         while lines := await self._audit.alines(last):
@@ -146,15 +169,16 @@ class Ledger:
                 if len(found) == limit or last - after > _READ:
                     return found, str(last)
                 last = record["seq"]
-                if thread.startswith(begin):
+                if self._may_see(caller, thread):
                     shown = {"thread_id": self._threads.shown(caller, thread)} if thread else {}
                     found.append({**record, "data": {**record["data"], **shown}})
         return found, None
 
     async def verified(self, caller: Caller) -> dict[str, Any]:
-        """Check every record of the audit; how many there are is for whoever oversees them."""
+        """Check every record of the audit; how many there are is for whoever oversees them all."""
         if self._audit is None:
             return {"valid": True}
         found = asdict(await self._audit.averify())
-        told = ("valid", "records", "problem") if self._range(caller) == "" else ("valid",)
+        oversees = self._range(caller) == "" and caller.tenant is None
+        told = ("valid", "records", "problem") if oversees else ("valid",)
         return {name: found[name] for name in told}

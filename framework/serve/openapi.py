@@ -28,7 +28,7 @@ _RUN = _object(
         "status": {
             "type": "string",
             "description": "queued, running, or how the turn ended: completed, partial, failed,"
-            " stopped, waiting or cancelled",
+            " stopped or waiting",
         },
     }
 )
@@ -143,7 +143,7 @@ OPERATIONS = (
     Operation("get", "/api/effects", "List effects and who agreed to them", _list_of(_EFFECT),
               query={"thread_id": _NAME, **_PAGED}),
     Operation("get", "/api/usage", "Read what calls of models used", _list_of(_ANY),
-              query={"by": {"enum": ["model", "day", "user"]}}),
+              query={"by": {"enum": ["model", "day", "user", "step"]}, "thread_id": _NAME}),
     Operation("get", "/api/audit", "Read the audit", _list_of(_ANY),
               query={"limit": _COUNT, "after": _COUNT}),
     Operation("get", "/api/audit/verify", "Check the audit",
@@ -163,6 +163,11 @@ OPERATIONS = (
     Operation("post", "/agui", "Run over AG-UI", _TEXT, body=_object(
         {"threadId": _NAME, "runId": _NAME, "messages": {"type": "array", "items": _ANY}},
         resume={"type": "array", "items": _ANY}), media="text/event-stream"),
+    Operation("post", "/v1/chat/completions", "Ask as a chat model of OpenAI's API", _ANY,
+              body=_object({"messages": {"type": "array", "items": _object(
+                  {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _TEXT})}},
+                  model=_TEXT, stream={"type": "boolean"}, metadata=_ANY)),
+    Operation("get", "/v1/models", "List the models of OpenAI's API", _ANY),
     Operation("get", "/healthz", "Whether the server lives", _ANY),
     Operation("get", "/readyz", "Whether the server is ready", _ANY),
     Operation("get", "/metrics", "What the server has done", _TEXT, media="text/plain"),

@@ -11,7 +11,7 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,9 @@ from framework.scale.order import TurnOrder
 from framework.serve.problems import AnswerRefusedError, ConflictError, NotThereError
 from framework.state import TurnView
 from framework.stores.leases import leases_of
+from framework.stores.records import thread_config
 from framework.stores.run_log import STOPPING, LoggedRun, RunLog
-from framework.stores.threads import open_questions, thread_config
+from framework.stores.threads import open_questions
 from framework.stores.waits import due, waits_of
 
 if TYPE_CHECKING:
@@ -166,7 +167,9 @@ class Runs:
             admitted(given_of(request), thread_config(kept), self._graph.services, saved=True)
         return await self._begin(caller, kept, request)
 
-    async def _begin(self, caller: Caller, kept: str, request: Mapping[str, Any]) -> Run:
+    async def _begin(
+        self, caller: Caller, kept: str, request: Mapping[str, Any], asked: Collection[str] = ()
+    ) -> Run:
         if self.draining:
             raise PersistenceError("The server is ending.", fix="Ask again in a moment.")
         owner = self._threads.owner_of(kept)
@@ -187,17 +190,24 @@ class Runs:
                     f"The thread {self._threads.shown(caller, kept)!r} is being run already.",
                     fix="Wait until that run ends or asks a person.",
                 )
+            await self._still_open(kept, asked)
             await self._log.open(run, here=False)
             await self._engine.submit(TurnOrder(kept, run.run_id))
             return self._shown(caller, run)
         lease = await leases_of(self._saver).take(kept)
         try:
+            # Before the thread was this one's, somebody else's answer may have been first.
+            await self._still_open(kept, asked)
             await self._log.open(run)
         except BaseException:
             await leases_of(self._saver).release(lease)
             raise
         self._go(run, self._runner.run(run, lease))
         return self._shown(caller, run)
+
+    async def _still_open(self, kept: str, asked: Collection[str]) -> None:
+        if asked and not set(asked) <= (await self._open(kept)).keys():
+            raise ConflictError("The question was answered before.", fix="List the open questions.")
 
     def _go(self, run: LoggedRun, work: Coroutine[Any, Any, Any]) -> None:
         self._owners[run.run_id] = run.owner
@@ -296,30 +306,26 @@ class Runs:
     async def stop(self, caller: Caller, run_id: str) -> Run:
         """Cancel a run, in whichever process it goes on; one that has ended stays as it is.
 
+        A run that waits for a person or an event has nothing left to wait for then.
+
         Raises:
             NotThereError: There is no such run.
+            ThreadBusyError: What it waited for goes on at this moment.
         """
         run = await self._mine(caller, run_id)
+        last = run.status == "waiting" and await self._log.of_thread(run.thread_id, 1)
+        if last and last[0].run_id == run_id:
+            lease = await leases_of(self._saver).take(run.thread_id)
+            try:
+                with lend(lease):
+                    end = await stopped(self._graph, run.thread_id)
+                await self._log.end(run_id, end.status)
+            finally:
+                await leases_of(self._saver).release(lease)
+            return await self.get(caller, run_id)
         if not self._runner.stop(run_id):
             await self._log.stop(run.thread_id, run_id)
         return self._shown(caller, run)
-
-    async def withdraw(self, caller: Caller, run_id: str) -> Run:
-        """Cancel a turn that waits for a person: its question is not open any more.
-
-        Raises:
-            NotThereError: There is no such run.
-            ThreadBusyError: The thread is being run.
-        """
-        run = await self._mine(caller, run_id)
-        lease = await leases_of(self._saver).take(run.thread_id)
-        try:
-            with lend(lease):
-                await stopped(self._graph, run.thread_id, "cancelled")
-            await self._log.end(run_id, "cancelled")
-        finally:
-            await leases_of(self._saver).release(lease)
-        return await self.get(caller, run_id)
 
     # --- questions ------------------------------------------------------------------------
 
@@ -432,13 +438,9 @@ class Runs:
             raise AnswerRefusedError([one._asdict() for one in problems])
         given = {question["interrupt_id"]: answers[name] for name, (_, question) in asked.items()}
         try:
-            return await self._begin(caller, kept, {"answers": given})
+            return await self._begin(caller, kept, {"answers": given}, answers.keys())
         except ThreadBusyError:
-            # Somebody else's answer may have been first.
-            if not answers.keys() <= (await self._open(kept)).keys():
-                raise ConflictError(
-                    "The question was answered before.", fix="List the open questions."
-                ) from None
+            await self._still_open(kept, answers.keys())
             raise
 
     async def signal(self, caller: Caller, thread_id: str, key: str, value: Any) -> Run | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -60,6 +61,9 @@ class Server(uvicorn.Server):
         """Begin, and say so."""
         await super().startup(sockets)
         if self.started:
+            # What start-up made stays; each look through all of it would hold up every stream.
+            gc.collect()
+            gc.freeze()
             self._ready()
 
     @contextlib.contextmanager

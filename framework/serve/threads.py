@@ -14,8 +14,8 @@ from framework.base.ports import Caller
 from framework.base.values import to_plain
 from framework.serve.problems import NotThereError
 from framework.stores.leases import leases_of
-from framework.stores.records import NEVER, read_record, write_record
-from framework.stores.threads import each_thread_id, fork_thread, thread_config, thread_summary
+from framework.stores.records import NEVER, read_record, thread_config, write_record
+from framework.stores.threads import each_thread_id, fork_thread, thread_summary
 from framework.stores.waits import waits_of
 
 if TYPE_CHECKING:

@@ -26,8 +26,9 @@ from framework.base.clock import Clock
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.scale.advance import question_of
 from framework.stores.cells import Cells, MemoryCells, cells_of
+from framework.stores.records import thread_config
 from framework.stores.rows import rows_of
-from framework.stores.threads import open_questions, thread_config
+from framework.stores.threads import open_questions
 
 if TYPE_CHECKING:
     from configs.settings import ServeSettings, WebhookSettings

@@ -193,7 +193,9 @@ def get_context(state: Mapping[str, Any], cls: type[CapabilityContext], key: str
 
 def summarize(kind: str, key: str, data: Any, types: ContextTypes) -> str:
     """Say in words what a stored entry holds."""
-    value = load_context(kind, key, data, types)
+    # What has no type is only looked at: no copy of it is needed.
+    typed = kind in types or kind.endswith(LISTED)
+    value = load_context(kind, key, data, types) if typed else data
     if isinstance(value, list) and all(isinstance(item, CapabilityContext) for item in value):
         told = [item.get_summary() for item in value[:_SUMMARIES]]
         more = [f"And {len(value) - _SUMMARIES} more."] if len(value) > _SUMMARIES else []

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from langchain_core.messages import AnyMessage
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from framework.base.plan import ExecutionPlan, PlannedStep, plan_key
 from framework.base.ports import Caller
 
 _NOBODY = Caller()
+
+WOKEN = "woken"
+"""Where the counts of a turn name what goes on that had waited, or asked."""
 
 
 class TurnView:
@@ -86,6 +89,12 @@ class TurnView:
         """What is to be done."""
         return self.state.get("task_current_task") or ""
 
+    @property
+    def request(self) -> str:
+        """The task, or beside a plan that was brought the words of the last message."""
+        said = (m for m in reversed(self.messages) if isinstance(m, HumanMessage))
+        return self.task or next((str(m.text) for m in said), "")
+
     def objective_of(self, step: Mapping[str, Any]) -> str:
         """Return what a step is for."""
         return step.get("task_objective") or self.task or f"Execute {step['capability']}"
@@ -125,7 +134,9 @@ class TurnView:
     @cached_property
     def planned(self) -> Mapping[str, PlannedStep]:
         """The plan's steps by context key."""
-        return {step["context_key"]: step for step in self.steps if "context_key" in step}
+        steps = self.steps if isinstance(self.steps, list) else ()
+        known = [step for step in steps if isinstance(step, dict) and "context_key" in step]
+        return {str(step["context_key"]): step for step in known}
 
     def step_of(self, key: str) -> PlannedStep:
         """Return a step of the plan, or its copy for one element, by the context key."""
@@ -167,6 +178,16 @@ class TurnView:
     def pending(self) -> Mapping[str, Mapping[str, Any]]:
         """Steps that wait for a person, with what is asked."""
         return _mapping(self.state.get("execution_pending_approvals"))
+
+    @property
+    def woken(self) -> Sequence[str]:
+        """Keys of steps, or copies, that waited or asked, and go on."""
+        return _mapping(self.state.get("runtime_info")).get(WOKEN) or ()
+
+    @property
+    def held_up(self) -> set[str]:
+        """Keys of the steps that wait or ask, and of which no copy goes on."""
+        return {plan_key(key) for key in self.pending} - {plan_key(key) for key in self.woken}
 
     @property
     def decisions(self) -> Mapping[str, Mapping[str, Any]]:

@@ -93,7 +93,7 @@ def make_serializer(encryption_key: str | bytes | None) -> SerializerProtocol:
 
 
 @contextmanager
-def readable(thread: Any) -> Iterator[None]:
+def readable(thread: Any, what: str = "") -> Iterator[None]:
     """Turn what a serializer raises over foreign bytes into one clear error.
 
     Raises:
@@ -105,9 +105,11 @@ def readable(thread: Any) -> Iterator[None]:
         raise
     except (ValueError, TypeError, LookupError, NotImplementedError, AssertionError) as exc:
         raise PersistenceError(
-            f"A checkpoint of thread {thread!r} cannot be read ({type(exc).__name__}: {exc}).",
+            f"{what or f'A checkpoint of thread {thread!r}'} cannot be read"
+            f" ({type(exc).__name__}: {exc}).",
             fix="Give the encryption key that it was written with; if it is damaged, restore the"
             " database, or delete the thread.",
+            unreadable=True,
         ) from exc
 
 
@@ -117,14 +119,14 @@ def as_text(serde: Any, value: Any) -> str:
     return f"{kind}:{base64.b64encode(data).decode()}"
 
 
-def from_text(serde: Any, text: str, thread: Any) -> Any:
+def from_text(serde: Any, text: str, of: str) -> Any:
     """Read what :func:`as_text` wrote.
 
     Raises:
         PersistenceError: It cannot be read.
     """
     kind, _, data = text.partition(":")
-    with readable(thread):
+    with readable(None, f"What is kept {of}"):
         return serde.loads_typed((kind, base64.b64decode(data)))
 
 
@@ -149,6 +151,7 @@ def checked(found: CheckpointTuple | None) -> CheckpointTuple | None:
         raise PersistenceError(
             f"A checkpoint of thread {thread!r} has not the form of one.",
             fix="Restore the database, or delete the thread.",
+            unreadable=True,
         )
     keep_ids_ahead_of(checkpoint["id"])
     return found

@@ -41,7 +41,7 @@ async def read_record(saver: BaseCheckpointSaver[Any], thread_id: str, key: str)
     Raises:
         PersistenceError: It cannot be read.
     """
-    return record_of(saver, await saver.aget_tuple(_at(thread_id, key)))
+    return record_of(saver, await saver.aget_tuple(thread_config(thread_id, PREFIX + key)))
 
 
 def record_of(saver: BaseCheckpointSaver[Any], found: CheckpointTuple | None) -> dict[str, Any]:
@@ -89,7 +89,7 @@ async def write_record(
     kind, data = saver.serde.dumps_typed(record)
     checkpoint["channel_values"] = {_CHANNEL: f"{kind}:{base64.b64encode(data).decode()}"}
     checkpoint["channel_versions"] = {_CHANNEL: version}
-    place = _at(thread_id, key)
+    place = thread_config(thread_id, PREFIX + key)
     place["configurable"]["checkpoint_id"] = builds_on or now
     metadata: Any = {"source": "update", "step": 0, **told}
     await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
@@ -111,5 +111,10 @@ async def record_names(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[
     return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
 
 
-def _at(thread_id: str, key: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": f"{PREFIX}{key}"}}
+def thread_config(thread_id: str, namespace: str = "") -> RunnableConfig:
+    """Return the configuration by which a saver finds a thread.
+
+    >>> thread_config("t")
+    {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}
+    """
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace}}

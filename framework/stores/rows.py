@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 import time
@@ -105,7 +106,7 @@ class SaverRows(Rows, ABC):
             if conn is None:
                 return None
             with closing(conn), conn:
-                cursor = conn.execute(self._text(statement), values)
+                cursor = conn.execute(*self._ready(statement, values))
                 return cursor.rowcount, cursor.fetchall() if cursor.description else []
         except self._errors() as exc:
             raise _refused(exc) from exc
@@ -115,7 +116,7 @@ class SaverRows(Rows, ABC):
         """Return the expression that reads a checkpoint's metadata as text."""
 
     @abstractmethod
-    def _text(self, statement: str) -> Any:
+    def _ready(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
         """Put the database's own words into a statement."""
 
     @abstractmethod
@@ -177,7 +178,7 @@ class SqliteRows(SaverRows):
         async with self._saver.lock:
             before = conn.total_changes
             try:
-                rows = await conn.execute_fetchall(self._text(statement), values)
+                rows = await conn.execute_fetchall(*self._ready(statement, values))
                 if conn.in_transaction:
                     await conn.commit()
             except self._errors() as exc:
@@ -196,8 +197,13 @@ class SqliteRows(SaverRows):
 
         return sqlite3.Error
 
-    def _text(self, statement: str) -> str:
-        return statement.format(now=repr(time.time()), **self.words)
+    @classmethod
+    def _ready(cls, statement: str, values: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        # The moment is a value, so that a statement is prepared once and not each time.
+        now, given = time.time(), iter(values)
+        marks = re.findall(r"\?|{now}", statement) if "{now}" in statement else ()
+        placed = [next(given) if mark == "?" else now for mark in marks]
+        return statement.format(now="?", **cls.words), (*placed, *given)
 
 
 class PostgresRows(SaverRows):
@@ -245,7 +251,7 @@ class PostgresRows(SaverRows):
         return {**mine, "password": ""} == {**other, "password": ""}
 
     async def listen(self, channel: str) -> AsyncIterator[str]:
-        """Yield what is told on a channel, for as long as the database is there.
+        """Yield what is told on a channel, for as long as the database is there; at first an empty name.
 
         Raises:
             PersistenceError: It is away.
@@ -256,6 +262,7 @@ class PostgresRows(SaverRows):
             opened = psycopg.AsyncConnection.connect(self._address, autocommit=True)
             async with await opened as connection:
                 await connection.execute(f"LISTEN {channel}".encode())
+                yield ""
                 async for told in connection.notifies():
                     yield told.payload
         except psycopg.Error as exc:
@@ -283,7 +290,7 @@ class PostgresRows(SaverRows):
 
     async def _once(self, statement: str, values: tuple[Any, ...]) -> Found:
         async with postgres_cursor(self._saver) as cursor:
-            await cursor.execute(self._text(statement), values or None)
+            await cursor.execute(*self._ready(statement, values))
             rows = await cursor.fetchall() if cursor.description else []
             return cursor.rowcount, [tuple(row.values()) for row in rows]
 
@@ -298,8 +305,8 @@ class PostgresRows(SaverRows):
 
         return psycopg.Error
 
-    def _text(self, statement: str) -> Any:
-        return statement.format(**self.words).replace("?", "%s")
+    def _ready(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
+        return statement.format(**self.words).replace("?", "%s"), values or None
 
 
 class OwnRows(Rows, ABC):
@@ -360,12 +367,12 @@ class FileRows(OwnRows):
         """Run one statement in a transaction of its own."""
         import sqlite3
 
-        text = statement.format(now=repr(time.time()), **SqliteRows.words)
+        ready = SqliteRows._ready(statement, values)
         try:
             with self._lock:
                 conn = self._connection()
                 before = conn.total_changes
-                rows = conn.execute(text, values).fetchall()
+                rows = conn.execute(*ready).fetchall()
                 return conn.total_changes - before, rows
         except sqlite3.Error as exc:
             raise _refused(exc) from exc
@@ -397,7 +404,7 @@ class ServerRows(OwnRows, PostgresRows):
         """Run one statement in a transaction of its own."""
         try:
             with self._lock:
-                cursor = self._living().execute(self._text(statement), values or None)
+                cursor = self._living().execute(*self._ready(statement, values))
                 return cursor.rowcount, cursor.fetchall() if cursor.description else []
         except self._errors() as exc:
             raise _refused(exc) from exc

@@ -2,8 +2,8 @@
 
 It is the truth about what was asked: a run stands here before anybody works on it, and until it has
 ended somebody goes on with it. A run outlives whoever listens to it, so what it tells is written
-down first and read from here. Events of all runs are written together, as many as there are at the
-moment: a listener sees none that a restart could lose.
+down first and read from here. Events of all runs are written together, what a run has told within a
+moment in one row: a listener sees none that a restart could lose.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
+from framework.stores.ears import CHANNEL, Ears
 from framework.stores.leases import leases_of
 from framework.stores.reading import as_text, from_text
-from framework.stores.rows import OwnRows, PostgresRows, rows_of
+from framework.stores.rows import OwnRows, kept_with, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
@@ -55,8 +55,9 @@ _PLACES = """CREATE TABLE IF NOT EXISTS capgraph_run_places (
 )"""
 _TELL = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
-    " FROM (VALUES {marks}) AS told WHERE NOT EXISTS (SELECT 1 FROM capgraph_run_places p"
-    " WHERE p.run_id = column1 AND p.teller <> column4) ON CONFLICT DO NOTHING"
+    " FROM (VALUES {marks}) AS told WHERE column1 IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = column1"
+    " AND p.teller <> column4) ON CONFLICT DO NOTHING"
 )
 _TAKE_UP = (
     "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
@@ -69,7 +70,7 @@ _NEXT_PLACE = (
     " ORDER BY p.begins DESC LIMIT 1"
 )
 _OF_THREAD = (
-    "SELECT p.begins + e.seq, p.run_id, e.data FROM capgraph_run_places p"
+    "SELECT p.run_id, p.begins + e.seq, e.data FROM capgraph_run_places p"
     " JOIN capgraph_run_events e ON e.run_id = p.run_id AND e.seq > ? - p.begins"
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
 )
@@ -80,7 +81,6 @@ _PLACES_BY_THREAD = (
 )
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
 _PAGE = 200
-_CHANNEL = "capgraph_events"
 _MOST = 10_000
 _AT_ONCE = 500
 _TAIL = 256
@@ -89,6 +89,10 @@ _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
 _LONGEST = 1_000_000
 """Characters of an event past which it is shortened."""
+_LAST = ('{"type":"RUN_FINISHED"', '{"type":"RUN_ERROR"')
+"""What the event begins with that ends a run."""
+_GATHER_SECONDS = 0.02
+"""So long an event waits for others that are written with it, unless somebody waits for it."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _IN_MEMORY = 1000
@@ -136,7 +140,7 @@ class _Live:
         self.seq, self.written = seq, seq
         self.tail: deque[str] = deque(maxlen=kept)
         self.changed = asyncio.Event()
-        self.over = False
+        self.ended = self.left = self.heard = False
         self.teller = ""
 
     def publish(self, text: str) -> None:
@@ -176,9 +180,8 @@ class RunLog:
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
-        # Known for as long as somebody listens.
-        self._ears: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
-        self._heard: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._ears: Ears = kept_with(saver, Ears)
         self._ready = False
         self.closing = asyncio.Event()
 
@@ -325,6 +328,8 @@ class RunLog:
             (status, ended, run_id),
             told=[run_id],
         )
+        if run_id in self._live:
+            self._live[run_id].ended = True
         self.leave(run_id)
 
     async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
@@ -353,7 +358,7 @@ class RunLog:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
         live = self._live.get(run_id)
         if live is not None:
-            live.over = True
+            live.left = True
             live.wake()
             if self._rows is not None:
                 del self._live[run_id]
@@ -402,23 +407,36 @@ class RunLog:
                 live.publish(text)
             else:
                 self._waiting.append((run_id, live.seq, text, live.teller))
+        if live.heard:
+            self._hurry.set()
         if self._waiting and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write())
 
     async def flush(self) -> None:
         """Wait until everything that was told is written."""
         if self._writer is not None:
+            self._hurry.set()
             await asyncio.shield(self._writer)
 
     async def _write(self) -> None:
         while self._waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._hurry.wait()
+            self._hurry.clear()
             batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
-            marks = ", ".join(["(?, ?, ?, ?)"] * len(batch))
-            values = [
+            told: dict[tuple[str, str], tuple[int, list[str]]] = {}
+            for run_id, seq, text, teller in batch:
+                told.setdefault((run_id, teller), (seq, []))[1].append(text)
+            # Few lengths are few statements, which the database need not read anew.
+            rows = 1 << (len(told) - 1).bit_length()
+            marks = ", ".join(["(?, ?, ?, ?)"] * rows)
+            values: list[Any] = [
                 part
-                for run_id, seq, text, teller in batch
-                for part in (run_id, seq, self._packed(text), teller)
+                for (run_id, teller), (first, texts) in told.items()
+                for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
             ]
+            values += [None] * (4 * rows - len(values))
             names = {run_id for run_id, *_ in batch}
             names |= {self._live[name].thread for name in names if name in self._live}
             try:
@@ -434,20 +452,6 @@ class RunLog:
 
     # --- listeners of other processes -----------------------------------------------------
 
-    def _ear(self, name: str) -> asyncio.Event:
-        """Return what is set when a run or a thread of another process tells something."""
-        if isinstance(self._rows, PostgresRows) and (self._heard is None or self._heard.done()):
-            self._heard = asyncio.create_task(self._hear(self._rows))
-        return self._ears.setdefault(name, asyncio.Event())
-
-    async def _hear(self, rows: PostgresRows) -> None:
-        while True:
-            with suppress(PersistenceError):
-                async for name in rows.listen(_CHANNEL):
-                    if (ear := self._ears.pop(name, None)) is not None:
-                        ear.set()
-            await asyncio.sleep(_LOOK_SECONDS)
-
     async def follow(self, run_id: str, after: int = 0) -> AsyncIterator[list[tuple[int, str]]]:
         """Yield the events of a run with their numbers, as JSON, until the run has told its last.
 
@@ -457,13 +461,20 @@ class RunLog:
             run_id: The run.
             after: The number of the last event that the listener has.
         """
+        live: _Live | None = None
         while not self.closing.is_set():
-            live = self._live.get(run_id)
-            over = live.over if live is not None else await self._has_ended(run_id)
-            changed = live.changed if live is not None else self._ear(run_id)
+            live = self._live.get(run_id, live)
+            if live is not None and live.left and not live.ended:
+                live = None
+            if live is not None:
+                live.heard = True
+            over = live.ended if live is not None else await self._has_ended(run_id)
+            changed = live.changed if live is not None else self._ears.of(run_id)
             page = live.after(after) if live is not None else None
             if page is None:
                 page = await self._page(run_id, after)
+            if page and not over and page[-1][1].startswith(_LAST):
+                page.pop()  # whoever hears of the end finds the run ended
             if page:
                 yield page
                 after = page[-1][0]
@@ -488,7 +499,7 @@ class RunLog:
             after: The number of the last event that the listener has.
         """
         while not self.closing.is_set():
-            ear = self._ear(thread_id)
+            ear = self._ears.of(thread_id)
             page = await self._page_of_thread(thread_id, after)
             yield page
             if page:
@@ -508,17 +519,14 @@ class RunLog:
                     return [(begins + seq, run_id, text) for seq, text in told]
             return []
         found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
-        return [(int(seq), run_id, self._unpacked(data)) for seq, run_id, data in found]
+        return [(seq, run, text) for run, seq, text in self._told(found, after)]
 
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
-        for ear in self._ears.values():
-            ear.set()
-        if self._heard is not None:
-            self._heard.cancel()
+        self._ears.close()
         if isinstance(self._rows, OwnRows):
             self._rows.close()
 
@@ -530,11 +538,20 @@ class RunLog:
 
     async def _page(self, run_id: str, after: int) -> list[tuple[int, str]]:
         found = await self._run(
-            "SELECT seq, data FROM capgraph_run_events WHERE run_id = ? AND seq > ?"
+            "SELECT run_id, seq, data FROM capgraph_run_events WHERE run_id = ? AND seq > ?"
             " ORDER BY seq LIMIT ?",
             (run_id, after, _PAGE),
         )
-        return [(int(seq), self._unpacked(data)) for seq, data in found]
+        return [(seq, text) for _, seq, text in self._told(found, after)]
+
+    def _told(self, rows: list[tuple[Any, ...]], after: int) -> Iterator[tuple[str, int, str]]:
+        """Yield run, number and text of the events behind a number; a row has that of its last one."""
+        for run_id, last, data in rows:
+            texts = self._events(data)
+            for number, text in enumerate(texts, int(last) - len(texts) + 1):
+                if number > after:
+                    after = number
+                    yield run_id, number, text
 
     async def _where(self, condition: str, *values: Any, limit: int = _MOST) -> list[LoggedRun]:
         found = await self._run(
@@ -556,10 +573,10 @@ class RunLog:
             for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
-        if told and isinstance(self._rows, PostgresRows):
+        if told and self._ears.tells:
             marks = ", ".join(["(?)"] * len(told))
             statement = (
-                f"WITH put AS ({statement}) SELECT pg_notify('{_CHANNEL}', name)"
+                f"WITH put AS ({statement}) SELECT pg_notify('{CHANNEL}', name)"
                 f" FROM (VALUES {marks}) news (name)"
             )
             values = (*values, *told)
@@ -572,7 +589,18 @@ class RunLog:
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
         run_id, thread_id, owner, status, opened, ended, request = row
-        return LoggedRun(run_id, thread_id, owner, status, opened, ended, self._unpacked(request))
+        try:
+            asked = self._unpacked(request)
+        except PersistenceError as exc:
+            asked = {"caller": {}, "unreadable": [exc.message, exc.fix]}  # it hides no other run
+        return LoggedRun(run_id, thread_id, owner, status, opened, ended, asked)
+
+    def _events(self, text: str) -> list[str]:
+        try:
+            return list(self._unpacked(text))
+        except PersistenceError as exc:
+            lost = {"type": "CUSTOM", "name": "capgraph.unreadable", "value": str(exc)}
+            return [_text(lost)]
 
     def _packed(self, value: Any) -> str:
         return as_text(self._serde, value)

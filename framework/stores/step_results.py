@@ -22,8 +22,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from framework.base.errors import ConfigurationError, PersistenceError
 from framework.base.ports import Rows
+from framework.stores.ears import CHANNEL, Ears
 from framework.stores.reading import as_text, from_text
-from framework.stores.rows import rows_of
+from framework.stores.rows import kept_with, rows_of
 
 _STEPS = """CREATE TABLE IF NOT EXISTS capgraph_steps (
     step_id TEXT PRIMARY KEY,
@@ -61,7 +62,7 @@ _LOOK = (
 )
 _BEGIN = (
     "UPDATE capgraph_steps SET begun = begun + 1 WHERE step_id = ? AND ended = 0"
-    " AND cancelled = 0 RETURNING thread_id, request, seconds - ({now} - opened), told"
+    " AND cancelled = 0 RETURNING step_id, thread_id, request, seconds - ({now} - opened), told"
 )
 _FENCE = (
     "SELECT 1 FROM capgraph_steps s JOIN capgraph_leases l"
@@ -70,7 +71,7 @@ _FENCE = (
 )
 _END = (
     "UPDATE capgraph_steps SET ended = {now}, result = ?, request = ''"
-    f" WHERE step_id = ? AND ended = 0 AND {_HOLDS}"
+    f" WHERE step_id = ? AND ended = 0 AND {_HOLDS} RETURNING step_id"
 )
 _KEPT = "_capgraph_step_results"
 _LEASE = "capgraph-step/"
@@ -132,7 +133,7 @@ def step_results_of(saver: BaseCheckpointSaver[Any]) -> StepResults:
                 "Steps can only run on other workers where the threads lie in a database.",
                 fix="Keep threads in PostgreSQL or SQLite (persistence.url).",
             )
-        found = vars(saver)[_KEPT] = StepResults(rows, saver.serde)
+        found = vars(saver)[_KEPT] = StepResults(rows, saver.serde, kept_with(saver, Ears))
     return cast("StepResults", found)
 
 
@@ -142,10 +143,14 @@ class StepResults:
     Args:
         rows: The saver's rows.
         serde: Its serializer.
+        ears: Hear what is told of steps.
+
+    Attributes:
+        ears: As given.
     """
 
-    def __init__(self, rows: Rows, serde: Any) -> None:
-        self._rows, self._serde = rows, serde
+    def __init__(self, rows: Rows, serde: Any, ears: Ears) -> None:
+        self._rows, self._serde, self.ears = rows, serde, ears
         self._turns: dict[tuple[str, str], str] = {}
 
     # --- who waits ------------------------------------------------------------------------
@@ -258,10 +263,10 @@ class StepResults:
     async def begin(self, step_id: str) -> Begun | None:
         """Say that a worker begins a step; ``None`` when nobody wants it any more."""
         await self._rows.table(_STEPS)
-        _, found = await self._rows.run(_BEGIN, (step_id,))
+        found = await self._told(_BEGIN, (step_id,))
         if not found:
             return None
-        thread_id, request, seconds, told = found[0]
+        _, thread_id, request, seconds, told, *_ = found[0]
         return Begun(thread_id, self._unpacked(request), seconds, int(told))
 
     async def is_wanted(self, step_id: str) -> bool:
@@ -289,8 +294,8 @@ class StepResults:
             " ON CONFLICT DO NOTHING",
             tuple(values),
         )
-        await self._rows.run(
-            "UPDATE capgraph_steps SET told = ? WHERE step_id = ?",
+        await self._told(
+            "UPDATE capgraph_steps SET told = ? WHERE step_id = ? RETURNING step_id",
             (seq + len(events) - 1, step_id),
         )
 
@@ -303,8 +308,7 @@ class StepResults:
             result: Plain data.
         """
         values = (self._packed(result), step_id, lease_of(step_id), owner)
-        count, _ = await self._rows.run(_END, values)
-        return bool(count)
+        return bool(await self._told(_END, values))
 
     # --- rows -----------------------------------------------------------------------------
 
@@ -312,6 +316,13 @@ class StepResults:
         mine = f"SELECT step_id FROM capgraph_steps WHERE {condition}"
         await self._rows.run(f"DELETE FROM capgraph_step_events WHERE step_id IN ({mine})", values)
         await self._rows.run(f"DELETE FROM capgraph_steps WHERE {condition}", values)
+
+    async def _told(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Run a statement that returns a step; whoever waits for it hears of it."""
+        if self.ears.tells:
+            told = f"SELECT *, pg_notify('{CHANNEL}', step_id) FROM put"
+            statement = f"WITH put AS ({statement}) {told}"
+        return (await self._rows.run(statement, values))[1]
 
     def _packed(self, value: Any) -> str:
         return as_text(self._serde, value)

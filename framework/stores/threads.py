@@ -18,7 +18,7 @@ from framework.planning.waits import is_wait, told_wait
 from framework.stores.guarded import GuardedSaver
 from framework.stores.history import History, whole
 from framework.stores.leases import leases_of
-from framework.stores.records import END, read_record
+from framework.stores.records import END, read_record, thread_config
 from framework.stores.rows import rows_of
 from framework.stores.waits import open_waits
 from framework.telemetry.usage_book import drop_usage
@@ -352,12 +352,3 @@ def _moment(found: CheckpointTuple) -> datetime | None:
         return datetime.fromisoformat(found.checkpoint["ts"])
     except (KeyError, ValueError):
         return None
-
-
-def thread_config(thread_id: str, namespace: str = "") -> RunnableConfig:
-    """Return the configuration by which a saver finds a thread.
-
-    >>> thread_config("t")
-    {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}
-    """
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace}}

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from framework.telemetry.usage import UsageTracker as UsageTracker
     from framework.telemetry.usage import format_cost as format_cost
     from framework.telemetry.usage import has_pricing as has_pricing
+    from framework.telemetry.usage import load_pricing_from_file as load_pricing_from_file
     from framework.telemetry.usage import register_pricing as register_pricing
     from framework.telemetry.usage_sinks import FanoutUsageSink as FanoutUsageSink
     from framework.telemetry.usage_sinks import NoopUsageSink as NoopUsageSink

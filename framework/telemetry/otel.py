@@ -86,7 +86,6 @@ class OpenTelemetrySink(Fed):
         if endpoint is not None:
             tracer_provider = _sending_to(endpoint)
         self._prices = prices or PriceTable.of_process()
-        self._outside: Latest[str, SpanContext] = Latest(_RUNS)
         self._trace = require_extra("opentelemetry.trace", "otel")
         metrics = require_extra("opentelemetry.metrics", "otel")
         self._providers = (tracer_provider, meter_provider)
@@ -111,11 +110,15 @@ class OpenTelemetrySink(Fed):
         self._runs: OrderedDict[str, _Run] = OrderedDict()
         self._over: Latest[Any, SpanContext] = Latest(2 * _RUNS)
 
-    def run_began(self, run_id: str) -> None:
-        """Remember the span that is current where a run is called: the run stands below it."""
+    def run_began(self, run_id: str) -> str | None:
+        """Begin a run below the span that is current where it is called; returns its trace's id."""
         around = self._trace.get_current_span().get_span_context()
-        if around.is_valid:
-            self._outside[run_id] = around
+        with self._guard:
+            run = self._run(
+                {"run_id": run_id}, _nanoseconds({}), around if around.is_valid else None
+            )
+            found = run.spans[_ROOT].span.get_span_context()
+        return self._trace.format_trace_id(found.trace_id) if found.is_valid else None
 
     def emit(self, event: Mapping[str, Any] | AgentEvent) -> None:
         """Take up one event."""
@@ -181,19 +184,18 @@ class OpenTelemetrySink(Fed):
         elif kind in ("retry", "replan", "reclassify", "approval_asked", "circuit_changed"):
             deepest.span.add_event(kind, self._words(event), timestamp=now)
 
-    def _run(self, event: Mapping[str, Any], now: int) -> _Run:
+    def _run(self, event: Mapping[str, Any], now: int, around: SpanContext | None = None) -> _Run:
         name = str(event["run_id"])
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _Run()
-            thread = event.get("thread_id")
             attributes = {
                 "gen_ai.operation.name": "invoke_agent",
-                "gen_ai.conversation.id": thread,
+                "gen_ai.conversation.id": event.get("thread_id"),
                 "capgraph.run.id": name,
             }
             # A graph of one's own may come back to the same run.
-            above = self._over.get(name) or self._outside.pop(name, None)
+            above = self._over.get(name) or around
             self._open(run, _ROOT, "invoke_agent", attributes, above, now)
             if len(self._runs) > _RUNS:
                 oldest, left = self._runs.popitem(last=False)
@@ -201,7 +203,8 @@ class OpenTelemetrySink(Fed):
         if run.turn is None and event.get("turn_id"):
             run.turn = (event.get("thread_id"), str(event["turn_id"]))
             root = run.spans[_ROOT].span
-            root.set_attribute("capgraph.turn.id", run.turn[1])
+            about = {"gen_ai.conversation.id": run.turn[0], "capgraph.turn.id": run.turn[1]}
+            root.set_attributes({name: value for name, value in about.items() if value})
             if (before := self._over.get(run.turn)) is not None:
                 root.add_link(before, {"capgraph.link": "resumed"})
         return run

@@ -311,6 +311,7 @@ class FanoutSink:
     def _all(self, name: str, *given: Any) -> Any:
         errors: list[Exception] = []
         later: list[Awaitable[Any]] = []
+        results: list[Any] = []
         for sink in self.sinks:
             method = getattr(sink, name, None)
             try:
@@ -320,10 +321,12 @@ class FanoutSink:
             else:
                 if inspect.isawaitable(result):
                     later.append(result)
+                else:
+                    results.append(result)
         if later:
             return _together(later, errors)
         _raise_first(errors)
-        return None
+        return next((one for one in results if one is not None), None)
 
 
 def _raise_first(errors: Sequence[Exception]) -> None:

@@ -5,7 +5,7 @@ fit into the queue is counted as lost, and the sink is told how much before the 
 
 Beside ``emit``, a sink may have ``emit_many(events)`` for those that waited together, ``run_ended``
 for the end of a run (with an event of its own, which is on no stream), ``run_began(run_id)``, called
-on the run's own path, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
+on the run's own path, which may return the id of the run's trace, and ``fed_by(wait)``, which hands it what waits until all that was sent so far
 has reached it. One with ``inline = True`` takes no
 time and is told at once, on the run's own path.
 """
@@ -33,8 +33,12 @@ from framework.base.ports import Sink, now_text
 
 _MOMENT = 0.25
 _TOGETHER = 500
-IDS = ("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id")
+IDS = (
+    *("run_id", "thread_id", "turn_id", "plan_id", "step_id", "attempt_id", "parent_id"),
+    "trace_id",
+)
 """What an event may be about; ``parent_id`` is the attempt inside which all this goes on."""
+_IDS = frozenset(IDS)
 
 _ids: ContextVar[dict[str, str]] = ContextVar("capgraph_event_ids", default={})  # noqa: B039 - never changed
 _run: ContextVar[tuple[Iterator[int], tuple[EventDispatcher, ...]] | None] = ContextVar(
@@ -103,8 +107,7 @@ def about(**ids: str | None) -> AbstractContextManager[None]:
     >>> with about(plan_id="p1"), about(step_id="a"):
     ...     pass  # events here carry both
     """
-    unknown = ids.keys() - set(IDS)
-    if unknown:
+    if unknown := ids.keys() - _IDS:
         raise TypeError(f"about() got unknown ids {sorted(unknown)}. Fix: use {', '.join(IDS)}.")
     known = _ids.get()
     if "attempt_id" in known and any(
@@ -191,9 +194,8 @@ class EventDispatcher:
         """
         seq, dispatchers = _run.get() or (itertools.count(1), ())
         if not dispatchers and (name := ids.get("run_id")):
-            for outlet in self._outlets:
-                if outlet.run_began is not None:
-                    outlet._try(outlet.run_began, name)
+            told = [o._try(o.run_began, name) for o in self._outlets if o.run_began is not None]
+            ids["trace_id"] = next((one for one in told if one is not None), None)
         dispatchers = (self, *dispatchers)
 
         def send(event: dict[str, Any]) -> dict[str, Any]:
@@ -317,15 +319,17 @@ class _Outlet:
             end = event.get("event_type") == "run_ended"
             self._try(self.sink.run_ended if end else self.sink.emit, event)  # type: ignore[attr-defined]
 
-    def _try(self, take: Callable[[Any], Any], given: Any) -> None:
+    def _try(self, take: Callable[[Any], Any], given: Any) -> Any:
         try:
             result: Any = take(given)
             if inspect.isawaitable(result):
-                self._loop.run_until_complete(_wait_for(result))
+                result = self._loop.run_until_complete(_wait_for(result))
         except Exception as exc:
             told = mask_secrets(f"raised {type(exc).__name__}: {exc}")
             self._note(told, first=not self.failed)
             self.failed = True
+            return None
+        return result
 
     @functools.cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -339,5 +343,5 @@ class _Outlet:
             get_logger("framework", "sinks").warning("The sink %s %s; said once.", name, what)
 
 
-async def _wait_for(result: Any) -> None:
-    await result
+async def _wait_for(result: Any) -> Any:
+    return await result

@@ -5,12 +5,14 @@ A price that nobody knows is unknown, never nothing: costs are ``None`` then.
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from framework.base.errors import ValidationError
@@ -71,6 +73,15 @@ class UsageSnapshot:
         """Read what :meth:`to_dict` wrote; unknown names are passed over."""
         known = {item.name for item in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known})
+
+    def to_json(self) -> str:
+        """Return what :meth:`from_json` reads."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> UsageSnapshot:
+        """Read what :meth:`to_json` wrote."""
+        return cls.from_dict(json.loads(text))
 
     @classmethod
     def of_message(cls, message: Any) -> UsageSnapshot | None:
@@ -252,6 +263,17 @@ def register_pricing(
     (table or PriceTable.of_process()).register(model, pricing, on_conflict=on_conflict)
 
 
+def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None) -> None:
+    """Say what the models of a JSON file cost: ``{"models": {name: prices}}``.
+
+    Args:
+        path: The file; prices have the names of :class:`ModelPricing`.
+        table: As for :func:`register_pricing`.
+    """
+    for model, prices in json.loads(Path(path).read_text("utf-8"))["models"].items():
+        register_pricing(model, ModelPricing(**prices), table=table)
+
+
 def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:
     """Tell whether anybody knows what a model costs.
 
@@ -356,11 +378,11 @@ class UsageTracker:
         """Return the sums as plain data."""
         return {
             "turns": len(self._so_far()),
-            "input_tokens": self.total_input_tokens,
-            "output_tokens": self.total_output_tokens,
-            "tool_calls": self.total_tool_calls,
-            "cost_usd": self.total_cost(),
-            "cost": self.format_cost(),
+            "total_input_tokens": self.total_input_tokens,
+            "total_output_tokens": self.total_output_tokens,
+            "total_tool_calls": self.total_tool_calls,
+            "total_cost_usd": self.total_cost(),
+            "formatted_cost": self.format_cost(),
         }
 
     def check_limits(self, limits: _Limits) -> None:

@@ -47,7 +47,12 @@ _SUMS = (
     " sum(cached_tokens) AS cached,"
     " CASE WHEN count(cost_usd) = count(*) THEN sum(cost_usd) END AS cost"
 )
-_BY = {"model": "model", "user": "user_id", "day": "CAST(at AS BIGINT) / 86400"}
+_BY = {
+    "model": "model",
+    "user": "user_id",
+    "step": "step_id",
+    "day": "CAST(at AS BIGINT) / 86400",
+}
 _HISTORY_SECONDS = 30 * 86_400
 
 
@@ -153,8 +158,8 @@ async def usage_totals(
         user_id: Only calls for this person.
         turn_id: Only calls of this turn.
         tenant: Only calls for people of this tenant; an empty one for people of none.
-        by: ``day`` or ``user`` for what was used on each day or by each person; it stands in the
-            place of the model then.
+        by: ``day``, ``user`` or ``step`` for what was used on each day, by each person or step; it
+            stands in the place of the model then.
     """
     name = _BY[by]
     await rows.table(_TABLE)

@@ -158,7 +158,8 @@ class EventDrivenWorkflow(BaseWorkflow):
         self, name: str, place: int, handler: Any, gives: str | None
     ) -> Callable[[WorkflowEvent], Any]:
         kinds = ("capability_spec", "compile", "execute", "ainvoke")
-        if gives is None and not any(hasattr(handler, kind) for kind in kinds):
+        works = any(hasattr(handler, kind) for kind in kinds)
+        if gives is None and callable(handler) and not works:
             return lambda event: _handled(handler, event)
         node = WorkflowNode(f"{name}_{place}", handler)
         graph = self.nested(node.node_id, handler)
@@ -212,7 +213,8 @@ class EventDrivenWorkflow(BaseWorkflow):
 async def _handled(handler: Handler, event: WorkflowEvent) -> Plain:
     try:
         gave: Any = await awaited(handler(replace(event, payload=dict(event.payload))))
-        events = [gave] if isinstance(gave, WorkflowEvent) else list(gave or ())
+        several = isinstance(gave, (list, tuple))
+        events = list(gave) if several else [gave] if gave is not None else []
         if odd := [one for one in events if not isinstance(one, WorkflowEvent)]:
             return failed(f"a handler gave {odd[0]!r}, which is no WorkflowEvent")
     except (GraphBubbleUp, FatalExecutionError):

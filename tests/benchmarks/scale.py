@@ -30,6 +30,12 @@ ROOT = Path(__file__).parents[2]
 AT_ONCE = 10
 LEASE = 30.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ONE_NODE = [
+    part
+    for kind in ("Read", "Write")
+    for part in ("--dynamic-config-value", f"matching.numTaskqueue{kind}Partitions=1")
+]
+"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain."""
 _ENDED = "SELECT count(*), count(*) FILTER (WHERE status <> 'completed') FROM capgraph_runs WHERE ended > 0"
 
 
@@ -116,7 +122,7 @@ async def _plain(url: str, turns: int, few: int) -> None:
             assert out["execution_outcome"]["status"] == "completed", out
             return time.perf_counter() - began
 
-        await turn("warm")
+        await asyncio.gather(*(turn(f"warm{number}") for number in range(AT_ONCE)))
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         began, cpu = time.perf_counter(), time.process_time()
@@ -251,8 +257,10 @@ async def _on_workers(
                         return
                     await asyncio.sleep(0.2)
 
-            await client.submit("warm", "Go", plan=None)
-            await _until_over(connection)
+            # Each worker's connections have seen what they are asked before it is measured.
+            for number in range(AT_ONCE * count):
+                await client.submit(f"warm{number}", plan=PLAN)
+            await ended(AT_ONCE * count)
             await connection.execute("DELETE FROM capgraph_runs")
             before, began = meter.read(), time.perf_counter()
             names = iter(range(options.turns))
@@ -287,14 +295,6 @@ async def _on_workers(
     )
 
 
-async def _until_over(connection: Any) -> None:
-    while True:
-        row = await (await connection.execute("SELECT min(ended) FROM capgraph_runs")).fetchone()
-        if row[0]:
-            return
-        await asyncio.sleep(0.1)
-
-
 # --- what it says ---------------------------------------------------------------------------
 
 
@@ -315,6 +315,12 @@ def told(results: list[Result], options: Any) -> str:
     ]
     cores = os.cpu_count()
     busy = "" if options.busy is None else f" {options.busy}"
+    kept = "in a file" if options.temporal_file else "in memory, as it does unless told otherwise"
+    if any(one.engine for one in results):
+        busy += (
+            f" Temporal's server is its development server on one node; it keeps what it knows {kept},"
+            " and a queue in one part."
+        )
     parts = [
         f"{options.turns:,} turns of six steps, one of them with an effect, on {cores} cores that workers,"
         f" database and whoever asks share ({platform.machine()}).{busy} Median and 99th are from question"
@@ -356,7 +362,7 @@ async def _measured(options: Any) -> AsyncIterator[Result]:
         for engine in options.engines:
             temporal = None
             if engine == "temporal":
-                temporal = Temporal(folder)
+                temporal = Temporal(folder, *_ONE_NODE, in_memory=not options.temporal_file)
                 temporal.start()
             try:
                 for count in options.workers:
@@ -391,6 +397,9 @@ def main() -> None:
         "--engines", nargs="*", choices=["postgres", "temporal"], default=["postgres", "temporal"]
     )
     parser.add_argument("--docs", type=Path, help="file whose results are replaced")
+    parser.add_argument(
+        "--temporal-file", action="store_true", help="have Temporal's server write to a file"
+    )
     parser.add_argument("--busy", help="what is to be said of the machine")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -36,11 +36,13 @@ test("an answer grows piece by piece", () => {
 test("steps go through their states, with every try", () => {
   const state = play([
     begun, plan(1, [step("a"), step("say", "respond")]), told(1, 0, { status: "running" }),
-    told(1, 0, { status: "failed" }, 1200), told(1, 0, { status: "running" }, 1300), told(1, 0, { status: "done", duration: 0.1 }, 1400),
+    told(1, 0, { status: "failed", message: "cold", severity: "retriable" }, 1200), told(1, 0, { status: "running" }, 1300), told(1, 0, { status: "done", duration: 0.1 }, 1400),
     { type: "RUN_FINISHED", result: { status: "completed" }, outcome: { type: "success" }, timestamp: 1500 },
   ]);
   assert.deepEqual(statuses(state), ["done", "done"]);
-  assert.deepEqual(state.plans[0].steps[0].tries.map((one) => one.status), ["failed", "done"]);
+  const [first] = state.plans[0].steps;
+  assert.deepEqual(first.tries.map((one) => [one.status, one.message]), [["failed", "cold"], ["done", undefined]]);
+  assert.deepEqual([first.message, first.severity], [null, null]);
 });
 
 test("a question makes its step ask, and the next run keeps what was done", () => {

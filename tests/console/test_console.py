@@ -153,7 +153,7 @@ def test_a_run_is_stopped(page: Any, served: Any) -> None:
     page.goto(f"{served.url}/?thread={thread}")
     status(page, "s0", "running")
     page.get_by_test_id("stop").click()
-    page.locator("[data-outcome=cancelled]").first.wait_for()
+    page.locator("[data-outcome=stopped]").first.wait_for()
     assert page.get_by_test_id("send").is_enabled()
 
 

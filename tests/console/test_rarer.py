@@ -81,6 +81,10 @@ def test_a_wait_is_shown_and_goes_on(page: Any, served: Served) -> None:
         page.reload()
     served.call(f"/api/threads/{thread}/signals/go", {"value": 1})
     status(page, "first", "done")
+    opened(page, served, step)
+    status(page, "first", "waits")
+    page.get_by_test_id("stop").click()
+    page.locator("[data-testid=thread] [data-outcome=stopped]").first.wait_for()
 
 
 def test_copies_conditions_and_looks_are_marked(page: Any, served: Served) -> None:
@@ -113,6 +117,7 @@ def test_a_step_is_allowed_for_the_thread_from_now_on(page: Any, served: Served)
     page.get_by_label("Allow for this thread from now on").check()
     page.get_by_test_id("approve").click()
     status(page, "go", "done")
+    page.get_by_test_id("stop").wait_for(state="hidden")
     served.call(
         f"/api/threads/{thread}/runs", {"plan": {"steps": [{**LAUNCH, "context_key": "two"}]}}
     )
@@ -151,7 +156,7 @@ def test_a_message_is_asked_again(page: Any) -> None:
     page.get_by_test_id("message-input").fill("Make the first report")
     page.get_by_test_id("send").click()
     page.get_by_test_id("answer").wait_for()
-    again = page.get_by_role("button", name="Ask again")
+    again = page.get_by_role("button", name="Ask again").first
     again.wait_for()
     again.click()
     page.get_by_test_id("answer").nth(1).wait_for()
@@ -159,6 +164,29 @@ def test_a_message_is_asked_again(page: Any) -> None:
     assert (
         said.all_inner_texts()[0].splitlines()[1:2] == said.all_inner_texts()[1].splitlines()[1:2]
     )
+
+
+def test_an_earlier_message_is_asked_again_in_a_fork(page: Any) -> None:
+    for number, text in enumerate(("Make the first report", "Ask the satellite for the weather")):
+        page.get_by_test_id("message-input").fill(text)
+        page.get_by_test_id("send").click()
+        page.get_by_test_id("answer").nth(number).wait_for()
+        page.locator(".working[data-on]").wait_for(state="detached")
+    first = page.get_by_test_id("message").nth(1)
+    first.get_by_role("button", name="What it came from").click()
+    first.locator(".sources").get_by_role("button", name="report").click()
+    plan = page.get_by_test_id("plan")
+    plan.get_by_text('"text": "first"').wait_for()
+    assert plan.get_by_test_id("step").first.inner_text().startswith("report")
+    plan.get_by_role("button", name="Back to the plan of the last turn").click()
+    plan.locator('[data-key^="weather"]').first.wait_for()
+    before = page.url
+    first.get_by_role("button", name="Ask again").click()
+    page.wait_for_function("url => location.href !== url", arg=before)
+    page.get_by_test_id("answer").wait_for()
+    page.locator(".working[data-on]").wait_for(state="detached")
+    assert page.get_by_test_id("message").count() == 2
+    assert "Make the first report" in page.get_by_test_id("message").first.inner_text()
 
 
 def test_a_thread_is_filtered_exported_and_forked_at_an_answer(page: Any, served: Served) -> None:
@@ -226,7 +254,7 @@ def test_who_agreed_is_notified_by_the_system(page: Any, served: Served) -> None
     for _ in range(200):  # it looks now and then for what is asked elsewhere
         if page.evaluate("window.told.length"):
             break
-        page.clock.run_for(30_000)
+        page.clock.fast_forward(30_000)
         time.sleep(0.1)
     assert page.evaluate("window.told[0]") == ["capgraph asks", "Launch."]
     assert page.title().startswith("(")

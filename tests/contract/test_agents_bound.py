@@ -13,9 +13,21 @@ from langgraph.checkpoint.memory import InMemorySaver
 from configs.settings import load_settings
 from framework import BaseCapability, bind, build_graph, capability_node
 from framework.adapters import agent_capability, tool_capability
-from framework.agents import AgentResult, ChainOfThoughtAgent, PlanExecuteAgent, ReActAgent
+from framework.agents import (
+    AgentResult,
+    ChainOfThoughtAgent,
+    PlanExecuteAgent,
+    ReActAgent,
+    SupervisorOrchestrator,
+)
 from framework.base.errors import LimitError
-from framework.behaviors import BaseBehavior, GuardrailBehavior, GuardrailRule
+from framework.behaviors import (
+    BaseBehavior,
+    FallbackBehavior,
+    GuardrailBehavior,
+    GuardrailOutcome,
+    GuardrailRule,
+)
 from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
 from framework.pipeline.capacity import Capacity
 from framework.telemetry import RingBufferSink
@@ -212,3 +224,63 @@ async def test_model_calls_of_an_agent_in_a_plan_are_the_turns() -> None:
     out = await build_graph([agent_capability(agent)], settings=settings).ainvoke(given)
     assert out["execution_outcome"]["status"] == "stopped"
     assert len(endless.calls) == 3
+
+
+class Counts:
+    """Stands around model calls, and counts them."""
+
+    stage = "call"
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def around(self, attempt: Any, call_next: Any) -> Any:
+        if attempt.kind == "model":
+            self.seen.append(attempt.capability)
+        return await call_next(attempt)
+
+
+async def test_what_stands_around_model_calls_stands_around_those_of_agents() -> None:
+    counts, away = Counts(), ScriptedModel(responses=[ConnectionError("away")] * 2)
+    second = ScriptedModel(responses=[ASKED, "Done."])
+    services = bind([once()], behaviors=[counts, FallbackBehavior(models=[second])])
+    agent = ReActAgent(away, tools=[pay, add], services=services)
+    result = await agent.execute("Pay Ann.")
+    assert (result.output, PAID, counts.seen) == ("Done.", {"Ann": 1}, ["agent"] * 2)
+    assert len(second.calls) == 2
+    lead = ScriptedModel(responses=[ConnectionError("away")] * 2)
+    parts = {"subtasks": [{"agent": "level", "subtask": "x"}]}
+    leads = FallbackBehavior(models=[ScriptedModel(responses=[parts, {"answer": "3 m"}])])
+    services = bind([once()], behaviors=[leads])
+    team = SupervisorOrchestrator(lead, {"level": lambda task: "3 m"}, services=services)
+    assert (await team.execute("How deep?")).success
+
+
+async def test_a_model_of_the_services_is_surrounded_once() -> None:
+    counts = Counts()
+    model = ScriptedModel(responses=["Four."])
+    services = bind([once()], behaviors=[counts], model={"capability": model})
+    agent = ChainOfThoughtAgent(services.chat_model("capability"), services=services)
+    assert (await agent.execute("2 + 2?")).output == "Four."
+    assert counts.seen == ["capability"]
+
+
+@pytest.mark.parametrize("stage", ["pre", "post"])
+async def test_a_guard_may_have_a_person_asked_about_a_call_of_a_tool(stage: str) -> None:
+    class Wary:
+        def check_pre(self, *, role: str, tool: str, arguments: Any = None) -> GuardrailOutcome:
+            odd = stage == "pre" and tool == "pay"
+            return GuardrailOutcome(not odd, "It pays.", "ask" if odd else None)
+
+        def check_post(self, value: Any, *, role: str, tool: str) -> GuardrailOutcome:
+            odd = stage == "post" and tool == "pay"
+            return GuardrailOutcome(not odd, "It paid.", "ask" if odd else None)
+
+    wary = GuardrailBehavior(guardrails=[Wary()])
+    agent = agent_with(bind([once()]), ASKED, "Done.", behaviors=[wary])
+    result = await agent.execute("Pay Ann.")
+    [asked] = result.metadata["interrupts"]
+    assert ({} if stage == "pre" else {"Ann": 1}) == PAID
+    assert "Ann" in str(asked["steps"][0]["result"])
+    result = await agent.resume_from(result.metadata["execution_id"], answer="approve")
+    assert (result.output, PAID) == ("Done.", {"Ann": 1})

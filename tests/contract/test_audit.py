@@ -181,6 +181,7 @@ async def test_what_a_budget_does_not_hold_is_kept(saver: Any, pay: Any) -> None
     graph = build_graph([Paid, pay], checkpointer=saver, audit=True, budget=Budget(tool_calls=0))
     [found] = await refused(saver, graph)
     assert (found["code"], found["limit"], found["value"]) == ("CG-LIMIT", "tool_calls", 0)
+    assert found["turn_id"]
     assert pay.done == []
 
 

@@ -384,6 +384,29 @@ async def test_capabilities_inside_each_other_never_wait_in_a_circle(
     assert "would never end" in said or all(status(out) == "completed" for out in outs)
 
 
+async def test_a_circle_through_the_capacities_of_several_graphs_is_told() -> None:
+    """Each holds its slot in one capacity, and asks for one in the next."""
+    capacities = [pipeline_room.Capacity() for _ in range(3)]
+
+    async def both(first: int) -> str:
+        capacity, then = capacities[first], (first + 1) % 3
+        slot = await capacity.take(f"work_{first}", 1, 8)
+        try:
+            await asyncio.sleep(0)
+            inside = await capacities[then].take(f"work_{then}", 1, None, slot)
+            capacities[then].give_back(inside)
+        except CapabilityError as exc:
+            return exc.message
+        finally:
+            capacity.give_back(slot)
+        return "done"
+
+    said = await soon(asyncio.gather(*map(both, range(3))))
+    assert sorted("would never end" in text for text in said) == [False, False, True]
+    assert said.count("done") == 2
+    assert [capacity.running for capacity in capacities] == [0, 0, 0]
+
+
 async def test_a_wait_inside_that_will_end_is_waited_for(agent: Any, step: Any) -> None:
     shop = Workshop()
 

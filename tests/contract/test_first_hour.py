@@ -223,6 +223,29 @@ async def test_once_inside_a_sync_method_is_refused_and_not_forgotten() -> None:
         await run_capability(Pay)
 
 
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [(object, "The part 'sent' of the step was done earlier"), ("send()", "cannot be called")],
+)
+async def test_what_once_cannot_keep_or_call_is_told(act: Any, told: str) -> None:
+    @capability_node
+    class Pay(BaseCapability):
+        name = "pay"
+        description = "Pay."
+
+        async def execute(self) -> dict[str, Any]:
+            await self.once("sent", act)
+            await self.once("sent", act)
+            return {}
+
+    graph = build_graph([Pay], checkpointer=InMemorySaver())
+    out = await run_plan(
+        graph.with_config({"configurable": {"thread_id": "1"}}), {"capability": "pay"}
+    )
+    assert out["execution_outcome"]["status"] == "failed"
+    assert told in text_of(out)
+
+
 # --- options and injection ----------------------------------------------------------------------------
 
 

@@ -340,6 +340,37 @@ async def test_a_person_changes_the_parameters_of_one_element(world: World, effe
     assert plan()[1]["parameters"] == out["planning_execution_plan"]["steps"][1]["parameters"]
 
 
+async def test_what_was_changed_for_an_element_outlives_a_kill_and_the_question_after_it(
+    world: World,
+) -> None:
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    @capability_node(effect="once", requires_approval=True)
+    async def act(n: int) -> Row:
+        """Act on a row."""
+        if n == 7 and not begun.is_set():
+            begun.set()
+            await never.wait()
+        return Row(n=10 * n)
+
+    graph = build_graph(registered(*world.capabilities(), act), checkpointer=InMemorySaver())
+    steps = plan(2)
+    steps[1]["capability"] = "act"
+    await graph.ainvoke(planned(*steps), THREAD)
+    changed = {"decision": "edit", "parameters": {"n": 7}}
+    answer: Any = Command(resume={"w[0]": "approve", "w[1]": changed})
+    killed = asyncio.create_task(graph.ainvoke(answer, THREAD))
+    await begun.wait()
+    killed.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killed
+    out = await graph.ainvoke(None, THREAD)
+    [asked] = out["__interrupt__"][0].value["steps"]
+    assert (asked["kind"], asked["parameters"]) == ("unknown_outcome", {"n": 7})
+    out = await graph.ainvoke(Command(resume={"w[1]": {"decision": "rerun"}}), THREAD)
+    assert out["capability_context_data"]["SUM"]["t"]["order"] == [0, 70]
+
+
 async def test_what_is_changed_for_an_element_has_to_fit(world: World) -> None:
     made = registered(*world.capabilities(requires_approval=True))
     graph = build_graph(made, checkpointer=InMemorySaver())
@@ -387,6 +418,34 @@ async def test_an_input_may_be_the_element_so_that_graphs_and_agents_take_it(wor
     found = out["capability_context_data"]["PRICE[]"]
     assert [[one["total"] for one in found[key]] for key in "pr"] == [[1, 2], [1, 11]]
     assert sorted(tasks) == [f'Rhyme\n\n{{"ROW": {{"n": {n}}}}}' for n in (0, 1)]
+
+
+class Tank(CapabilityContext):
+    n: int
+
+
+class Tanks(CapabilityContext):
+    tanks: list[Tank]
+
+
+async def test_an_element_of_a_result_is_there_without_being_given_by_the_caller() -> None:
+    @capability_node
+    async def look() -> Tanks:
+        """Look at the tanks."""
+        return Tanks(tanks=[Tank(n=1), Tank(n=2)])
+
+    @capability_node
+    async def read(tank: Tank) -> int:
+        """Read a tank."""
+        return tank.n
+
+    steps = [
+        {"context_key": "t", "capability": "look"},
+        {"context_key": "r", "capability": "read", "for_each": {"of": "t.tanks"}},
+        ANSWER,
+    ]
+    out = await build_graph([look, read]).ainvoke(planned(*steps))
+    assert out["capability_context_data"]["READ[]"]["r"] == [{"value": 1}, {"value": 2}]
 
 
 def test_an_element_that_is_no_such_input_is_found_before(world: World) -> None:

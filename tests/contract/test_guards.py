@@ -668,6 +668,72 @@ async def test_no_word_of_an_answer_is_streamed_before_it_passed(mode: Any) -> N
         ]
 
 
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_a_person_is_asked_about_an_answer_before_it_is_given(
+    tmp_path: Path, decision: str
+) -> None:
+    said_so: list[int] = []
+
+    def answered(call: Any) -> str:
+        said_so.append(1)
+        return f"The code is {4710 + len(said_so)}."
+
+    asks = GuardrailOutcome(False, "It names a code.", "ask")
+    guard = Says(post=lambda value: asks if "code is" in str(value) else None)
+    reply: Any = {"respond": {"decision": decision, "reason": ""}}
+    streamed: list[Any] = []
+    for given in (planned(step()), Command(resume=reply)):
+        async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:  # two processes
+            graph = build_graph(
+                [writer([])],
+                behaviors=[GuardrailBehavior(guardrails=[guard])],
+                checkpointer=saver,
+                model=model_of(each=answered),
+            )
+            streamed += [p async for p in graph.astream(given, THREAD, stream_mode="custom")]
+            out = (await graph.aget_state(THREAD)).values
+            if not isinstance(given, Command):
+                [asked] = [e for e in streamed if e["event_type"] == "approval_asked"]
+                assert asked["steps"][0]["result"] == "The code is 4711."
+                assert "says: It names a code." in asked["steps"][0]["reason"]
+                assert not any(e["event_type"] == "answer_token" for e in streamed)
+    assert said_so == [1], "what was agreed to is given, not made anew"
+    assert ("4711" in said(out)) is (decision == "approve")
+    assert status(out) == ("completed" if decision == "approve" else "failed")
+    ends = [e for e in streamed if e["event_type"] == "turn_finished"]
+    assert [e["outcome"]["status"] for e in ends] == [status(out)]
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+@pytest.mark.parametrize("role", ["answer", "capability"])
+async def test_a_person_is_asked_about_what_a_model_is_told(role: str, decision: str) -> None:
+    asks = GuardrailOutcome(False, "It is about the safe.", "ask")
+    guard = Says(pre=lambda given: asks if "the safe" in str(given) else None)
+
+    @capability_node
+    class Look(BaseCapability):
+        name = "look"
+        description = "Looks into the safe"
+        provides = ("NOTE",)
+
+        async def execute(self) -> Any:
+            model = self.chat_model()
+            told = "Gold." if model is None else str((await model.ainvoke("Open the safe")).text)
+            return Note(text=f"In the safe: {told}")
+
+    model: Any = {"model": model_of(each=lambda call: "Gold.")}
+    model["behaviors"] = [GuardrailBehavior(guardrails=[guard])]
+    graph = build_graph([Note, Look], model={role: model}, checkpointer=InMemorySaver())
+    given = {"context_key": "k", "capability": "look", "task_objective": "the safe"}
+    out = await graph.ainvoke(planned(given), THREAD)
+    [question] = out["__interrupt__"]
+    assert "the safe" in json.dumps(question.value["steps"][0]["result"])
+    out = await graph.ainvoke(Command(resume=decision), THREAD)
+    assert (status(out) == "completed") is (decision == "approve")
+    if decision == "reject":
+        assert "a person rejected it" in said(out)
+
+
 @pytest.mark.parametrize("guarded", [True, False])
 async def test_no_word_that_a_guarded_step_has_a_model_write_is_streamed(guarded: bool) -> None:
     guards = GuardrailBehavior(guardrails=[PatternGuardrail(["4711"], name="codes")])

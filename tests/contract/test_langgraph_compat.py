@@ -268,6 +268,23 @@ async def test_who_watches_is_told() -> None:
     assert seen == [(False, False), (True, False)]
 
 
+async def test_whether_the_custom_stream_goes_anywhere_is_told() -> None:
+    seen: list[bool] = []
+
+    def node(_: Any) -> None:
+        seen.append(compat.is_streamed())
+
+    async def outer(_: Any) -> None:
+        await inner.ainvoke({"seen": []})
+
+    inner = graph_of(node)
+    for graph in (inner, graph_of(outer)):
+        await graph.ainvoke({"seen": []})
+        [_ async for _ in graph.astream({"seen": []}, stream_mode="values", subgraphs=True)]
+        [_ async for _ in graph.astream({"seen": []}, stream_mode=["custom"], subgraphs=True)]
+    assert seen == [False, False, True] * 2
+
+
 async def test_answers_that_a_task_took_before_are_counted() -> None:
     counts: list[int] = []
 

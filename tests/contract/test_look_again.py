@@ -246,3 +246,13 @@ def test_files_keep_the_bounds_of_a_plan(tmp_path: Any) -> None:
     plan: Any = {"steps": steps(), "deadline": 5, "budget": {"steps": 3}}
     save_execution_plan_to_file(plan, tmp_path / "plan.json")
     assert load_execution_plan_from_file(tmp_path / "plan.json") == plan
+
+
+async def test_a_step_that_is_the_last_one_is_looked_at_too() -> None:
+    world = World()
+    last = {"context_key": "look", "capability": "look", "look_again": True}
+    model = answering({"steps": [last, {"context_key": "act", "capability": "act"}, ANSWER]})
+    graph = build_graph(registered(*world.capabilities()), model, InMemorySaver())
+    out = await graph.ainvoke(planned(last), THREAD)
+    assert (status(out), world.runs) == ("completed", ["look", "act softly"])
+    assert "<request>\nDo it\n</request>" in model.calls[1].prompt, "the answer knows of it"

@@ -9,14 +9,24 @@ from typing import Any, TypedDict
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.types import Command
 
-from framework import CapabilityContext, Registry, build_graph, capability_node, signal
+from framework import (
+    BaseInfrastructureNode,
+    CapabilityContext,
+    Registry,
+    bind,
+    build_graph,
+    capability_node,
+    infrastructure_node,
+    signal,
+)
 from framework import adapters as a
 from framework import agents as g
 from framework import selection as r
 from framework import stores as s
 from framework import workflows as w
-from framework.base.errors import CapgraphError
+from framework.base.errors import CapgraphError, ConfigurationError
 from framework.graph import wake
 from framework.planning import Plan, Recipe, check_plan
 from framework.testing import ScriptedModel
@@ -51,6 +61,15 @@ class Given(TypedDict):
 async def cap(n: int = 1) -> Into:
     """Give a number."""
     return Into(n=n)
+
+
+class Monitor(BaseInfrastructureNode):
+    name = "monitoring"
+    description = "Monitor"
+
+    @staticmethod
+    async def execute(state: Any) -> dict[str, Any]:
+        return {}
 
 
 def add(n: int) -> int:
@@ -166,6 +185,7 @@ def graph() -> Any:
 
 CHOICE = {"done": True, "member": "", "task": "", "answer": "x"}
 AROUND = ("tools", "behaviors", "services", "checkpoint_manager", "state_store", "agent_id")
+OPERATOR = ("behaviors", "policies", "permissions", "budget", "prices", "answer_gate", "sinks", "audit", "capacity", "system_prompt", "embeddings", "clock", "selector", "extractor", "planner", "answerer", "answer_type")  # fmt: skip
 TEAM = (*AROUND[1:], "router")
 
 
@@ -240,6 +260,16 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[str, ...]]] = {
     "for_each": (lambda of: Plan().step(cap).for_each(of), {"of": "a.b"}, ()),
     "when": (lambda condition: Plan().step(cap).when(condition), {"condition": {"of": "a"}}, ()),
     "check": (lambda plan: check_plan(plan, registry()), {"plan": {"steps": []}}, ()),
+    **{name: (lambda capabilities, make=make, **k: make(capabilities, **k), {"capabilities": [cap]}, ("model", "settings", "checkpointer", "state_schema", *OPERATOR, *more)) for name, make, more in (("build_graph", build_graph, ("store", "context_schema")), ("bind", bind, ()))},
+    "registry": (Registry, {}, ("infrastructure", "given")),
+    **{f"registry.{name}": (lambda given, name=name: getattr(registry(), name)(given), {"given": "x"}, ()) for name in ("register", "discover", "unregister", "capability", "with_", "give")},
+    "registry.configure": (lambda **k: registry().configure(**k), {}, ("include", "exclude", "override")),
+    "without": (lambda without: registry().with_(without=without), {"without": ()}, ()),
+    "services.node": (lambda capability: bind([cap]).node(capability), {"capability": cap}, ()),
+    "command": (lambda **k: build_graph([cap]).ainvoke(Command(**k)), {}, ("update", "goto", "graph")),
+    "capability_node": (capability_node, {"target": cap}, ()),
+    "infrastructure_node": (lambda cls: infrastructure_node(cls=cls), {"cls": Monitor}, ()),
+    "node's behaviors": (lambda behaviors: infrastructure_node(type("Odd", (Monitor,), {"behaviors": behaviors})), {"behaviors": ()}, ()),
     "check a step": (lambda step: check_plan({"steps": [step]}, registry()), {"step": {}}, ()),
 }  # fmt: skip
 
@@ -276,9 +306,35 @@ def test_what_is_wrong_is_named_with_what_to_give_instead() -> None:
             lambda: w.DAGWorkflow(5),
             r"DAGWorkflow: nodes is 5, .*Fix: Give Iterable\[WorkflowNode\]",
         ),  # type: ignore[arg-type]
+        (lambda: capability_node(print), "is no function"),
         (lambda: g.ReActAgent(model(), services=5), "services is 5, not Services"),
         (lambda: a.as_mcp_server(5), "capabilities is 5"),  # type: ignore[arg-type]
         (lambda: r.LoadBalancingRouter({"a": "x"}), r"\{'a': 'x'\}, not Mapping\[str, float\]"),  # type: ignore[dict-item]
     ):
         with pytest.raises(CapgraphError, match=told):
             make()
+
+
+STATE = ("get_state", "get_state_history", "update_state")
+
+
+@pytest.mark.parametrize("config", [{}, {"configurable": None}, {"configurable": {}}])
+@pytest.mark.parametrize("name", [*STATE, *(f"a{name}" for name in STATE)])
+@pytest.mark.may_block
+async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
+    graph: Any = build_graph([cap], checkpointer=InMemorySaver())
+    more = ({"messages": []},) if "update" in name else ()
+    with pytest.raises(CapgraphError, match=r"no thread is named.*thread_id"):
+        await ended(getattr(graph, name)(config, *more))
+    mine = graph.with_config({"configurable": {"thread_id": "1"}})
+    await ended(getattr(mine, name)(config, *more))
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+async def test_what_is_no_server_is_told_before_anything_is_asked_of_it(odd: Any) -> None:
+    pytest.importorskip("mcp")
+    pytest.importorskip("a2a")
+    with pytest.raises(ConfigurationError, match="is no MCP server"):
+        await a.mcp_capabilities(odd)
+    with pytest.raises(ConfigurationError, match="is no agent that works elsewhere"):
+        a.remote_capability(odd)

@@ -324,6 +324,39 @@ async def test_keys_and_steps_have_effects_of_their_own(house: Any) -> None:
     assert status(out) == "completed"
 
 
+@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize("other", ["a", "b"])
+async def test_another_plan_of_the_turn_does_not_repeat_it(
+    agent: Any, step: Any, effect: str, other: str
+) -> None:
+    charged: list[str] = []
+
+    async def body(self: Any) -> Receipt:
+        order = self.parameters.order
+
+        async def charge() -> str:
+            charged.append(order)
+            return f"R{order}"
+
+        assert await self.once("charge", charge) == f"R{order}"
+        tries.append(order)
+        if len(tries) == 1:
+            raise CapabilityError("gone", severity=ErrorSeverity.REPLANNING)
+        return Receipt(paid=1)
+
+    tries: list[str] = []
+    Cap = payer([], execute=body, effect=effect, repeatable=True)
+
+    def paid(key: str, order: str) -> Any:
+        return step(key, "pay", parameters={"order": order})
+
+    plans = [[paid("a", "A")], [paid(other, "A"), paid("c", "A"), paid("d", "B")]]
+    out = await agent(Receipt, Cap, plans=plans, checkpointer=InMemorySaver()).ask()
+    assert status(out) == "completed"
+    # Of the equal steps of the new plan one stands for what was done, the other is a new one.
+    assert sorted(charged) == ["A", "A", "B"]
+
+
 async def test_the_static_form_has_it_in_its_context(house: Any) -> None:
     charged: list[int] = []
     got: list[Any] = []

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command, Send
+from langgraph.types import Command, RetryPolicy, Send
 
 from framework.base import ValidationError
 from framework.state import AgentState
@@ -129,3 +129,28 @@ async def test_a_message_whose_run_waits_is_gone_on_with() -> None:
     await own.ainvoke({"messages": [HumanMessage("Pay", id="m1")]}, THREAD)
     await own.ainvoke(Command(resume="approve"), THREAD)
     assert paid == [5]
+
+
+async def test_a_node_that_asks_twice_acts_twice_and_repeats_nothing_when_it_runs_again() -> None:
+    paid: list[Any] = []
+    pay = payer(paid, requires_approval=True)
+    node, tries = bound(Receipt, pay).node(pay), []
+
+    async def both(state: Any) -> Any:
+        results = [await node(state), await node(state)]
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("the first try of the node is lost")
+        keys = [key for one in results for key in one["capability_context_data"]["RECEIPT"]]
+        return {"messages": [("ai", " ".join(keys))]}
+
+    builder = StateGraph(AgentState)
+    builder.add_node("both", both, retry_policy=RetryPolicy(initial_interval=0.01))
+    graph = builder.add_edge(START, "both").compile(checkpointer=InMemorySaver())
+    out = await graph.ainvoke(SAY, THREAD)
+    for _ in range(2):
+        [asked] = out["__interrupt__"]
+        answer = {step["context_key"]: "approve" for step in asked.value["steps"]}
+        out = await graph.ainvoke(Command(resume=answer), THREAD)
+    assert (len(paid), len(tries)) == (2, 2)
+    assert out["messages"][-1].content == "0_pay_both 0_pay_both_2"

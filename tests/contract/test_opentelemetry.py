@@ -129,6 +129,17 @@ PLAN = {
 GIVEN: Any = {"messages": [("user", SECRET)], "planning_execution_plan": PLAN}
 
 
+async def test_events_name_their_trace(wiring: Wiring) -> None:
+    around = TracerProvider().get_tracer("outside")
+    model = ScriptedModel(responses=lambda _: answered("x"))
+    graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])
+    with around.start_as_current_span("request") as span:
+        told = [event async for event in graph.astream(GIVEN, stream_mode="custom")]
+    found = {f"{one.context.trace_id:032x}" for one in await wiring.spans()}
+    assert found == {f"{span.get_span_context().trace_id:032x}"}
+    assert {event["trace_id"] for event in told} == found
+
+
 async def test_a_run_is_one_trace_with_one_root(wiring: Wiring) -> None:
     model = ScriptedModel(responses=lambda _: answered(SECRET))
     graph = build_graph([Level, Sum, Read, Add], model=model, sinks=[wiring.sink])

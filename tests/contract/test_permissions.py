@@ -141,6 +141,22 @@ async def test_whom_a_server_authenticated_cannot_name_another_role(
     assert ran == ["pay"]
 
 
+@pytest.mark.parametrize(
+    ("user", "runs"),
+    [
+        ({"langgraph_auth_user": None, "langgraph_auth_user_id": ""}, True),
+        ({"langgraph_auth_user": {"identity": "", "is_authenticated": False}}, True),
+        ({"langgraph_auth_user": {"identity": "", "is_authenticated": True}}, False),
+        ({"langgraph_auth_user": {"identity": "", "role": "viewer"}}, False),
+    ],
+)
+async def test_a_server_that_authenticates_nobody_leaves_it_to_the_client(
+    desk: Any, ran: list[str], user: dict[str, Any], runs: bool
+) -> None:
+    await ask(desk("pay"), **user, role="clerk")
+    assert ran == (["pay"] if runs else [])
+
+
 async def test_at_dispatch_the_one_who_goes_on_is_asked_about(desk: Any, ran: list[str]) -> None:
     it = desk("pay", settings={"approvals": {"steps": "all"}})
     await ask(it, role="clerk")

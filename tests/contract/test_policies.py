@@ -287,22 +287,34 @@ class _Shrugs:
     async def review(self, plan: Any, view: Any) -> Any:
         return None
 
-    async def decide(self, step: Any, view: Any) -> Any:
-        return None
+
+class _Nods:
+    def decide(self, step: Any, view: Any) -> Any:
+        return True
 
 
-@pytest.mark.parametrize("policy", [_Raises(), _Shrugs()])
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (_Raises(), "the policy server is away"),
+        (_Shrugs(), "said none about the plan, which is no verdict"),
+        (_Nods(), "said true about the step 'a'"),
+    ],
+)
 async def test_a_policy_that_gives_no_verdict_allows_nothing(
-    desk: Any, ran: list[str], policy: Any
+    desk: Any, ran: list[str], policy: Any, told: str
 ) -> None:
     out = await desk(policy).ask()
     assert (status(out), ran) == ("failed", [])
+    assert told in last_words(out)
 
 
 @pytest.mark.parametrize("word", ["yes", "Allow", "", None, True])
 def test_a_verdict_has_three_words(word: Any) -> None:
     with pytest.raises((CapgraphError, ValueError, TypeError)):
         framework.Verdict(word)
+    with pytest.raises(ValueError, match="Fix: write problems="):
+        framework.Verdict("deny", problems="why")
     assert framework.Verdict("allow")
     assert framework.Verdict("deny", problems=["why"]).problems
 

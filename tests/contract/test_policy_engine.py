@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 
 from configs.settings import load_settings
 from framework import BaseCapability, bind, build_graph, capability_node, open_graph
@@ -30,6 +31,8 @@ from framework.governance import (
     TimedOut,
 )
 from framework.governance.adjusting import _shorter
+from framework.state import AgentState
+from framework.stores import open_saver
 from framework.telemetry import ModelPricing
 from framework.telemetry.usage import PriceTable
 from framework.testing import ScriptedModel
@@ -284,12 +287,58 @@ def test_a_shorter_conversation_keeps_instructions_and_the_last_message() -> Non
     assert [m.text[0] for m in _shorter(said, 50)] == ["s", "c"]
 
 
-def test_a_node_of_a_graph_of_ones_own_says_that_no_rule_acts(ran: list[str], caplog: Any) -> None:
-    capability, _ = models(ran)
-    engine = PolicyEngine([rule("again", AgentFailed(), "retry_agent")])
-    with caplog.at_level("WARNING", logger="capgraph"):
-        bind([capability], policies=engine).node(capability)
-    assert "rules of a PolicyEngine act where a router decides" in caplog.text
+@pytest.mark.parametrize(
+    ("condition", "action", "fails", "tries", "error"),
+    [
+        (AgentFailed("look"), "retry_agent", 1, 2, None),
+        (AgentFailed("look"), "retry_agent", 9, 2, "no power"),
+        (AgentFailed("other"), "retry_agent", 1, 1, "no power"),
+        (AgentFailed("look"), "advance_phase", 1, 1, None),
+        (AgentFailed("look"), "retry_phase", 1, 1, "no power"),
+        (PhaseCompleted(), "notify", 0, 1, None),
+        (CostExceeded(1e-9), "abort_phase", 0, 1, "The rule 'r' stopped the turn."),
+    ],
+)
+async def test_rules_act_about_a_node_of_a_graph_of_ones_own(
+    ran: list[str], condition: Any, action: str, fails: int, tries: int, error: str | None
+) -> None:
+    @capability_node
+    class Look(BaseCapability):
+        name = "look"
+        description = "Look at the gauge"
+        provides = ("GAUGE",)
+
+        async def execute(self) -> Gauge:
+            ran.append("look")
+            if len(ran) <= fails:
+                raise CapabilityError("no power")
+            await self.chat_model().ainvoke("How much?")
+            return Gauge(value=1)
+
+    sink = Sink()
+    services = bind(
+        [Gauge, Look],
+        policies=PolicyEngine([rule("r", condition, action)]),
+        model={"capability": ScriptedModel(responses=lambda _: "Much.", model_name="m")},
+        prices=PriceTable({"m": ModelPricing(9.0, 9.0)}),
+        sinks=[sink],
+    )
+    builder = StateGraph(AgentState)
+    builder.add_node("look", services.node(Look))
+    builder.add_edge(START, "look")
+    async with open_saver("sqlite://:memory:") as saver:
+        graph = builder.compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "1"}}
+        out = await graph.ainvoke({"messages": [("user", "Look!")]}, config)
+        again = await graph.ainvoke({"messages": [("user", "Look again!")]}, config)
+    assert ran[:tries] == ["look"] * tries
+    assert bool(out["control_has_error"]) is (error is not None)
+    if error is not None:
+        assert error in out["control_error_info"]["user_message"]
+    acts = error is None or action == "abort_phase" or fails > 1
+    await services.events.flush()
+    assert sink.acted[:1] == ([] if "other" in repr(condition) else [("r", action, acts)])
+    assert again["messages"]
 
 
 def test_rules_of_one_name_in_two_engines_are_refused(desk: Any) -> None:

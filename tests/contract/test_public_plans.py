@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 
 from framework import CapabilityContext, build_graph, capability_node
+from framework.base.errors import ValidationError
 from framework.planning import Plan, check_plan
 from tests.support.one_door import registered
 
@@ -131,3 +133,30 @@ def test_every_sign_is_known(sign: str) -> None:
         STEPS[-1],
     ]
     assert check_plan({"steps": steps}, registered(forecast, report)) == []
+
+
+async def test_what_no_saver_can_write_is_refused_by_its_place() -> None:
+    @capability_node
+    async def who() -> str:
+        """Ask who it is."""
+        return str(interrupt("who?"))
+
+    class Odd:
+        pass
+
+    graph = build_graph([who], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    step: dict[str, Any] = {"context_key": "a", "capability": "who"}
+    given: Any = {"messages": [("user", "Go")]}
+    for plan, place in (
+        ({"steps": [{**step, "parameters": {"n": Odd()}}]}, r"steps\[0\]\.parameters\.n"),
+        ({"steps": [Odd()]}, r"steps\[0\]"),
+        ({"steps": Odd()}, "steps"),
+    ):
+        with pytest.raises(ValidationError, match=f"planning_execution_plan.{place} is of type"):
+            await graph.ainvoke({**given, "planning_execution_plan": plan}, config)
+    await graph.ainvoke({**given, "planning_execution_plan": {"steps": [step]}}, config)
+    with pytest.raises(ValidationError, match=r"the answer\.a is of type"):
+        await graph.ainvoke(Command(resume={"a": Odd()}), config)
+    out = await graph.ainvoke(Command(resume={"a": "Ann"}), config)  # it is still asked
+    assert out["messages"][-1].content == "Ann"

@@ -148,6 +148,17 @@ async def test_what_the_request_says_becomes_a_parameter() -> None:
     assert recipe.uses["look"]["provides"] == ["WEATHER"]
 
 
+async def test_a_plan_that_was_brought_answers_the_message_beside_it() -> None:
+    given: Any = {
+        "messages": [("user", REQUEST)],
+        "planning_execution_plan": {"steps": [{**step, "task_objective": ""} for step in STEPS]},
+    }
+    out = await build_graph(registry()).ainvoke(given)
+    recipe = Recipe.from_turn(out, "weather_report", registry())
+    assert list(recipe.parameters) == ["place"]
+    assert [example.request for example in recipe.examples] == [REQUEST]
+
+
 async def test_chosen_values_become_parameters() -> None:
     chosen = ["w.place", "w.days=ahead"]
     recipe = Recipe.from_turn(await turn(), "two", registry(), parameters=chosen)
@@ -364,6 +375,31 @@ async def test_where_a_recipe_waits_its_first_steps_wait() -> None:
     given["planning_execution_plan"] = {"steps": [whole]}
     out = await graph.ainvoke({**given, "messages": [("user", "Go on")]}, config)
     assert "'place' stands inside a text" in out["execution_outcome"]["reason"]
+
+
+async def test_what_a_step_waits_for_may_be_a_parameter() -> None:
+    @capability_node
+    async def ship() -> str:
+        """Ships."""
+        return "shipped"
+
+    waits = {"context_key": "s", "capability": "ship", "wait_for": {"$from": "parameters.event"}}
+    known = Registry()
+    known.register(ship)
+    known.register(
+        Recipe(
+            name="ship_on",
+            description="Ships when it is paid.",
+            parameters={"event": {"type": "string"}},
+            steps=[waits],
+        )
+    )
+    step = {"context_key": "it", "capability": "ship_on", "parameters": {"event": "paid/7"}}
+    out = await build_graph(known, checkpointer=InMemorySaver()).ainvoke(
+        {"messages": [("user", "Go")], "planning_execution_plan": {"steps": [step]}},
+        {"configurable": {"thread_id": "1"}},
+    )
+    assert out["execution_outcome"]["waiting"]["it.s"]["for"] == "paid/7"
 
 
 async def test_what_was_stored_before_is_an_input_of_the_recipe() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
@@ -38,7 +38,6 @@ from framework.governance import ApprovalPolicy, QualityGate, QualityLevel
 from framework.state import AgentState
 from framework.stores import open_saver
 from framework.testing import FakeClock, ScriptedModel
-from tests.faults.databases import postgres
 from tests.support.toys import Reading, Total
 
 RAN: list[str] = []
@@ -78,12 +77,6 @@ pay = capability_node(type("Pay", (_Pay,), {}))
 READ = {"context_key": "a", "capability": "measure"}
 ADD = {"context_key": "b", "capability": "add", "inputs": [{"READING": "a"}]}
 PAY = {"context_key": "c", "capability": "pay", "inputs": [{"TOTAL": "b"}]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
@@ -24,17 +24,10 @@ from framework.state import AgentState
 from framework.stores import open_saver, open_store
 from framework.stores.rows import rows_of
 from tests.contract.test_replay import ADD, READ, config, registry, said
-from tests.faults.databases import postgres
 from tests.support.toys import Reading, Total, add, measure
 
 KEY = "0123456789abcdef"
 PAY = {"context_key": "c", "capability": "pay", "inputs": [{"TOTAL": "b"}]}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

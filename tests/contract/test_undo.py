@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from pydantic import BaseModel
 
-from framework import BaseCapability, CapabilityContext, capability_node
+from framework import BaseCapability, CapabilityContext, bind, capability_node
 from framework.base import CapabilityError, RegistryError, Undo, ValidationError
 from framework.governance import stop
+from framework.state import AgentState
 from tests.support.doors import question, shown, status
 from tests.support.one_door import breaker, said
 
@@ -233,3 +235,54 @@ def test_an_undo_that_is_not_registered_is_refused(agent: Any) -> None:
 def test_an_undo_that_is_no_capability_is_refused() -> None:
     with pytest.raises(ValidationError, match="undo"):
         House(7)
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+async def test_in_a_graph_of_ones_own_the_node_that_failed_offers_it(decision: str) -> None:
+    house = House()
+    tried: list[int] = []
+
+    @capability_node
+    async def fail() -> Booking:
+        """Fail."""
+        tried.append(1)
+        raise CapabilityError("no power")
+
+    services = bind([*house.items, fail])
+    builder = StateGraph(AgentState)
+    names = ["one", "two", "fail"]
+    for name in names:
+        cls = fail if name == "fail" else house.items[2]
+        builder.add_node(name, services.node(cls))
+    for before, after in zip([START, *names[:-1]], names, strict=True):
+        builder.add_edge(before, after)
+    graph = builder.compile(checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    out = await graph.ainvoke({"messages": [("user", "Book two rooms")]}, config)
+    assert house.log == ["book blue", "book blue"]
+    (entry,) = question(out)["steps"]
+    assert entry["decisions"] == ["approve", "reject"]
+    assert "no power" in shown(out)
+    out = await graph.ainvoke(Command(resume=decision), config)
+    done = ["cancel 2 2", "cancel 1 2"] if decision == "approve" else []
+    assert house.log[2:] == done, "the last effect comes first"
+    assert len(out["control_undo"]["undone"]) == len(done)
+    assert "no power" in out["control_error_info"]["user_message"]
+    assert tried == [1], "what failed is not run again for the answer"
+    out = await graph.ainvoke({"messages": [("user", "Book again")]}, config)
+    assert "no power" in shown(out), "another request asks for itself"
+    planned = [s for s in question(out)["steps"][0]["parameters"]["steps"] if s["parameters"]]
+    assert [s["parameters"]["number"] for s in planned] == [len(house.log), len(house.log) - 1]
+
+
+async def test_a_graph_of_ones_own_without_a_saver_offers_nothing() -> None:
+    house = House()
+    services = bind([*house.items, house.fail])
+    builder = StateGraph(AgentState)
+    builder.add_node("book", services.node(house.items[2]))
+    builder.add_node("fail", services.node(house.fail))
+    builder.add_edge(START, "book")
+    builder.add_edge("book", "fail")
+    out = await builder.compile().ainvoke({"messages": [("user", "Book a room")]})
+    assert house.log == ["book blue"]
+    assert "no power" in out["control_error_info"]["user_message"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from framework.planning import check_plan
 from framework.stores import due, open_saver, prune_threads, thread_summary, waiting_questions
 from framework.telemetry import RingBufferSink
 from framework.testing import FakeClock
-from tests.faults.databases import postgres
 
 DAY = 86_400.0
 
@@ -44,12 +43,6 @@ class Order(CapabilityContext):
 
 class Parameters(BaseModel):
     amount: Any = None
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture
@@ -606,3 +599,62 @@ async def test_a_step_that_waits_for_an_event_alone_shows_no_moment_before_which
     await agent.begin(step("a", wait_for="paid"))
     ((_, asked),) = (await agent.values())["execution_pending_approvals"].items()
     assert asked["shown"].keys() == {"since", "for", "latest"}
+
+
+async def test_another_event_between_a_kill_and_the_resume_changes_no_place(
+    tools: list[Any], ran: list[Any]
+) -> None:
+    begun, hold = asyncio.Event(), asyncio.Event()
+
+    @capability_node
+    async def slow() -> str:
+        """Take long."""
+        begun.set()
+        await hold.wait()
+        return "done"
+
+    it = Agent([*tools, slow])
+    seen = {"of": "a.id", "is": "!=", "than": ""}
+    await it.begin(
+        step("b", "take", wait_for="b"),
+        step("a", "take", wait_for="a"),
+        step("c", "slow", when=seen),
+    )
+    killed = asyncio.create_task(it.signal("a"))
+    await begun.wait()
+    killed.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killed
+    await it.signal("b", run=False)  # its step stands before the one that ended
+    hold.set()
+    out = await it.go_on()
+    assert out["execution_outcome"]["status"] == "completed"
+    assert ran == [("take", None), ("take", None)]
+
+
+async def test_an_event_costs_no_call_of_the_elements_that_wait_on(
+    tools: list[Any], ran: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.engine.copies.MOST_AT_ONCE", 2)
+    seen: list[str] = []
+
+    class Look:
+        stage = "observe"
+
+        async def around(self, attempt: Any, call_next: Any) -> Any:
+            seen.append(attempt.key)
+            return await call_next(attempt)
+
+    it = Agent(tools, behaviors=[Look()])
+    out = await it.begin(step("o", "take"), step("a", **EACH, wait_for={"$from": "item"}))
+    assert [*out["execution_outcome"]["waiting"]] == ["a[0]", "a[1]"]
+    seen.clear()
+    await it.signal("q")
+    assert seen == ["a[1]", "a[2]"]  # one has its event, and so another one may wait
+    out = await it.values()
+    assert [*out["execution_outcome"]["waiting"]] == ["a[0]", "a[2]"]
+    await it.signal("r")
+    await it.signal("p")
+    out = await it.values()
+    assert out["execution_outcome"]["status"] == "completed"
+    assert [key for key, _ in ran[1:]] == ["a[1]", "a[2]", "a[0]"]

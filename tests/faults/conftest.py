@@ -1,21 +1,12 @@
-"""One PostgreSQL server for all fault tests of a process."""
+"""What the scenes of a test leave behind stands in the folder of the test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults import scene
-from tests.faults.databases import postgres
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(autouse=True)

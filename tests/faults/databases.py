@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
+
 
 class Server:
     """A PostgreSQL server that tests may stop and start."""
@@ -21,11 +23,14 @@ class Server:
         self._handle = handle
         self.uri: str = handle.get_uri()
         self._databases = 0
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            # Tests kill processes, and never the machine: what was written need not be on the disk.
+            for name in ("fsync", "full_page_writes"):
+                connection.execute(f"ALTER SYSTEM SET {name} = off")
+            connection.execute("SELECT pg_reload_conf()")
 
     def database(self) -> str:
         """Make a database; returns its URL."""
-        import psycopg
-
         self._databases += 1
         name = f"d{self._databases}_{os.getpid()}"
         with psycopg.connect(self.uri, autocommit=True) as connection:

@@ -125,6 +125,9 @@ async def test_one_question_for_a_wave(desk: Any, step: Any, work: dict[str, lis
         ({"a": {"decision": "edit", "parameters": {"amount": -1}}}, "greater than 0"),
         ({"a": {"decision": "edit", "parameters": {"amount": "lots"}}}, "amount"),
         ({"a": {"decision": "edit"}}, "needs parameters"),
+        ({"a": {"decision": "approve", "parameters": {"amount": 7}}}, "takes no parameters"),
+        ({"a": {"decision": "approve", "outputs": {"X": {}}}}, "takes no outputs"),
+        ({"a": {"decision": "reject", "message": "no"}}, "takes no message"),
         ({"a": {"decision": "respond"}}, "needs a message"),
         ({"a": {"decision": "rerun"}}, "no answer for step"),
         ({"a": {"decision": "approve", "remember": {}}}, "without a store"),
@@ -254,7 +257,7 @@ async def test_an_edited_plan_is_checked_before_it_runs(
     out = await _answer(reviewed, {"plan": {"decision": "edit", "steps": dear}})
     assert "amount" in " ".join(_question(out)["problems"])
     assert work == {"paid": [], "looked": []}
-    good = [step("x", "pay", {"amount": 3}), {"context_key": "r", "capability": "respond"}]
+    good = [step("x", "pay", {"amount": 3})]  # what ends a plan is put behind it, as for any plan
     out = await _answer(reviewed, {"plan": {"decision": "edit", "parameters": {"steps": good}}})
     assert out["execution_outcome"] == {"status": "completed", "done": ["x"], "missing": []}
     assert work == {"paid": [3], "looked": []}

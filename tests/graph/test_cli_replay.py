@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from framework.cli.main import app
-from tests.faults.databases import postgres
 from tests.support.commands import project
 
 pytestmark = pytest.mark.may_block
@@ -205,16 +204,15 @@ def test_secrets_of_the_settings_stay_out_of_files(capgraph: Command) -> None:
     assert not any("correct-horse" in file.read_text() for file in files)
 
 
-def test_all_of_it_on_postgresql(capgraph: Command) -> None:
-    with postgres() as server:
-        db = ("--db", server.database())
-        assert capgraph("ask", "look at the sky", *db, "-t", "one", "-q").exit_code == 0
-        assert capgraph("ask", "paint the sky", *db, "-t", "two", "-q").exit_code == 4
-        done = ran()
-        assert capgraph("replay", "one", *db).exit_code == 0
-        assert capgraph("replay", "two", *db).exit_code == 0
-        assert "1 waiting or unfinished" in capgraph("check", *db).output
-        assert "2 turn(s)" in capgraph("eval", "turns.yml", "--from-threads", *db).output
+def test_all_of_it_on_postgresql(capgraph: Command, server: Any) -> None:
+    db = ("--db", server.database())
+    assert capgraph("ask", "look at the sky", *db, "-t", "one", "-q").exit_code == 0
+    assert capgraph("ask", "paint the sky", *db, "-t", "two", "-q").exit_code == 4
+    done = ran()
+    assert capgraph("replay", "one", *db).exit_code == 0
+    assert capgraph("replay", "two", *db).exit_code == 0
+    assert "1 waiting or unfinished" in capgraph("check", *db).output
+    assert "2 turn(s)" in capgraph("eval", "turns.yml", "--from-threads", *db).output
     assert capgraph("eval", "turns.yml").exit_code == 0
     assert ran() == done
     change("sky: Sky, width", "sky: Sky, to: str, width")

@@ -699,8 +699,9 @@ async def test_development_mode_raises_the_original(
     with pytest.raises(error) as info:
         await bench.graph.ainvoke({"messages": [("user", "x")]}, config)
     assert info.value is original
-    out = await bench.graph.ainvoke({"messages": [("user", "x")]})
-    assert "as it is" in said(out)
+    for config in (None, bench.config(development=True)):
+        out = await bench.graph.ainvoke({"messages": [("user", "x")]}, config)
+        assert "as it is" in said(out)
 
 
 # --- several failures, partial results --------------------------------------------------------

@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from framework.serve.tokens import issue_token
-from tests.faults.databases import postgres
 from tests.support import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -121,12 +120,6 @@ class Place:
     @property
     def log(self) -> list[str]:
         return (self.folder / "log").read_text().splitlines()
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])

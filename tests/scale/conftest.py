@@ -9,17 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.databases import postgres
 from tests.scale.crew import Crew
 from tests.support.sweeps import LONG, SEED
 
 ENGINES = ["postgres", pytest.param("temporal", marks=pytest.mark.service)]
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=ENGINES)

@@ -154,10 +154,12 @@ class Crew:
         return open_engine(self.url, graph=graph, engine=self.engine, temporal=self.temporal)
 
     @contextlib.asynccontextmanager
-    async def worker(self, queue: str = "turns", **settings: Any) -> AsyncIterator[Worker]:
+    async def worker(
+        self, *queues: str, concurrency: int = 10, **settings: Any
+    ) -> AsyncIterator[Worker]:
         """Have a worker in this process for the length of a block."""
         async with self.client(**settings) as client:
-            one = Worker(client, [queue])
+            one = Worker(client, queues or ["turns"], concurrency=concurrency)
             running = asyncio.create_task(one.run())
             await one.ready.wait()
             try:

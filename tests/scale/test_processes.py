@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from framework.serve.tokens import issue_token
-from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, told
+from tests.scale.crew import BLOCK, FILL, LEASE, VALVE, Crew, step, told
 from tests.support.sweeps import LONG, SEED
 
 # Notes are read and written in files of the test.
@@ -64,7 +64,12 @@ def test_what_is_typed(crew: Crew) -> None:
 def test_what_is_typed_wrong(crew: Crew, tmp_path: Any) -> None:
     if crew.engine != "postgres":
         pytest.skip("the options are the same for both engines")
-    for wrong in (["--queues", "turns,,gpu"], ["--concurrency", "0"], ["--engine", "rabbit"]):
+    for wrong in (
+        ["--queues", "turns,,gpu"],
+        ["--queues", "turns gpu"],
+        ["--concurrency", "0"],
+        ["--engine", "rabbit"],
+    ):
         crew.run("worker", *wrong, code=2, engine=False)
     crew.url, url = f"{crew.url}&port=1", crew.url
     assert "cannot be reached" in crew.run("worker", code=1)
@@ -103,6 +108,44 @@ async def test_a_turn_survives_its_worker(crew: Crew) -> None:
                 assert time.monotonic() < began + 60, crew.errors()
             opened = [line for line in crew.notes() if line.startswith("opened")]
             assert len(opened) <= number + 1
+
+
+_WATCH = """
+CREATE TABLE seen (what text, at float8 DEFAULT extract(epoch FROM clock_timestamp()));
+CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO seen (what) VALUES (TG_ARGV[0]); RETURN NULL; END $$;
+CREATE TRIGGER taken AFTER UPDATE OF owner ON capgraph_leases FOR EACH ROW
+    WHEN (NEW.owner <> OLD.owner) EXECUTE FUNCTION see('taken');
+CREATE TRIGGER beat AFTER UPDATE ON {beats} FOR EACH ROW EXECUTE FUNCTION see('beat');
+"""
+
+
+async def test_a_turn_is_taken_over_within_two_leases(crew: Crew) -> None:
+    """Measured by the other worker's own signs of life, however slow the machine is."""
+    import psycopg
+
+    tables = {
+        "postgres": ("procrastinate_workers", LEASE / 6),
+        "temporal": ("capgraph_workers", LEASE / 2),
+    }
+    beats, seconds = tables[crew.engine]
+    victim = crew.start(CAPGRAPH_MACHINE="dies")
+    async with crew.client() as client:
+        await client.submit(crew.named("t"), plan=FILL)
+        await crew.until(lambda: len(crew.notes()) == 2)
+        await asyncio.to_thread(crew.start, CAPGRAPH_MACHINE="stays")
+        async with await psycopg.AsyncConnection.connect(crew.url, autocommit=True) as conn:
+            await conn.execute(_WATCH.format(beats=beats).encode())
+            victim.kill()
+            await conn.execute("INSERT INTO seen (what) VALUES ('killed')")
+            await crew.until(lambda: len(crew.notes()) == 3)
+            crew.gate.touch()
+            found = await conn.execute("SELECT what FROM seen ORDER BY at")
+            seen = [what for (what,) in await found.fetchall()]
+        assert await crew.over(client, crew.named("t")) == ["completed"]
+    seen = seen[seen.index("killed") + 1 : seen.index("taken")]
+    assert seen == ["beat"] * len(seen)
+    assert len(seen) <= 2 * LEASE / seconds
 
 
 async def test_a_rolling_restart_fails_no_turn(crew: Crew) -> None:
@@ -174,6 +217,27 @@ async def test_the_database_is_away_for_a_while(crew: Crew) -> None:
             await client.submit(thread, plan=FILL)
         assert set(await crew.over(client, *threads)) == {"completed"}
     assert crew.notes().count("filled") == len(threads)
+
+
+async def test_the_database_is_away_while_a_step_runs_elsewhere(crew: Crew) -> None:
+    if crew.engine != "postgres" and not LONG:
+        pytest.skip("LONG_TESTS=1 tries both engines")
+    with (crew.folder / "agent.yml").open("a") as config:
+        config.write("capabilities: {fill_tank: {queue: gpu}, seal_tank: {queue: gpu}}\n")
+    crew.start()
+    crew.start("--queues", "gpu")
+    async with crew.client() as client:
+        thread = crew.named("t")
+        sealed = {**step("s", "seal_tank"), "inputs": [{"FILLED": "f"}]}
+        await client.submit(thread, plan={"steps": [*FILL["steps"], sealed]})
+        await crew.until(lambda: len(crew.notes()) == 2)
+        await asyncio.to_thread(crew.server.stop)
+        await asyncio.sleep(0.5)
+        crew.gate.touch()  # it ends while nobody can be told of it
+        await asyncio.sleep(30 if LONG else 1.5)
+        await asyncio.to_thread(crew.server.start)
+        assert await crew.over(client, thread) == ["completed"]
+    assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled", "sealed"]
 
 
 async def test_a_moment_of_a_schedule_begins_one_turn(crew: Crew) -> None:

@@ -19,7 +19,6 @@ import pytest
 
 from framework import build_graph
 from framework.scale import Client, open_engine
-from tests.faults.databases import postgres
 from tests.scale import step_worker
 from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
 from tests.support.remote_steps import plan, thread, until
@@ -42,12 +41,6 @@ STEPS = (("f", "grab"), ("m", "segment", {"inputs": [{"FRAME": "f"}]}))
 _numbers = count()
 
 pytestmark = [pytest.mark.service, pytest.mark.may_block, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +79,7 @@ class Scene:
 @pytest.fixture
 def make(
     request: pytest.FixtureRequest,
-    database: Any,
+    server: Any,
     nursery: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,7 +88,7 @@ def make(
 
     @asynccontextmanager
     async def made(engine: str, effect: str) -> AsyncIterator[Scene]:
-        url = database.database()
+        url = server.database()
         where = request.getfixturevalue("temporal_server").address if engine == "temporal" else ""
         monkeypatch.setattr(step_worker, "LOG", tmp_path / "log")
 

@@ -161,12 +161,21 @@ async def test_orders_may_be_lost_doubled_and_late(crew: Crew) -> None:
 
 async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path) -> None:
     async with crew.client() as client:
-        for wrong in ({}, {"message": "a", "plan": READ}, {"message": " "}, {"plan": {"no": 1}}):
+        for wrong in (
+            {},
+            {"message": "a", "plan": READ},
+            {"message": " "},
+            {"plan": {"no": 1}},
+            {"plan": [READ]},
+            {"message": 5},
+            {"message": "a", "caller": 5},
+        ):
             with pytest.raises(ValidationError):
                 await client.submit("t", **wrong)  # type: ignore[arg-type]
-        for missing in (client.status("none"), client.stop("none"), client.signal("none", "k")):
+        for missing in (client.status("none"), client.stop("none")):
             with pytest.raises(PersistenceError, match="no thread"):
                 await missing
+        assert not await client.signal("none", "k")
         assert not await client.log.open_of("t")
     with pytest.raises(ConfigurationError, match="share over the network"):
         async with open_engine(f"sqlite:///{tmp_path / 't.db'}", graph=tank()):
@@ -177,7 +186,7 @@ async def test_what_cannot_be_done_is_refused_at_once(crew: Crew, tmp_path: Path
 
 
 async def test_signals_and_times_wake_threads(crew: Crew) -> None:
-    event, clock = crew.named("e"), crew.named("c")
+    event, clock, early = (crew.named(name) for name in ("e", "c", "y"))
     read = step("a", "read_level")
     at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
     async with crew.client() as client:
@@ -190,14 +199,16 @@ async def test_signals_and_times_wake_threads(crew: Crew) -> None:
             assert not await client.signal(event, "unknown")
             assert await crew.over(client, clock) in (["waiting"], ["completed"])
             await crew.until(lambda: _is_completed(client, clock))
-        # It is kept while no worker lives, and sent twice it is the same one.
+        # It is kept while no worker lives, before its turn has begun, and sent twice it is the same one.
+        await client.submit(early, plan={"steps": [{**read, "wait_for": "paid"}]})
+        assert not await client.signal(early, "paid")
         assert await client.signal(event, "paid", {"amount": 3}, Caller("ann"))
         await client.signal(event, "paid", {"amount": 3})
         assert (await client.status(event)).status == "queued"
         async with crew.worker():
-            assert await crew.over(client, event) == ["completed"]
+            assert await crew.over(client, event, early) == ["completed"] * 2
             assert [run.status for run in await client.log.of_thread(event)].count("completed") == 2
-    assert crew.notes() == ["read"] * 3
+    assert crew.notes() == ["read"] * 4
 
 
 async def _is_completed(client: Client, thread: str) -> bool:
@@ -220,6 +231,49 @@ async def test_steps_with_a_queue_run_where_it_is_served(crew: Crew) -> None:
             found = {one.id: one.queues for one in await list_workers(rows)}
             assert found[worker.id] == ["gpu"]
     assert [line.split()[0] for line in crew.notes()] == ["read", "fill", "filled"]
+
+
+async def test_turns_that_wait_for_steps_of_each_others_workers_go_on(crew: Crew) -> None:
+    queues: Any = {"capabilities": {"film_tank": {"queue": "a"}, "seal_tank": {"queue": "b"}}}
+    steps = [*FILL["steps"], step("m", "film_tank")]
+    # Each of the two has a worker for one of its steps, and needs the other's for another one.
+    steps[-1]["inputs"] = [{"FILLED": "f"}]
+    sealed = {**step("s", "seal_tank"), "inputs": [{"FILLED": "f"}]}
+    threads = [crew.named("t"), crew.named("o")]
+    async with (
+        crew.client(**queues) as client,
+        crew.worker("turns", "a", concurrency=1, **queues),
+        crew.worker("turns", "b", concurrency=1, **queues),
+    ):
+        for thread in threads:
+            await client.submit(thread, plan={"steps": [*steps, sealed]})
+        await crew.until(lambda: "".join(crew.notes()).count("fill") == 2)
+        crew.gate.touch()
+        assert await crew.over(client, *threads) == ["completed"] * 2
+
+
+async def test_what_cannot_be_read_ends_as_failed_and_holds_up_nothing_else(crew: Crew) -> None:
+    broken, lost, good = (crew.named(name) for name in ("broken", "lost", "good"))
+    async with crew.client() as client:
+        rows = rows_of(client.graph.checkpointer)
+        assert rows is not None
+        async with crew.worker():
+            await client.submit(broken, plan=READ)
+            assert await crew.over(client, broken) == ["completed"]
+        await rows.run("UPDATE checkpoints SET checkpoint = '{{}}'")
+        turns = [await client.submit(thread, plan=READ) for thread in (broken, lost)]
+        await rows.run(
+            "UPDATE capgraph_runs SET request = 'msgpack:wQ==' WHERE run_id = ?", (turns[1],)
+        )
+        async with crew.worker():
+            for thread in (broken, lost):
+                end = (await told(client, thread, 1 + (thread == broken)))[-1]
+                assert end["type"] == "RUN_ERROR"
+                assert {broken: "A checkpoint of", lost: "cannot be read"}[thread] in end["message"]
+            await client.submit(good, plan=READ)
+            assert await crew.over(client, good) == ["completed"]
+            found = [await client.log.get(turn) for turn in turns]
+    assert [run and run.status for run in found] == ["failed", "failed"]
 
 
 async def _waits_for(client: Client, queue: str) -> bool:

@@ -18,4 +18,4 @@ def redis_server() -> Iterator[str]:
     # The client takes the end of the server that it ended for a fault, and would try it again.
     running = lite.Redis(retry=Retry(NoBackoff(), 0))
     yield f"unix://{running.socket_file}"
-    running.shutdown()
+    running.shutdown(nosave=True)

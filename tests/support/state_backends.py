@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from framework.stores import StateStoreFactory
-from tests.faults.databases import postgres
 from tests.support.redis_server import redis_server
 
 KINDS = [
@@ -20,12 +19,6 @@ KINDS = [
 ]
 Where = tuple[str, dict[str, str]]
 """A backend and the arguments that name its place."""
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Any]:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

@@ -15,14 +15,22 @@ from pathlib import Path
 
 
 class Server:
-    """A Temporal server that keeps what it knows in a file."""
+    """A Temporal server that keeps what it knows in a file.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where the file is.
+        options: What it is started with besides.
+        in_memory: Whether there is no file.
+    """
+
+    def __init__(self, folder: Path, *options: str, in_memory: bool = False) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = int(probe.getsockname()[1])
         self.address = f"127.0.0.1:{self._port}"
         self._folder = folder
+        file = ("--db-filename", str(folder / "temporal.db"))
+        self._options = options if in_memory else (*file, *options)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -31,10 +39,10 @@ class Server:
             _binary(),
             *("server", "start-dev", "--headless", "--ip", "127.0.0.1"),
             *("--port", str(self._port)),
-            *("--db-filename", str(self._folder / "temporal.db")),
             *("--log-level", "error"),
             # Orders that wait are counted anew each time.
             *("--dynamic-config-value", 'matching.TaskQueueInfoByBuildIdTTL="1ms"'),
+            *self._options,
         ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

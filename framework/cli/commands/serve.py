@@ -133,7 +133,11 @@ async def _serve(
             if crew is not None:
                 url = database_url(db, settings)
                 engine = await connect(
-                    url, settings.scale, engine=crew.engine, temporal=crew.temporal
+                    url,
+                    agent.graph.checkpointer,
+                    settings.scale,
+                    engine=crew.engine,
+                    temporal=crew.temporal,
                 )
                 stack.push_async_callback(engine.close)
                 await stack.enter_async_context(working(crew.number, crew.words))

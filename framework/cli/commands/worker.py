@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 from dataclasses import asdict
@@ -49,6 +50,7 @@ def worker(
     """Run turns and steps that others ask for; SIGTERM hands over what runs."""
     from configs.logger import configure_logging
     from framework.base.errors import PersistenceError
+    from framework.base.spec import QUEUE
     from framework.cli.agent import read_settings
     from framework.cli.terminal import print_error
 
@@ -56,9 +58,10 @@ def worker(
     configure_logging(min(level, logging.WARNING), json_lines=True)
     settings = read_settings(config, shared=True)
     served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
-    if not all(served):
+    if not all(re.match(QUEUE, queue) for queue in served):
         raise ConfigurationError(
-            f"{queues!r:.80} names no queues.", fix="Name them with commas: --queues turns,gpu."
+            f"{','.join(served)!r:.80} names no queues.",
+            fix="Name them with commas: --queues turns,gpu.",
         )
     try:
         code = asyncio.run(

@@ -28,7 +28,7 @@ const others = new BroadcastChannel("capgraph");
 const app = {
   turn: empty(), threadId: null, thread: null, threads: [], threadsNext: null, filter: {},
   questions: [], cards: null, figures: null, connection: "idle", stopping: false, problem: "",
-  tab: "talk", side: "plan", leave: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
+  tab: "talk", side: "plan", leave: null, earlier: null, draft: 0, recalls: 0, uploads: undefined, files: [], brought: [],
 
   address: (id) => (id === null ? "/" : `/?thread=${encodeURIComponent(id)}`),
   always: () => (wide.matches ? ["talk", "threads"] : middle.matches ? ["talk"] : []),
@@ -47,7 +47,7 @@ const app = {
   async open(id, { push = true } = {}) {
     this.hangUp();
     const mine = this.draft += 1;
-    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], stopping: false, problem: "", connection: "idle", looks: 5 });
+    Object.assign(this, { threadId: id, thread: null, turn: empty(), figures: null, files: [], brought: [], earlier: null, stopping: false, problem: "", connection: "idle", looks: 5 });
     if (push) history.pushState(null, "", this.address(id) + location.hash);
     views.talk.toEnd();
     changed();
@@ -131,8 +131,8 @@ const app = {
       return id;
     } catch (error) { this.fail(error); return null; }
   },
-  // A fork that ends with so many messages.
-  async forkAfter(count) {
+  // The moment at which a turn had ended with so many messages.
+  async momentAfter(count) {
     let after = null;
     let found = null;
     do {
@@ -140,7 +140,31 @@ const app = {
       found = page.items.find((one) => one.messages <= count && !one.next?.length);
       after = page.next;
     } while (!found && after);
+    if (!found) this.tell(T.noMoment);
+    return found;
+  },
+  async forkAfter(count) {
+    const found = await this.momentAfter(count);
     return found && this.fork(found.checkpoint_id);
+  },
+  // What an earlier answer came from: the plan of its turn, and the figures of its steps.
+  async lookBack(index) {
+    const id = this.threadId;
+    const moment = await this.momentAfter(index + 1);
+    if (!moment) return;
+    const state = await get(query(`${threadPath(id)}/state`, { checkpoint_id: moment.checkpoint_id }));
+    if (id !== this.threadId) return;
+    const [plan] = fromThread({ plan: state.planning_execution_plan, results: state.execution_step_results, outcome: "completed" }).plans;
+    this.earlier = { index, state, plan: plan && { ...plan, id: moment.checkpoint_id }, shown: true, figures: figuresOf(state.capability_context_data, state.execution_step_results) };
+    this.show("plan");
+  },
+  // The last message is asked once more below it; an earlier one in a fork that ends just before it.
+  async askAgain(index) {
+    const { messages } = this.turn;
+    const earlier = messages.slice(index + 1).some((one) => one.role === "user");
+    if (earlier && index === 0) await this.newThread();
+    else if (earlier && !await this.forkAfter(index)) return;
+    await this.send(messages[index].content);
   },
   // A fork that ends just before a message, with its text to change.
   async editFrom(index, text) {
@@ -174,10 +198,14 @@ const app = {
     }
   },
   async stop() {
-    if (!this.following) return;
-    this.stopping = true;
+    const run = this.following ?? this.turn.run ?? this.thread?.runs?.[0]?.run_id;
+    if (!run) return;
+    this.stopping = Boolean(this.following);
     changed();
-    try { await post(`/api/runs/${encodeURIComponent(this.following)}/stop`); } catch (error) { this.stopping = false; this.fail(error); }
+    try {
+      await post(`/api/runs/${encodeURIComponent(run)}/stop`);
+      if (!this.following) await this.reload(); // it waited for something
+    } catch (error) { this.stopping = false; this.fail(error); }
   },
   async answer(question, answer) {
     const run = await post(`/api/questions/${encodeURIComponent(question.question_id)}`, { answer });
@@ -191,6 +219,7 @@ const app = {
   // Follows a run. Without `keep` the turn is told anew, from its first event.
   listen(runId, { keep = false } = {}) {
     this.hangUp();
+    this.earlier = null;
     this.questions = this.questions.filter((one) => one.thread_id !== this.threadId);
     if (!keep) this.turn = { ...this.turn, status: "running" };
     this.turn = { ...this.turn, run: this.turn.run ?? runId };
@@ -285,7 +314,8 @@ const app = {
       changed();
     } catch (error) { this.fail(error); }
   },
-  showStep(key) {
+  showStep(key, earlier = false) {
+    if (this.earlier) this.earlier.shown = earlier;
     this.show("plan");
     views.plan.select(key);
   },

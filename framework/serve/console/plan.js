@@ -21,7 +21,8 @@ export function planView(app) {
       button("−", () => zoom(-1), { "aria-label": T.zoomOut, class: "small" }),
       button("+", () => zoom(1), { "aria-label": T.zoomIn, class: "small" }),
       button(T.fit, () => fit(), { class: "small" })));
-  const node = h("section", { class: "part side", testid: "plan", "aria-label": T.parts.plan }, bar, versions, none, repaired, boards, detail);
+  const back = button(T.lastTurn, () => { app.earlier.shown = false; select(null); }, { class: "small", hidden: true });
+  const node = h("section", { class: "part side", testid: "plan", "aria-label": T.parts.plan }, bar, back, versions, none, repaired, boards, detail);
   let scale = 1;
   let drawn = [];
   let selected = null;
@@ -54,7 +55,9 @@ export function planView(app) {
   }
 
   function update() {
-    const { plans } = app.turn;
+    const earlier = app.earlier?.shown ? app.earlier : null;
+    const plans = earlier ? [earlier.plan].filter(Boolean) : app.turn.plans;
+    back.hidden = !earlier;
     const plan = plans.at(-1);
     none.hidden = Boolean(plan);
     bar.querySelector(".buttons").hidden = !plan;
@@ -223,19 +226,24 @@ function fillDetail(app, node, step, close) {
   add("attempt", step.attempt);
   if (step.wait) for (const name of ["for", "until"]) add(name, step.wait[name]);
   if (step.tokens) add("cost", T.tokens(step.tokens.input, step.tokens.output));
-  if (step.started) add("trace", app.turn.run);
+  const earlier = app.earlier?.shown ? app.earlier.state : null;
+  if (step.started) { add("trace", step.trace_id); add("run", earlier ? null : app.turn.run); }
   if (step.elements) add("elements", T.elements(step.elements.done, step.elements.of));
   for (const name of ["when", "for_each", "wait_until", "wait_for", "parameters", "inputs", "outputs"]) add(name, step[name]);
   if (step.look_again) add("look_again", "✓");
   const later = h("div");
+  const list = h("dl", null, facts);
   node.setAttribute("aria-label", T.step.title(step.context_key));
   node.replaceChildren(
     h("div", { class: "bar" }, h("h3", null, visible(step.context_key)), button("×", close, { "aria-label": T.close, class: "small" })),
-    h("dl", null, facts), later,
+    list, later,
     step.tries.length > 1 ? h("details", null, h("summary", null, T.step.tries), h("ol", null, step.tries.map((one) => h("li", null,
-      `${when(one.from)} · ${T.status[one.status] ?? one.status}${one.to ? ` · ${T.seconds((one.to - one.from) / 1000)}` : ""}`)))) : []);
+      [when(one.from), T.status[one.status] ?? one.status, one.to ? T.seconds((one.to - one.from) / 1000) : "", visible(one.message ?? "")].filter(Boolean).join(" · "))))) : []);
   if (!["done", "failed"].includes(step.status) || !app.threadId) return;
-  get(query(`${threadPath(app.threadId)}/state`, {})).then((state) => {
+  Promise.all(earlier ? [earlier, { items: [] }] : [get(`${threadPath(app.threadId)}/state`), get(query("/api/usage", { by: "step", thread_id: app.threadId }))]).then(([state, used]) => {
+    const mine = used.items.filter((one) => one.step === step.context_key || one.step.startsWith(`${step.context_key}[`));
+    const money = mine.some((one) => one.cost_usd === null) ? null : mine.reduce((sum, one) => sum + one.cost_usd, 0);
+    if (mine.length) list.append(h("dt", null, T.step.money), h("dd", null, T.money(money)));
     const record = state.execution_step_results?.[step.context_key];
     const values = Object.entries(record?.outputs ?? {}).map(([kind, key]) => [kind, state.capability_context_data?.[kind]?.[key]]);
     later.replaceChildren(...values.filter(([, value]) => value !== undefined)

@@ -4,6 +4,7 @@ import { closed, ending, made } from "./state.js";
 
 const FIELDS = new Set([
   "status", "started", "ended", "attempt", "duration", "message", "severity", "reason", "outputs", "progress",
+  "trace_id",
 ]);
 const PATH = /^\/steps\/(\d+)\/([a-z_]+)$/;
 const GOES_ON = new Set(["asks", "waiting"]);
@@ -61,7 +62,7 @@ function planned(state, event) {
     const same = had && had.capability === step.capability && (resumed || replanned);
     if (!same) return made(step);
     const kept = { tries: had.tries, started: had.started, ended: had.ended, duration: had.duration,
-      outputs: had.outputs, attempt: had.attempt, elements: had.elements };
+      outputs: had.outputs, attempt: had.attempt, elements: had.elements, trace_id: had.trace_id, tokens: had.tokens };
     if (resumed) return made({ ...kept, ...step });
     return made({ ...step, ...(had.status === "done" ? { ...kept, status: "done", kept: true } : {}) });
   });
@@ -92,13 +93,13 @@ function stepped(step, change, at) {
   if (change.status === "running") {
     next.tries = [...step.tries, { from: ms(change.started) ?? at, to: null, status: "running" }];
     next.started = next.tries[0].from;
-    next.ended = null;
+    next.ended = next.message = next.severity = null;
     next.kept = false;
   } else if (change.status === "asks" || change.status === "waits") {
     next.tries = [...ending(step.tries, at, "done"), { from: at, to: null, status: change.status }];
   } else if (change.status) {
     next.ended = ms(change.ended) ?? at;
-    next.tries = ending(step.tries, next.ended, change.status);
+    next.tries = ending(step.tries, next.ended, change.status, change.message);
   }
   return next;
 }
@@ -111,7 +112,7 @@ function finished(state, event) {
   const outcome = event.outcome?.type ?? "success";
   const result = event.result ?? {};
   const asks = outcome === "interrupt";
-  const status = asks ? "asks" : outcome === "cancelled" ? "cancelled" : result.status ?? "completed";
+  const status = asks ? "asks" : result.status ?? "completed";
   let { messages } = state;
   const answered = messages.some((one) => one.id.startsWith?.(`${state.run}-answer`));
   if (!asks && result.answer && !answered) {
@@ -138,7 +139,7 @@ function custom(state, name, value, at) {
       const had = Object.hasOwn(state.usage, model) ? state.usage[model] : { calls: 0, input: 0, output: 0 };
       const used = { calls: had.calls + 1, input: had.input + (value.input_tokens ?? 0), output: had.output + (value.output_tokens ?? 0) };
       const call = { to: at, from: at - 1000 * (value.duration ?? 0), model, role: value.role, error: value.error };
-      const plans = value.step_id ? last(state, (plan) => ({ ...plan, steps: plan.steps.map((step) => (step.context_key === value.step_id
+      const plans = value.step_id ? last(state, (plan) => ({ ...plan, steps: plan.steps.map((step) => (step.context_key === value.step_id.split("[")[0]
         ? { ...step, tokens: { input: (step.tokens?.input ?? 0) + (value.input_tokens ?? 0), output: (step.tokens?.output ?? 0) + (value.output_tokens ?? 0) } } : step)) })) : state.plans;
       return { ...state, plans, usage: { ...state.usage, [model]: used }, models: [...state.models.slice(-499), call] };
     }
@@ -168,7 +169,7 @@ function element(state, value) {
         const count = (word) => all.filter((one) => one === word).length;
         const over = all.length >= of && !count("running");
         const status = over ? (count("failed") ? "failed" : "done") : "running";
-        return { ...step, status, elements: { states, of, done: count("done"), failed: count("failed") } };
+        return { ...step, status, trace_id: value.trace_id ?? step.trace_id, elements: { states, of, done: count("done"), failed: count("failed") } };
       }),
     })),
   };

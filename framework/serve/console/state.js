@@ -32,7 +32,7 @@ export function fromThread(thread) {
   if (thread.plan?.steps?.length) {
     const steps = thread.plan.steps.map((step) => {
       const record = thread.results?.[step.context_key] ?? {};
-      const told = thread.steps?.[step.context_key] ?? "pending";
+      const told = thread.steps?.[step.context_key] ?? (record.skipped ? "skipped" : record.success ? "done" : "timestamp" in record ? "failed" : "pending");
       const stands = { waiting: "asks", "not needed": "skipped" }[told] ?? told;
       const to = Date.parse(record.timestamp);
       const ran = Number.isFinite(to) && stands !== "skipped";
@@ -51,8 +51,8 @@ export function made(step) {
   return { status: "pending", tries: [], elements: null, ...step };
 }
 
-export function ending(tries, at, status) {
-  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status } : one));
+export function ending(tries, at, status, message) {
+  return tries.map((one) => (one.to === null ? { ...one, to: at, status: WAITS.has(one.status) ? one.status : status, message } : one));
 }
 
 // How the steps stand when nothing runs any more. What closes a turn tells of no step itself.

@@ -74,7 +74,7 @@ export function talkView(app) {
     const note = turn.notes.at(-1)?.text;
     put(working, runs ? (app.stopping ? T.stopping : `${T.working}${note ? ` · ${visible(note)}` : "…"}`) : "");
     attr(working, "data-on", runs);
-    stop.hidden = !runs;
+    stop.hidden = !runs && turn.status !== "waiting";
     clip.hidden = !app.uploads;
     attr(pick, "accept", app.uploads?.kinds.join(","));
     stop.disabled = app.stopping;
@@ -108,19 +108,23 @@ function messageNode(one) {
 
 function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const [, body, along, made, sources, tools] = node.children;
-  const figures = isLast && !runs ? app.figures : null;
+  const earlier = !isLast && app.earlier?.index === index ? app.earlier : null;
+  const figures = isLast && !runs ? app.figures : earlier?.figures ?? null;
   if (node.capgraphText !== one.content || node.capgraphFigures !== figures) {
     node.capgraphText = one.content;
     node.capgraphFigures = figures;
     if (one.role === "user") body.replaceChildren(...render(one.content));
-    else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text))));
+    else body.replaceChildren(...render(one.content, figures && ((text) => figureNode(app, figures, text, Boolean(earlier)))));
   }
-  const steps = isLast && !runs ? (app.turn.plans.at(-1)?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length) : [];
-  const told = JSON.stringify(steps.map((step) => step.context_key));
+  const before = one.role === "assistant" && !isLast;
+  const of = earlier ? earlier.plan : isLast && !runs ? app.turn.plans.at(-1) : null;
+  const steps = (of?.steps ?? []).filter((step) => step.status === "done" && step.outputs && Object.keys(step.outputs).length);
+  const told = JSON.stringify([before, ...steps.map((step) => step.context_key)]);
   if (node.capgraphSources !== told) {
     node.capgraphSources = told;
     sources.replaceChildren(...(steps.length ? [h("span", { class: "quiet" }, T.from),
-      ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key), { class: "chip" }))] : []));
+      ...steps.slice(0, 12).map((step) => button(visible(step.context_key), () => app.showStep(step.context_key, before), { class: "chip" }))]
+      : before ? [button(T.whence, () => app.lookBack(index).catch(app.fail), { class: "small" })] : []));
   }
   const files = one.role === "user" ? [] : app.files.filter((file) => (isLast && file.step) || one.content.includes(file.name));
   const had = files.map((file) => file.file_id).join();
@@ -131,19 +135,20 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
   const named = one.files?.map((file) => file.name) ?? (isAsked ? app.brought : []);
   put(along, named.length ? T.withFiles(named.map(visible).join(", ")) : "");
   if (!tools.childElementCount) {
+    const at = app.turn.messages.findLastIndex((other, n) => n <= index && other.role === "user");
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));
     const copy = button(T.copy, async () => { await navigator.clipboard?.writeText(one.content); put(copy, T.copied); }, { class: "small" });
     tools.append(copy);
     if (one.role === "assistant") tools.append(button(T.fork, () => app.forkAfter(index + 1).catch(app.fail), { class: "small" }));
-    if (one.role === "user") tools.append(button(T.retry, () => app.send(one.content), { class: "small" }));
+    if (at >= 0) tools.append(button(T.retry, () => app.askAgain(at), { class: "small" }));
   }
   tools.hidden = runs;
 }
 
-function figureNode(app, figures, text) {
+function figureNode(app, figures, text, earlier) {
   const key = figures.get(Number(text.replaceAll(",", "")));
-  if (key === undefined || text.replace(/\D/g, "").length < 2) return null;
-  return button(text, () => app.showStep(key), { class: "figure", title: T.fromStep(visible(key)) });
+  if (key === undefined) return null;
+  return button(text, () => app.showStep(key, earlier), { class: "figure", title: T.fromStep(visible(key)) });
 }
 
 // Numbers that the steps of a turn gave, and of which step each is.
@@ -152,7 +157,10 @@ export function figuresOf(contexts, results) {
   const walk = (value, key, depth) => {
     if (found.size > 5000 || depth > 8) return;
     if (typeof value === "number" && Number.isFinite(value)) {
-      for (const one of [value, ...[0, 1, 2, 3].map((n) => Number(value.toFixed(n)))]) if (!found.has(one)) found.set(one, key);
+      // Of what is small the whole numbers beside it say nothing; a share may be told in per cent.
+      const near = [0, 1, 2, 3].filter((n) => n || Math.abs(value) >= 10).map((n) => Number(value.toFixed(n)));
+      const share = Math.abs(value) < 1 ? [0, 1, 2].map((n) => Number((100 * value).toFixed(n))) : [];
+      for (const one of [value, ...near, ...share]) if (!found.has(one)) found.set(one, key);
     } else if (value && typeof value === "object") for (const inner of Object.values(value)) walk(inner, key, depth + 1);
   };
   for (const [key, record] of Object.entries(results ?? {})) {

@@ -33,9 +33,12 @@ export const T = {
   other: "Note",
   edit: "Edit and fork",
   retry: "Ask again",
+  noMoment: "This moment is not kept any more.",
   copy: "Copy",
   copied: "Copied",
   from: "From",
+  whence: "What it came from",
+  lastTurn: "Back to the plan of the last turn",
   fromStep: (key) => `From step ${key}`,
   withFiles: (names) => `With ${names}`,
   attach: "Attach files",
@@ -54,7 +57,7 @@ export const T = {
   inInbox: "The open question stands in the inbox.",
   outcome: {
     new: "new", completed: "completed", partial: "partial", failed: "failed",
-    stopped: "stopped", waiting: "waiting", cancelled: "stopped", running: "running",
+    stopped: "stopped", waiting: "waiting", cancelled: "interrupted", running: "running",
     queued: "queued", asks: "asks", drained: "paused", unfinished: "unfinished",
   },
 
@@ -82,9 +85,10 @@ export const T = {
     look_again: "Looks again", wait_until: "Not before", wait_for: "Waits for",
     depends: "Needs", parameters: "Parameters", inputs: "Inputs", outputs: "Gives",
     value: "Result", record: "What it left", tries: "Every try", cost: "Tokens",
-    trace: "Run (trace)", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
+    trace: "Trace", run: "Run", money: "Cost", for: "Waits for", until: "Until", elements: "Elements", cut: "… cut",
   },
   tokens: (input, output) => `${input.toLocaleString("en")} in, ${output.toLocaleString("en")} out`,
+  money: (usd) => (usd === null ? "nobody knows the price" : `$${Number(usd.toPrecision(4))}`),
   elements: (done, of) => `${done} / ${of}`,
 
   // timeline
@@ -105,6 +109,7 @@ export const T = {
   effect: { once: "acts once", idempotent: "acts, repeatable", none: "only reads" },
   kind: {
     step: "May this step run?", plan: "May this plan run?", result: "Is this result right?",
+    words: "May these words pass?",
     unknown_outcome: "Nobody knows whether this happened.",
     acted_before: "This acted before in this turn. Again?",
     missing_capability: "The capability of this step is gone.",

@@ -319,12 +319,9 @@ class _Agent(RequestHandler):
         caller = _caller(context)
         with _told():
             run = (await self._runs.turn(caller, params.id))[-1]
-            if run.status == "waiting":
-                run = await self._runs.withdraw(caller, run.run_id)
-            elif run.status in _RUNNING:
-                run = await self._runs.stop(caller, run.run_id)
-            else:
+            if run.status not in (*_RUNNING, "waiting"):
                 raise TaskNotCancelableError
+            run = await self._runs.stop(caller, run.run_id)
             await self._last(caller, run)
             return await self._task(caller, params.id)
 
@@ -406,7 +403,8 @@ def _ended(task_id: str, run: Run, end: Mapping[str, Any]) -> Task:
         task = _made(task_id, run, TaskState.TASK_STATE_COMPLETED)
         task.artifacts.append(_artifact(answer))
         return task
-    if run.status == "cancelled":
+    # Of a task that asked, the run's last event is its question.
+    if run.status == "stopped" and (end.get("outcome") or {}).get("type") != "success":
         return _made(task_id, run, TaskState.TASK_STATE_CANCELED)
     why = str(end.get("message") or answer or run.status)
     return _made(task_id, run, TaskState.TASK_STATE_FAILED, [new_text_part(why)])

@@ -37,8 +37,9 @@ def _kept(ledger: Ledger) -> list[Route]:
         )
 
     async def usage(request: Request) -> Response:
-        by = request.query_params.get("by") or "model"
-        return page(await ledger.usage(caller_of(request), by))
+        asked = request.query_params
+        by, thread = asked.get("by") or "model", asked.get("thread_id") or None
+        return page(await ledger.usage(caller_of(request), by, thread))
 
     async def audit(request: Request) -> Response:
         limit, after = number_of(request, "limit", 50), number_of(request, "after", 0)

@@ -57,7 +57,7 @@ ASK = "ask"
 _STATE_SECONDS = 24 * 3600.0
 """How long a client of the newest protocol may take to bring the answer to a question."""
 _ENDS = ("RUN_FINISHED", "RUN_ERROR")
-_FAILED = frozenset({"failed", "stopped", "cancelled"})
+_FAILED = frozenset({"failed", "stopped"})
 _STEP = "call"
 """Context key of a capability that is called on its own."""
 _Call = ServerRequestContext[Any, Any]

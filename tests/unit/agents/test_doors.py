@@ -100,6 +100,7 @@ async def test_hooks_are_called_once_each(kind: str, door: str) -> None:
     assert await through(door, agent_of(kind, behaviors=[seen])) == "It is 4."
     assert seen.hooks == ["before", "after"]
     assert seen.contexts[0].task == "What is 2 + 2?"
+    assert seen.contexts[0].execution_id
     assert isinstance(seen.results[0], AgentResult)
 
 

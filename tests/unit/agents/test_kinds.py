@@ -228,7 +228,7 @@ async def test_a_summary_goes_on_over_runs(around: list[Any]) -> None:
 async def test_facts_outlive_a_thread() -> None:
     store, memory = InMemoryStore(), Memory(facts=("ann", "facts"))
     model = scripted(calls(call("remember", fact="Ann likes tea.")), "Kept.", "Tea.")
-    for thread, around in (("1", []), ("2", [type("None_", (), {})()])):
+    for thread, around in (("1", []), ("2", [BaseBehavior()])):
         agent = ReActAgent(model, memory=memory, behaviors=around)
         graph = agent.compile(InMemorySaver(), store=store)
         out = await graph.ainvoke({"task": "What?"}, {"configurable": {"thread_id": thread}})

@@ -15,7 +15,7 @@ from langchain_core.tools import tool
 from langgraph.prebuilt import ToolRuntime
 from pydantic import BaseModel
 
-from framework.agents import ReActAgent
+from framework.agents import ReActAgent, handoff
 from framework.base.errors import ConfigurationError, ModelError
 from framework.testing import ScriptedModel
 from tests.support.agents import SUM, add, call, calls, fail
@@ -166,6 +166,12 @@ async def test_wrong_arguments_are_refused_at_once() -> None:
         ReActAgent(scripted(), max_steps=0)
     with pytest.raises(ConfigurationError, match="chat model"):
         ReActAgent(None)
+    with pytest.raises(ConfigurationError, match=r"5 in ReActAgent\.behaviors"):
+        await ReActAgent(scripted(), behaviors=[5]).execute("Go")
+    with pytest.raises(ConfigurationError, match="the names are add"):
+        await ReActAgent(scripted(), tools=[add, add]).execute("Go")
+    with pytest.raises(ConfigurationError, match="goes nowhere"):
+        handoff("")
 
 
 # --- a typed answer -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.language_models import FakeListChatModel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
@@ -19,6 +20,7 @@ from framework.agents import (
     DebateOrchestrator,
     OrchestratorResult,
     PipelineOrchestrator,
+    ReActAgent,
     SupervisorOrchestrator,
     SwarmOrchestrator,
     handoff,
@@ -312,6 +314,21 @@ async def test_a_budget_of_the_team_holds_over_its_members() -> None:
         assert not found.success
         told = str(found.error)
     assert "steps" in told
+
+
+async def test_a_budget_holds_over_the_model_calls_of_members_and_of_an_agent_alone() -> None:
+    def worker(name: str) -> ReActAgent:
+        return ReActAgent(ScriptedModel(responses=[name]), agent_id=name)
+
+    members = [worker("a"), worker("b"), create_agent(ScriptedModel(responses=["c"]), [], name="c")]
+    services = bind([], budget=Budget(requests=2))
+    found = await PipelineOrchestrator(members, services=services).run("x")
+    assert not found.success
+    assert "requests is limited to 2" in str(found.error)
+    assert [name for name, _, one in found.subtask_outputs if one.success] == ["a", "b"]
+    alone = ReActAgent(ScriptedModel(responses=["x"]), services=bind([], budget=Budget(requests=0)))
+    with pytest.raises(LimitError, match="requests is limited to 0"):
+        await alone.execute("x")
 
 
 async def test_teams_agents_and_workflows_are_members() -> None:

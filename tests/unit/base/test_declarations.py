@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -184,6 +185,29 @@ def test_the_class_may_be_given_by_keyword() -> None:
 
     assert infrastructure_node(cls=Monitor) is Monitor
     assert infrastructure_node(after="respond")(Monitor).infrastructure_spec.after == "respond"
+
+
+async def _asks(state: Any, config: Any) -> dict[str, Any]:
+    return {}
+
+
+async def _takes_nothing() -> dict[str, Any]:
+    return {}
+
+
+@functools.wraps(_asks)
+async def _brings_it(state: Any) -> dict[str, Any]:
+    return await _asks(state, {})
+
+
+def test_a_static_execute_is_given_what_it_asks_for_or_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"needs \['config'\], which nobody gives. Fix: take state"
+    ):
+        capability_node(make(execute=staticmethod(_asks)))
+    with pytest.raises(ValueError, match="takes no state"):
+        capability_node(make(execute=staticmethod(_takes_nothing)))
+    capability_node(make(execute=staticmethod(_brings_it)))
 
 
 @pytest.mark.parametrize("method", ["classify_error", "get_retry_policy"])

@@ -43,6 +43,25 @@ def test_semicolons_decimal_commas_and_dotted_dates(tmp_path: Path) -> None:
     assert "1234.5 m, on 2 February 2015" in answer("highest Größe", file)
 
 
+def test_a_first_line_of_names_and_years_is_a_header(tmp_path: Path) -> None:
+    file = write(tmp_path, "b.csv", "Office,2021,2022\nRoads,5,7\nParks,2,3\n")
+
+    assert "was 10" in computed(file, aggregate="sum", value="2022")
+    assert "Parks: 1" in computed(file, aggregate="rows", group_by=["Office"])
+
+
+def test_things_with_a_name_are_named_beside_their_dates(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "s.csv", "name,hired,pay_k_eur,load_kW\nAda,2015-01-31,40,1\nBo,2016-02-01,50,2\n"
+    )
+
+    highest = answer("highest pay", file)
+
+    assert "name Bo" in highest
+    assert "EUR." not in highest  # for these are thousands
+    assert "was 1500 W" in answer("mean load in W", file)
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8-sig"])
 def test_other_encodings(tmp_path: Path, encoding: str) -> None:
     file = write(tmp_path, "e.csv", "day,größe\n2015-01-01,3\n2015-01-02,5\n", encoding)

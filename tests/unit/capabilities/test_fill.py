@@ -205,3 +205,137 @@ def test_odd_questions_end_in_a_clear_error(sales: Path, question: str) -> None:
 )
 def test_dates_are_read_only_where_they_are_dates(values: list[str], reading: str | None) -> None:
     assert time_reading("x", values) == reading
+
+
+ORDERS = (
+    "order_id,order_date,ship_date,status,express,quantity,amount_usd\n"
+    "1,2022-12-30,2023-01-02,shipped,Y,2,10\n2,2023-01-05,2023-01-05,shipped,N,1,4\n"
+    "3,2023-01-06,,cancelled,Y,3,6\n4,2023-02-01,2023-02-03,returned,N,4,12\n"
+    "5,2023-02-01,2023-02-03,returned,N,5,20\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "value"),
+    [
+        ("how many orders were there in January 2023?", 2),  # when they were ordered
+        ("how many orders were shipped in January 2023?", 2),
+        ("how many orders were shipped in February 2023?", 2),  # not one different date
+        ("total amount of orders shipped in 2023", 46),
+        ("orders per ship year", 4),
+        ("how many orders have no ship date?", 1),
+        ("how many express orders in 2023?", 1),  # not two different values
+        ("average quantity", 3),
+        ("amount per quantity", 52 / 15),  # not grouped by each quantity
+    ],
+)
+def test_rows_with_several_dates_are_counted_by_the_one_that_is_named(
+    tmp_path: Path, question: str, value: float
+) -> None:
+    file = tmp_path / "orders.csv"
+    file.write_text(ORDERS)
+
+    assert ask(question, file).answers[0].rows[0].value == pytest.approx(value)
+
+
+def test_the_answer_says_whose_dates_count_where_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "orders.csv"
+    file.write_text(ORDERS)
+
+    said = ask("how many orders were there in January 2023?", file).get_summary()
+
+    assert "Times are those of order_date, not of ship_date" in said
+    with pytest.raises(ValidationError, match="'shipped'"):  # the state, or the day?
+        ask("total amount of shipped orders in 2023", file)
+    assert ask("how many different ship days were there", file).answers[0].rows[0].value == 3
+
+
+RESPONDENTS = "respondent,age,recommends\n" + "".join(
+    f"{number},{20 + number},{'no' if number % 3 else 'yes'}\n" for number in range(1, 31)
+)
+
+
+def test_a_number_of_the_row_is_nothing_to_measure(tmp_path: Path) -> None:
+    file = tmp_path / "answers.csv"
+    file.write_text(RESPONDENTS)
+
+    young = ask("how many respondents with an age under 30?", file)
+    share = ask("share of respondents who recommend", file)
+
+    assert young.answers[0].rows[0].value == 9
+    assert share.answers[0].rows[0].percent == pytest.approx(100 / 3)
+
+
+def test_the_mean_month_of_several_series_is_not_the_mean_row(tmp_path: Path) -> None:
+    file = tmp_path / "shops.csv"
+    file.write_text(SHOPS)
+
+    with pytest.raises(ValidationError, match="month"):
+        ask("average monthly sales", file)
+
+
+def test_who_shares_the_first_place_is_named(sales: Path) -> None:
+    said = ask("which product has the most rows in 2021?", sales).get_summary()
+
+    assert "Toaster has the highest" in said
+    equal = ask("which region has the most rows in 2022?", sales).get_summary()
+    assert "North" in equal
+    assert "The same holds for South." in equal
+
+
+FLIGHTS = "year,month,day,hour,utc,delay_min,gdpPercap,country,iso\n" + "".join(
+    f"2013,1,{day},{hour},2013-01-{day + (hour > 18):02d} {(hour + 5) % 24:02d}:00,{day * hour},{day},{name},{name[:3]}\n"
+    for day in range(1, 8)
+    for hour, name in ((6, "Norway"), (20, "Sweden"))
+)
+
+
+@pytest.mark.parametrize(
+    ("question", "value"),
+    [
+        ("how many flights on 3 January 2013?", 2),  # by their own day, not that of Greenwich
+        ("how many flights from 3 to 5 January 2013?", 6),
+        ("how many flights with a delay of more than 1 hour?", 4),
+        ("total delay of Norway in hours", 2.8),
+    ],
+)
+def test_days_and_durations_are_those_of_the_data(
+    tmp_path: Path, question: str, value: float
+) -> None:
+    file = tmp_path / "flights.csv"
+    file.write_text(FLIGHTS)
+
+    assert ask(question, file).answers[0].rows[0].value == pytest.approx(value)
+
+
+def test_what_one_has_is_not_added_up(tmp_path: Path) -> None:
+    file = tmp_path / "flights.csv"
+    file.write_text(FLIGHTS)
+
+    with pytest.raises(ValidationError, match="total"):
+        ask("total gdp of Norway", file)
+
+
+def test_a_year_of_one_row_is_not_the_quietest(tmp_path: Path) -> None:
+    file = tmp_path / "spots.csv"
+    file.write_text("year,activity\n1700,5\n1701,0\n1702,9\n")
+
+    with pytest.raises(ValidationError, match="quietest"):
+        ask("quietest year", file)
+
+
+def test_a_column_called_like_its_file_is_not_dropped(tmp_path: Path) -> None:
+    file = tmp_path / "tips.csv"
+    file.write_text("tip,size\n1,2\n2,2\n5,3\n")
+
+    with pytest.raises(ValidationError, match="mean"):
+        ask("tip per size", file)
+
+
+def test_a_superlative_of_one_quantity_does_not_rank_another(tmp_path: Path) -> None:
+    file = tmp_path / "towns.csv"
+    file.write_text("day,Graz (°C),Rain Graz [mm]\n2024-01-01,3,0\n2024-01-02,9,4\n")
+
+    assert "was 9 °C" in ask("hottest day in Graz", file).get_summary()
+    with pytest.raises(ValidationError, match="snowiest"):
+        ask("snowiest day in Graz", file)

@@ -60,6 +60,11 @@ async def test_an_address_is_a_user_like_any_other(person: Person) -> None:
     assert await person.says(RECALL, user_id="ada") == NOTHING
 
 
+async def test_a_number_is_a_user_like_any_other(person: Person) -> None:
+    await person.says(KEEP, user_id=7)
+    assert await person.says(RECALL, user_id="7") == KNOWN
+
+
 @pytest.mark.parametrize(
     "server",
     [

@@ -49,6 +49,8 @@ def days(text: str) -> list[tuple[str | None, str | None]]:
         ("on 19.07.2015", "2015-07-19", "2015-07-20"),
         ("June 1-15, 2013", "2013-06-01", "2013-06-16"),
         ("from May 1 to June 15, 2013", "2013-05-01", "2013-06-16"),
+        ("from 3 to 5 May 2024", "2024-05-03", "2024-05-06"),
+        ("since 3 to 5 May 2024", "2024-05-03", None),
         ("between June and August 2015", "2015-06-01", "2015-09-01"),
         ("from November to February 2015", "2014-11-01", "2015-03-01"),
         ("from November 2014 to February", "2014-11-01", "2015-03-01"),
@@ -120,6 +122,7 @@ def test_times_that_come_again() -> None:
     assert time_range_of("on weekends in 2010", {}).weekdays == [5, 6]
     assert time_range_of("load on Mondays at 3 pm", {}).hours == [15]
     assert time_range_of("between 6 am and 9 am", {}).hours == [6, 7, 8]
+    assert time_range_of("from 10 to 12 pm", {}).hours == [10, 11]
     assert time_range_of("the last 5 years of the data", {}).window.amount == 5
 
 

@@ -302,7 +302,7 @@ def test_summary_of_long_results_is_cut():
     )
     summary = result.get_summary()
     assert len(summary) < 2200
-    assert "Figure: out/a.png" in summary
+    assert "Figure: a.png" in summary
     assert "Not taken: b.png (not a PNG file)." in summary
 
 

@@ -44,6 +44,7 @@ def values(result: QueryResult) -> dict[str, Any]:
         ({"aggregate": "sum", "value": "revenue"}, 370),
         ({"aggregate": "rows", "where": [{"column": "region", "value": "north"}]}, 3),
         ({"aggregate": "distinct", "value": "product"}, 3),
+        ({"aggregate": "distinct", "value": "month"}, 3),
         ({"aggregate": "missing", "value": "weight_kg"}, 1),
         ({"aggregate": "count", "value": "weight_kg"}, 4),
         ({"aggregate": "percentile", "value": "units", "percentile": 50}, 3),
@@ -221,3 +222,28 @@ def test_unreadable_values_are_named_beside_the_answer(tmp_path: Path) -> None:
     assert result.notes == [
         "1 value of x in p.csv ('broken') is no number that can be read and is not counted"
     ]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"periods": [["2024-01-01", "2024-02-01"]]}, {"": 2}),
+        ({"periods": [["2024-01-01", "2024-02-01"]], "time": "paid"}, {"": 1}),
+        ({"group_by": ["month"], "time": "Paid"}, {"January 2024": 1, "March 2024": 1}),
+        ({"where": [{"column": "paid", "op": ">=", "value": "2024-02-01"}]}, {"": 1}),
+    ],
+)
+def test_one_of_several_columns_of_dates_counts(
+    tmp_path: Path, query: dict[str, Any], found: dict[str, int]
+) -> None:
+    file = tmp_path / "bills.csv"
+    file.write_text(
+        "sent,paid,sum\n2024-01-02,2024-01-05,1\n2024-01-09,2024-03-05,2\n2024-02-02,,3\n"
+    )
+    result = ask(file, aggregate="rows", **query)
+    assert {k: v for k, v in values(result).items() if not k.startswith("no ")} == found
+
+    waited = ask(file, aggregate="mean", value="paid - sent", unit="hours")
+    assert waited.answers[0].rows[0].value == pytest.approx((3 + 56) / 2 * 24)
+    with pytest.raises(ValidationError, match="Use one of: sent, paid"):
+        ask(file, aggregate="rows", time="sum")

@@ -173,7 +173,7 @@ def test_one_move_of_many_threads_wins() -> None:
 
 def test_a_handoff_has_a_copy_of_its_context() -> None:
     context = {"notes": ["a"]}
-    handoff = Handoff("writer", "editor", "done", context)
+    handoff = Handoff("writer", "editor", "draft", "done", context)
     context["notes"].append("b")
     assert handoff.context == {"notes": ["a"]}
-    assert handoff.to_dict()["target"] == "editor"
+    assert handoff.to_dict()["target_role"] == "editor"

@@ -185,6 +185,22 @@ async def test_who_holds_a_pile_is_waited_for() -> None:
 # Events
 
 
+async def test_fields_of_ones_own_shadow_nothing() -> None:
+    class Mine(Event):
+        fail: bool = False
+        cancel: bool = False
+
+        async def _run(self) -> str:
+            return "mine"
+
+        async def _invoke(self) -> str:
+            return await self._run()
+
+    event = Mine(fail=True)
+    await event.invoke()
+    assert (event.status, event.response) == (EventStatus.COMPLETED, "mine")
+
+
 async def test_an_event_is_invoked_once_and_keeps_its_failure() -> None:
     event = Call(wrong=True)
     await event.invoke()

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from framework.behaviors import CircuitBreaker, CircuitOpenError, PatternGuardrail
+from framework.behaviors import (
+    AsyncCircuitBreaker,
+    CircuitBreaker,
+    CircuitOpenError,
+    PatternGuardrail,
+)
 from framework.compat.compliance import (
     ResidualRiskLevel,
     Risk,
@@ -191,6 +197,18 @@ def test_a_budget_that_is_passed_is_told_once_and_ends_what_enforces_it() -> Non
     assert session.worker.status is AgentStatus.FAILED
 
 
+@pytest.mark.parametrize("name", ["circuit_breaker", "async_circuit_breaker"])
+def test_one_breaker_may_stand_around_all_turns(name: str) -> None:
+    kind = CircuitBreaker if name == "circuit_breaker" else AsyncCircuitBreaker
+    given: dict[str, Any] = {name: kind("m", failure_threshold=1)}
+    with agent(**given).session() as session:
+        with pytest.raises(ConnectionError):
+            session.run_turn(fail, "one")
+        with pytest.raises(CircuitOpenError):
+            session.run_turn(lambda: pytest.fail("it was called"), "another")
+        assert session.run_tool("look", lambda: 1) == 1, "it is about turns"
+
+
 def test_a_breaker_and_a_router_see_the_failures() -> None:
     class Router:
         seen: list[Any]
@@ -354,10 +372,11 @@ def test_work_that_is_handed_over_is_completed_and_the_target_stands_ready() -> 
     notes, registry = Notes(), AgentRegistry()
     with agent(event_sink=notes, registry=registry).session() as session:
         handoff = session.handoff_to("editor", "too long", {"text": ["a"]})
-    assert handoff.worker is not None
-    assert handoff.worker.status is AgentStatus.INITIALIZING
+    worker = registry.get(handoff.target_worker_id)
+    assert worker is not None
+    assert worker.status is AgentStatus.INITIALIZING
     assert notes.told[-1].data is not None
-    assert notes.told[-1].data["handoff"]["target"] == "editor"
+    assert notes.told[-1].data["handoff"]["target_role"] == "editor"
     assert [worker.role for worker in registry.list_active()] == ["editor"]
 
 
@@ -371,7 +390,8 @@ def test_a_gate_is_told_and_a_summary_has_everything() -> None:
         priced(session).run_turn(lambda: None, "m", DOLLAR)
         summary = session.summary()
     assert notes.names[1:3] == ["phase.gate_passed", "phase.gate_failed"]
-    assert summary.per_model_cost == {"m": 1.0}
+    assert summary.per_model_cost == summary["per_model_cost"] == {"m": 1.0}
+    assert json.loads(json.dumps(summary)) == summary, "plain data"
     assert summary.worker["status"] == "running"
     assert len(summary.agent_events) == 3
 

@@ -92,6 +92,7 @@ def test_a_wrong_environment_variable_is_named(
         ("CAPGRAPH_APPROVAL__STEPS", "no 'approval'. Fix: Write CAPGRAPH_APPROVALS__STEPS"),
         ("CAPGRAPH_LIMITS_MAX_STEPS", "Fix: Write CAPGRAPH_LIMITS__MAX_STEPS"),
         ("CAPGRAPH_MODL", "Write CAPGRAPH_MODEL."),
+        ("CAPGRAPH_CONFG", "Write CAPGRAPH_CONFIG."),
         ("capgraph_limit__max_steps", "CAPGRAPH_LIMITS__MAX_STEPS"),
         ("CAPGRAPH_ELSEWHERE__A", "Use one of: name, "),
         ("CAPGRAPH_LIMITS__MAX_PARALEL", "write 'max_parallel'"),

@@ -226,11 +226,12 @@ async def test_a_failing_call_is_not_a_plan() -> None:
 async def test_an_answer_is_one_message_with_what_it_cost() -> None:
     model = ScriptedModel(responses=["It is 3.5."])
     result = StepSummary("value", "read", "READING", "3.5 degrees")
+    whole = StepSummary("trend", "How warm?", "TREND", "falling")
     message = await strategies(model)["answerer"].answer(
         AnswerRequest(
             task="How warm?",
             purpose="results",
-            results=(result,),
+            results=(result, whole),
             missing=("plot: no disk",),
             messages=[HumanMessage("Hi"), AIMessage("Hello"), HumanMessage("How warm?")],
         )
@@ -240,7 +241,8 @@ async def test_an_answer_is_one_message_with_what_it_cost() -> None:
     assert message.usage_metadata["output_tokens"] == 3
     (call,) = model.calls
     assert [m.type for m in call.messages] == ["system", "human", "ai", "human"]
-    assert "3.5 degrees" in call.prompt
+    assert '"READING value: read">\n3.5 degrees' in call.prompt
+    assert '"TREND trend">\nfalling' in call.prompt  # it is for all that was asked
     assert "plot: no disk" in call.prompt
 
 

@@ -115,6 +115,11 @@ def test_what_was_not_selected_is_never_inserted() -> None:
     assert (repairs, left) == ([], ["CG-P16"])
 
 
+def test_an_answer_past_the_limit_is_a_problem() -> None:
+    assert mend(step("place", "locate"), max_steps=2)[1:] == (["CG-P08"], [])
+    assert mend(step("place", "locate"), max_steps=1)[1:] == (["CG-P08"], ["CG-P03"])
+
+
 def test_an_inserted_producer_does_not_break_the_limit() -> None:
     assert mend(step("mean", "average"), ANSWER, max_steps=3)[1:] == ([], ["CG-P16"])
 
@@ -375,6 +380,13 @@ def test_an_input_that_names_nothing_is_left_to_the_planner(named: Any) -> None:
         stored={"DATA": ["old"]},
     )
     assert left == ([] if named is None else ["CG-P12"])
+
+
+@pytest.mark.parametrize(("named", "link"), [("old", {"DATA": "old"}), (5, 5), (False, False)])
+def test_inputs_that_are_no_list_are_one_entry_and_never_dropped(named: Any, link: Any) -> None:
+    steps, _, left = mend({"capability": "average", "inputs": named}, stored={"DATA": ["old"]})
+    assert steps[0]["inputs"][0] == link
+    assert left == ([] if named == "old" else ["CG-P12"])
 
 
 def test_a_short_input_of_a_type_that_nobody_takes_is_left() -> None:

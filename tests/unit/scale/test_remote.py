@@ -23,19 +23,13 @@ from framework.base.injected import Progress
 from framework.behaviors import RateLimitBehavior
 from framework.governance import Budget
 from framework.pipeline.effect_ledger import EffectLedger
+from framework.scale import remote
 from framework.stores import prune_threads
 from framework.stores.rows import rows_of
 from framework.stores.step_results import step_results_of
 from framework.testing import ScriptedModel
-from tests.faults.databases import postgres
 from tests.support.remote_steps import Place, Worker, place, plan, thread, until
 from tests.support.sweeps import LONG
-
-
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with postgres() as started:
-        yield started
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
@@ -121,6 +115,38 @@ async def test_a_step_runs_where_its_queue_is_served(shared: Place) -> None:
     [order] = shared.engine.seen
     assert order.queue == "gpu"
     assert len(str(order)) < 400
+
+
+@pytest.mark.service
+async def test_a_router_hears_of_the_end_of_a_step_and_looks_no_more(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_LONGEST", 3600.0)
+    looks, go_on = [0], asyncio.Event()
+
+    async def work(_: Any) -> None:
+        await go_on.wait()
+
+    async with place(server.database()) as there:
+        router = await there.worker([grab, segment("router")], "turns")
+        gpu = await there.worker([grab, segment("gpu", work)], "gpu")
+        gpu.serve()
+        results = step_results_of(router.saver)
+        look = results.look
+
+        async def counted(name: str) -> Any:
+            looks[0] += 1
+            return await look(name)
+
+        monkeypatch.setattr(results, "look", counted)
+        turn = asyncio.create_task(router.graph.ainvoke(plan(*STEPS), thread()))
+        await until(lambda: results.ears.hears)
+        before = -1
+        while looks[0] > before:  # until it waits to be told
+            before = looks[0]
+            await asyncio.sleep(1)
+        go_on.set()
+        assert masks(await turn)["m"]["who"] == "gpu"
 
 
 async def test_settings_give_a_queue_and_without_workers_it_changes_nothing(one: Place) -> None:

@@ -21,7 +21,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, ScheduleBackfill, WorkflowHistory
 from temporalio.worker import Replayer
 
-from framework.base.errors import PersistenceError, ValidationError
+from framework.base.errors import ConfigurationError, PersistenceError, ValidationError
 from framework.scale import temporal, turn_workflow
 from framework.scale.engine import Engine
 from framework.scale.order import StepOrder, TurnOrder
@@ -296,6 +296,33 @@ async def test_what_was_handed_over_before_is_told_only_where_it_was_lost(
         await notes.until(*[f"w ends {thread} hold"] * 2)
 
 
+async def test_databases_that_share_a_server_have_their_orders_apart(
+    temporal_server: Server, notes: Notes, thread: str
+) -> None:
+    one, other = [
+        await TemporalEngine.open(
+            temporal_server.address, lease_seconds=LEASE_SECONDS, database=name + thread
+        )
+        for name in "ab"
+    ]
+    turn, step = TurnOrder(thread, "hold"), StepOrder(f"hold-{thread}", "gpu", "ref", "token")
+    queues = ("turns", "gpu")
+    async with serving(one, Scripted("a", notes.append), queues) as first:
+        for engine in (one, other):
+            await engine.submit(turn)
+            await engine.run_step(step)
+        await notes.until(f"a begins {thread} hold", f"a begins gpu {step.id}")
+        async with serving(other, Scripted("b", notes.append), queues) as second:
+            await notes.until(f"b begins gpu {step.id}")
+            # The thread's own workflow is at work for the other one; this one's order goes by itself.
+            await notes.until(f"b begins {thread} hold")
+            second.go.set()
+            await notes.until(f"b ends {thread} hold", f"b ends gpu {step.id}")
+        first.go.set()
+        await notes.until(f"a ends {thread} hold", f"a ends gpu {step.id}")
+    assert len(notes) == 8
+
+
 async def test_threads_without_a_worker_wait(engine: TemporalEngine, thread: str) -> None:
     await engine.submit(TurnOrder(thread, "r"))
     async with asyncio.timeout(60):
@@ -307,8 +334,9 @@ async def test_a_server_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(temporal, "_CONNECT", timedelta(seconds=0.5))
     with pytest.raises(PersistenceError, match=r"'127\.0\.0\.1:9' cannot be reached"):
         await TemporalEngine.open("127.0.0.1:9", lease_seconds=LEASE_SECONDS)
-    with pytest.raises(PersistenceError, match=r"'host:x' cannot be reached"):
-        await TemporalEngine.open("host:x", lease_seconds=LEASE_SECONDS)
+    for address in ("host:x", "host"):
+        with pytest.raises(ConfigurationError, match=f"'{address}' is no address of Temporal"):
+            await TemporalEngine.open(address, lease_seconds=LEASE_SECONDS)
 
 
 # --- processes ----------------------------------------------------------------------------

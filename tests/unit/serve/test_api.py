@@ -123,6 +123,11 @@ async def test_the_ledger_names_effects_and_who_agreed(tmp_path: Any) -> None:
             assert (await bob.get("/api/effects")).json() == {"items": [], "next": None}
             (seen,) = (await eve.get("/api/effects")).json()["items"]
             assert seen["approved_by"] == ["ann"]
+            # Who oversees, oversees a tenant.
+            abroad = await client("eve", "auditor", "elsewhere")
+            for path in ("effects", "audit", f"effects?after=@ann/{thread}"):
+                assert (await abroad.get(f"/api/{path}")).json().get("items", []) == []
+            assert (await abroad.get("/api/audit/verify")).json() == {"valid": True}
             assert (await bob.get(f"/api/effects?thread_id={thread}")).status_code == 404
             records = (await ann.get("/api/audit")).json()["items"]
             assert {"effect", "approval"} <= {record["kind"] for record in records}
@@ -169,9 +174,41 @@ async def test_usage_is_what_the_models_said_and_everybodys_own(tmp_path: Any) -
         assert (await other.get("/api/usage")).json()["items"] == []
         by_user = (await eve.get("/api/usage?by=user")).json()["items"]
         assert {one["user"]: one["input_tokens"] for one in by_user} == asked_of
+        abroad = await client("eve", "auditor", "elsewhere")
+        assert (await abroad.get("/api/usage")).json()["items"] == []
         (day,) = (await eve.get("/api/usage?by=day")).json()["items"]
         assert day["day"] == datetime.now(UTC).date().isoformat()
         assert day["input_tokens"] == sum(asked_of.values())
+
+
+async def test_what_a_step_cost_is_told_of_the_last_turn(tmp_path: Any) -> None:
+    model = ScriptedModel(responses=lambda _: "Seven.")
+
+    @capability_node
+    async def ponder() -> Level:
+        """Ask a model."""
+        await model.ainvoke("How full is the tank?")
+        return Level(litres=7)
+
+    settings = Settings(prices={"scripted": {"input_per_million": 1e6, "output_per_million": 0}})
+    plan = {"steps": [{"context_key": "a", "capability": "ponder"}]}
+    async with (
+        open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver,
+        served(ponder, saver=saver, settings=settings) as client,
+    ):
+        ann, bob = await client(), await client("bob")
+        thread, run = await asked(ann, plan)
+        await ended(ann, run)
+        path = f"/api/threads/{thread}/runs"
+        again = (await ann.post(path, json={"plan": plan})).json()["run_id"]
+        await ended(ann, again)
+        used = f"/api/usage?by=step&thread_id={thread}"
+        (step,) = (await ann.get(used)).json()["items"]
+        assert (step["step"], step["calls"], step["cost_usd"]) == ("a", 1, 5.0)
+        (all_of_it,) = (await ann.get(f"/api/usage?thread_id={thread}")).json()["items"]
+        assert all_of_it["calls"] == 2
+        assert (await bob.get(used)).status_code == 404
+        assert (await ann.get("/api/usage?by=step")).status_code == 400
 
 
 async def test_an_event_that_is_too_long_says_where_the_whole_is() -> None:
@@ -278,6 +315,28 @@ async def test_a_fork_of_a_question_is_a_question_of_its_own(tmp_path: Any) -> N
         assert own["question_id"] not in {one["question_id"] for one in left}
 
 
+async def test_an_answer_that_was_overtaken_is_told_so() -> None:
+    async with served() as client:
+        ann, runs = await client(), client.app.state.runs
+        _, run = await asked(ann)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        name = question["question_id"]
+        seen = await runs.question(Caller("ann", authenticated=True), name)
+
+        async def as_it_was(*_: Any) -> Any:
+            return seen
+
+        # Both have found it open; the thread is free again before the second one takes it.
+        runs.question = as_it_was
+        path = f"/api/questions/{name}"
+        first = await ann.post(path, json={"answer": "approve"})
+        assert await ended(ann, first.json()["run_id"]) == "completed"
+        opened = len(OpenValve.opened)
+        assert (await ann.post(path, json={"answer": "approve"})).status_code == 409
+        assert len(OpenValve.opened) == opened
+
+
 async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
     gate = asyncio.Event()
 
@@ -301,7 +360,7 @@ async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
         assert (await ann.post(f"/api/runs/{run}/stop")).status_code == 202
         told = await events_of(ann, run)
         assert told[-1]["outcome"] == {"type": "cancelled"}
-        assert await ended(ann, run) == "cancelled"
+        assert await ended(ann, run) == "stopped"
         for after in range(len(told) + 1):
             assert await events_of(ann, run, after) == told[after:]
         bad = await ann.get(f"/api/runs/{run}/events", headers={"last-event-id": "x"})
@@ -309,6 +368,29 @@ async def test_a_busy_thread_a_stop_and_what_is_replayed() -> None:
         gate.set()
         free = await ann.post(f"/api/threads/{thread}/runs", json={"plan": plan})
         assert await ended(ann, free.json()["run_id"]) == "completed"
+
+
+async def test_what_waits_is_stopped_and_asks_nothing_any_more() -> None:
+    waits = {"steps": [{**READ["steps"][0], "wait_for": {"key": "rain", "within": "1h"}}]}
+    async with served() as client:
+        ann = await client()
+        for plan in (PLAN, waits):
+            thread, run = await asked(ann, plan)
+            assert await ended(ann, run) == "waiting"
+            stopped = await ann.post(f"/api/runs/{run}/stop")
+            assert (stopped.status_code, stopped.json()["status"]) == (202, "stopped")
+            assert (await ann.get("/api/questions")).json()["items"] == []
+            assert (await ann.get(f"/api/threads/{thread}")).json()["outcome"] == "stopped"
+        early = await ann.post(f"/api/threads/{thread}/signals/rain")
+        assert early.json() == {"waited": False, "run_id": None}
+        # What was answered goes on in another run: the first one is over.
+        thread, run = await asked(ann)
+        await ended(ann, run)
+        (question,) = (await ann.get("/api/questions")).json()["items"]
+        path = f"/api/questions/{question['question_id']}"
+        on = (await ann.post(path, json={"answer": "approve"})).json()["run_id"]
+        assert await ended(ann, on) == "completed"
+        assert (await ann.post(f"/api/runs/{run}/stop")).json()["status"] == "waiting"
 
 
 async def test_identity_in_a_body_is_nobodys() -> None:
@@ -386,7 +468,7 @@ async def test_a_user_has_only_so_many_runs_at_once() -> None:
         assert stopped.status_code == 202
         gate.set()
         assert await ended(ann, runs[0]) == "completed"
-        assert await ended(ann, runs[1]) == "cancelled"
+        assert await ended(ann, runs[1]) == "stopped"
         assert await ended(bob, other) == "completed"
 
 

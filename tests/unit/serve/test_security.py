@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.identity import COOKIE
 from framework.serve.shield import OPEN
-from tests.faults.databases import postgres
 from tests.support.serve_process import CANARY, Answer, Served, Things, serve_process, things_of
 from tests.support.served import OpenValve, Source, read_level
 from tests.support.sweeps import sample
@@ -108,11 +106,11 @@ def table(served: Served) -> list[Entry]:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with contextlib.ExitStack() as stack:
-        db = "sqlite:///threads.db"
-        if request.param == "postgres":
-            db = stack.enter_context(postgres()).database()
-        yield stack.enter_context(serve_process(tmp_path_factory.mktemp("security"), db=db))
+    db = "sqlite:///threads.db"
+    if request.param == "postgres":
+        db = request.getfixturevalue("server").database()
+    with serve_process(tmp_path_factory.mktemp("security"), db=db) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

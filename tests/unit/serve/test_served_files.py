@@ -18,7 +18,7 @@ from framework.base.ports import Caller
 from framework.registry import Registry
 from framework.serve.app import create_app
 from framework.serve.files import Uploads
-from tests.support.served import ByHeader, asked, ended, served
+from tests.support.served import ByHeader, asked, ended, events_of, served
 
 CSV = b"time,load\n" + b"".join(b"2024-01-%02d,%d\n" % (day, day * 10) for day in range(1, 31))
 HARDENED = {
@@ -126,7 +126,11 @@ async def test_plots_and_tables_are_had_by_reference(tmp_path: Path) -> None:
             "picture",
             "image/png",
         )
-        assert str(tmp_path) not in str([table, image])
+        told = await events_of(ann, run)
+        assert told[-1]["result"]["files"] == [image["name"]]
+        whole = (await ann.get(f"/api/threads/{thread}")).json()
+        assert image["name"] in whole["messages"][-1]["content"]
+        assert str(tmp_path) not in str([table, image, told, whole])
         path = f"/api/threads/{thread}/files"
         got = await ann.get(f"{path}/{image['file_id']}")
         assert got.content.startswith(b"\x89PNG")

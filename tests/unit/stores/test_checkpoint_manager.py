@@ -28,7 +28,6 @@ from framework.stores import (
     open_store,
     prune_threads,
 )
-from tests.support.state_backends import server  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
 

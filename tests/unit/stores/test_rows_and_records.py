@@ -65,6 +65,31 @@ async def test_what_cannot_be_saved_is_refused(path: Path) -> None:
             await write_record(saver, "1", "a", {"what": object()})
 
 
+async def test_a_statement_with_the_moment_is_the_same_each_time(path: Path) -> None:
+    asked: list[str] = []
+    async with open_saver(f"sqlite:///{path}") as saver:
+        rows = rows_of(saver)
+        assert rows is not None
+        await rows.table(TABLE)
+        beside = await rows.beside()
+        conn = beside._connection()  # type: ignore[attr-defined]
+
+        class Heard:
+            total_changes = 0
+
+            def execute(self, text: str, values: Any = ()) -> Any:
+                asked.append(text)
+                return conn.execute(text, values)
+
+        beside._connection = Heard  # type: ignore[attr-defined]
+        for name in ("ball", "bear"):
+            await beside.run("INSERT INTO toys SELECT ?, {now} - ? WHERE ? = 1", (name, 7.0, 1))
+        assert len(set(asked)) == 1
+        _, found = await rows.run("SELECT name, round({now} - at) FROM toys ORDER BY name")
+    assert [name for name, _ in found] == ["ball", "bear"]
+    assert all(7 <= age < 1000 for _, age in found)
+
+
 async def test_rows_are_for_savers_whose_database_is_known(saver: Any) -> None:
     rows = rows_of(saver)
     if isinstance(saver, InMemorySaver):

@@ -82,6 +82,61 @@ async def test_what_is_told_is_numbered_and_read_by_all(saver: Any) -> None:
     log.close()
 
 
+async def test_what_is_told_within_a_moment_is_one_row(tmp_path: Path) -> None:
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log, rows = RunLog(saver), rows_of(saver)
+        assert rows is not None
+        await log.open(LoggedRun("r", "t", "ann", request={"message": "Hi"}))
+        for number in range(30):
+            log.tell("r", [{"n": number}])
+            await asyncio.sleep(0)
+        await log.end("r", "completed")
+        _, found = await rows.run("SELECT seq FROM capgraph_run_events")
+        assert found == [(30,)]
+        other = RunLog(saver)
+        assert [seq for seq, _ in await followed(other, "r", 10)] == [*range(11, 31)]
+        other.close()
+        log.close()
+
+
+async def test_who_hears_of_the_end_finds_the_run_ended(saver: Any) -> None:
+    log, other = RunLog(saver), RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    readers = [log] if isinstance(saver, InMemorySaver) else [log, other]
+
+    async def heard(reader: RunLog) -> str:
+        async for page in reader.follow("r"):
+            if page and page[-1][0] == 2:
+                found = await reader.get("r")
+                assert found is not None
+                return found.status
+        raise AssertionError("nothing was told")
+
+    listening = [asyncio.create_task(heard(reader)) for reader in readers]
+    log.tell("r", [{"type": "RUN_STARTED"}, {"type": "RUN_FINISHED"}])
+    await log.flush()
+    assert not (await asyncio.wait(listening, timeout=0.1))[0]
+    await log.end("r", "completed")
+    assert await asyncio.gather(*listening) == ["completed"] * len(readers)
+    for one in (log, other):
+        one.close()
+
+
+async def test_what_somebody_listens_to_is_not_gathered(
+    saver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_GATHER_SECONDS", 3600.0)
+    log = RunLog(saver)
+    await log.open(LoggedRun("r", "t", "ann"))
+    listening = log.follow("r")
+    heard = asyncio.ensure_future(anext(listening))
+    await asyncio.sleep(0)
+    log.tell("r", [{"n": 0}])
+    assert await heard == [(1, '{"n":0}')]
+    await listening.aclose()
+    log.close()
+
+
 async def test_a_slow_listener_reads_what_left_memory(saver: Any) -> None:
     log = RunLog(saver)
     await log.open(LoggedRun("r", "t", "ann"))

@@ -29,7 +29,6 @@ from framework.stores import (
     SqliteStateStore,
     StateStoreFactory,
 )
-from tests.faults.databases import postgres
 from tests.support.state_backends import *  # noqa: F403
 from tests.support.state_backends import Where
 
@@ -350,16 +349,17 @@ async def test_a_place_that_is_not_there_is_an_error(tmp_path: Any) -> None:
 
 
 @pytest.mark.service
-async def test_a_server_that_was_started_again_is_found_again() -> None:
-    with postgres() as server:
-        store = StateStoreFactory.create("postgres", url=server.database())
-        await store.set("k", 1)
-        server.stop()
+async def test_a_server_that_was_started_again_is_found_again(server: Any) -> None:
+    store = StateStoreFactory.create("postgres", url=server.database())
+    await store.set("k", 1)
+    server.stop()
+    try:
         with pytest.raises(PersistenceError):
             await store.get("k")
+    finally:
         server.start()
-        assert await store.increment("k") == 2
-        await store.close()
+    assert await store.increment("k") == 2
+    await store.close()
 
 
 # --- at once --------------------------------------------------------------------------------------

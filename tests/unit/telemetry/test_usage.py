@@ -20,6 +20,7 @@ from framework.telemetry import (
     UsageTracker,
     format_cost,
     has_pricing,
+    load_pricing_from_file,
     register_pricing,
 )
 
@@ -106,7 +107,24 @@ def test_a_price_is_a_number_from_zero(number: float) -> None:
         ModelPricing(number, 1.0)
 
 
+def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
+    file, table = tmp_path / "prices.json", PriceTable(others=False)
+    file.write_text('{"models": {"m": {"input_per_million": 2, "output_per_million": 4}}}')
+    load_pricing_from_file(file, table=table)
+    assert table.find("M") == ModelPricing(2, 4)
+
+
+def test_a_summary_has_the_names_of_its_source() -> None:
+    tracker = UsageTracker(prices=PriceTable({"m": ModelPricing(2.0, 4.0)}, others=False))
+    tracker.record_turn("m", UsageSnapshot(input_tokens=1_000_000))
+    told = tracker.summary()
+    assert (told["turns"], told["total_input_tokens"]) == (1, 1_000_000)
+    assert (told["total_cost_usd"], told["formatted_cost"]) == (2.0, "$2.00")
+
+
 def test_usage_goes_there_and_back() -> None:
+    used = UsageSnapshot(input_tokens=1, tool_calls=2)
+    assert UsageSnapshot.from_json(used.to_json()) == used
     used = UsageSnapshot(1, 2, 3, 4, "5m", 5)
     assert UsageSnapshot.from_dict({**used.to_dict(), "later": 1}) == used
     assert used.total_tokens == 10

@@ -138,6 +138,17 @@ async def test_what_is_no_event_is_told():
     flow.on("started", odd)
     found = await flow.run(started())
     assert found.error == "started: a handler gave 'text', which is no WorkflowEvent"
+    flow.on("other", 5)
+    with pytest.raises(ConfigurationError, match="5 cannot work on a task"):
+        flow.compile()
+
+    async def number(event):
+        return 5
+
+    flow = EventDrivenWorkflow()
+    flow.on("started", number)
+    found = await flow.run(started())
+    assert found.error == "started: a handler gave 5, which is no WorkflowEvent"
 
 
 async def test_its_graph_takes_an_event():

@@ -1,0 +1,43 @@
+"""How the command ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_CODE = """
+import atexit
+import temporalio.bridge.temporal_sdk_bridge
+from framework.cli.main import main
+
+class Late:
+    def __del__(self):
+        print("late")
+
+late = Late()
+atexit.register(print, "at the end")
+main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["worker", "--no"], 2)])
+def test_the_threads_of_temporal_do_not_meet_the_end_of_the_interpreter(
+    arguments: list[str], code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-1] == "at the end"
+
+
+def test_a_process_that_runs_the_command_beside_other_things_goes_on() -> None:
+    code = "import temporalio, sys\nfrom framework.cli.main import main\n"
+    code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print('goes on')\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "goes on"
