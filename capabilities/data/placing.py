@@ -314,11 +314,9 @@ class Placing:
             return value, unit if known else "degree", until + 1 + known
         if until < len(self.words):
             word = self.words[until]
-            if {word.stem, word.text} & lex.NOTHING or (
-                word.stem in lex.UNITS and not self._lasts()
-            ):
-                pass
-            elif is_unit(word.text):
+            says_nothing = {word.stem, word.text} & lex.NOTHING
+            of_the_time = word.stem in lex.UNITS and not self._lasts()
+            if not says_nothing and not of_the_time and is_unit(word.text):
                 unit, until = word.text, until + 1
         return value, unit, until
 

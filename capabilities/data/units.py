@@ -52,25 +52,25 @@ def unit_in_name(name: str) -> str | None:
         return _SIGNS.get(name[name.index("°") + 1 : name.index("°") + 2].lower())
     words, tokens = name_words(name), [token for token in _SPLIT.split(name) if token]
     whole = [fold(token) for token in tokens]  # "kW" is no "W" behind a "k"
+    percent = "%" if name.strip().endswith("%") else None
     if len(words) < 2 or "per" in words[:-1]:  # what is measured in it, or what it is divided by
-        pass
-    elif whole[-1] == "min" and _LASTS.intersection(words):
+        return percent
+    if whole[-1] == "min" and _LASTS.intersection(words):
         return "min"  # elsewhere it may be the lowest
-    elif whole[-1] in _DIVISORS and {*whole[:-1][-1:]} & {*_NAMED, *_LAST}:
+    if whole[-1] in _DIVISORS and {*whole[:-1][-1:]} & {*_NAMED, *_LAST}:
         ratio = "/".join(tokens[-2:])  # speed_m_s, emission_g_km
         return _NAMED.get(fold(ratio)) or (ratio if _parse(ratio) else None)
-    elif unit := next(
-        (_NAMED[w] for w in [*reversed(whole), *reversed(words)] if w in _NAMED), None
-    ):
+    known = (_NAMED[word] for word in [*reversed(whole), *reversed(words)] if word in _NAMED)
+    if unit := next(known, None):
         # Thousands of euros are not said in euros, nor areas in lengths.
         scaled = unit in _NO_DIMENSION and _SCALED.intersection(words)
         if scaled or words[-1].isdigit() or whole[-1][0].isdigit():
             return None
         small = f"m{unit[1:]}"
         return small if unit[0] == "M" and small in tokens else unit
-    elif words[-1] in _LAST and (words[-1] == whole[-1] or len(words[-2]) > 1):
+    if words[-1] in _LAST and (words[-1] == whole[-1] or len(words[-2]) > 1):
         return _LAST[words[-1]]
-    return "%" if name.strip().endswith("%") else None
+    return percent
 
 
 def guess_temperature_unit(lowest: float, highest: float) -> str | None:

@@ -22,11 +22,11 @@ from framework.base.errors import (
 )
 from framework.base.spec import CapabilitySpec
 from framework.behaviors.guarding import GuardrailBehavior
+from framework.behaviors.guardrails import REWRITE_OR_ASK
 from framework.engine.as_node import run_request
 from framework.engine.services import Services
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
-_ALL = ("rewrite", "ask")
 
 
 def tool_node(
@@ -47,7 +47,7 @@ def tool_node(
     async def guarded(request: ToolCallRequest, execute: Execute) -> Any:
         name = request.tool_call["name"]
         for guard in guards:
-            passed = await guard.before(request.tool_call["args"], tool=name, can=_ALL)
+            passed = await guard.before(request.tool_call["args"], tool=name, can=REWRITE_OR_ASK)
             args = await passed.agreed(name)
             if passed.rewritten:
                 request = request.override(tool_call={**request.tool_call, "args": args})
@@ -57,7 +57,7 @@ def tool_node(
             found = await _attempted(request.tool_call, own[name].capability_spec, bound)
         for guard in guards:
             if isinstance(found, ToolMessage):
-                passed = await guard.after(found.content, tool=name, can=_ALL)
+                passed = await guard.after(found.content, tool=name, can=REWRITE_OR_ASK)
                 found = found.model_copy(update={"content": await passed.agreed(name)})
         return found
 

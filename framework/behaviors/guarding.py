@@ -15,14 +15,13 @@ from framework.base.ports import Attempt, BehaviorContext, CallNext, Failure, St
 from framework.base.values import to_plain
 from framework.behaviors.base import BaseBehavior
 from framework.behaviors.guardrail_texts import GuardrailRule, texts_in
-from framework.behaviors.guardrails import GuardrailViolationError, Guards
+from framework.behaviors.guardrails import REWRITE_OR_ASK, GuardrailViolationError, Guards
 from framework.langgraph_compat import held_back
 from framework.pipeline.effect_ledger import plain_inputs
 from framework.pipeline.run_config import current_caller
 from framework.telemetry import AnswerToken, emit
 from framework.telemetry.events import keeping
 
-_ALL = ("rewrite", "ask")
 _OBJECTIVE = "task_objective"
 _PLAN = "planning_execution_plan"
 
@@ -95,12 +94,14 @@ class GuardrailBehavior(BaseBehavior):
         Raises:
             GuardrailViolationError: The guards do not let it pass.
         """
-        passed = await self.guards.before({"message": text}, tool="", role=_role(), can=_ALL)
+        passed = await self.guards.before(
+            {"message": text}, tool="", role=_role(), can=REWRITE_OR_ASK
+        )
         return str(passed.value.get("message", "")), passed.asks
 
     async def brought(self, contexts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
         """Look at context data that a caller brings; see :meth:`message`."""
-        passed = await self.guards.before(contexts, tool="", role=_role(), can=_ALL)
+        passed = await self.guards.before(contexts, tool="", role=_role(), can=REWRITE_OR_ASK)
         return passed.value, passed.asks
 
     async def answer(self, text: str, *, node: str) -> str:
@@ -110,7 +111,9 @@ class GuardrailBehavior(BaseBehavior):
             GuardrailViolationError: The guards, or a person whom they want asked, do not let it
                 pass.
         """
-        passed = await self.guards.after(text, tool=node, role=_role(), words=True, can=_ALL)
+        passed = await self.guards.after(
+            text, tool=node, role=_role(), words=True, can=REWRITE_OR_ASK
+        )
         return str(await passed.agreed(node))
 
 
@@ -130,7 +133,9 @@ class _Screen:
         if attempt.kind == "model":
             return await call_next(await self._prompt(attempt))
         given = _arguments(attempt)
-        passed = await self._guards.before(given, tool=attempt.capability, role=_role(), can=_ALL)
+        passed = await self._guards.before(
+            given, tool=attempt.capability, role=_role(), can=REWRITE_OR_ASK
+        )
         if passed.rewritten:
             attempt = _with_arguments(attempt, given, passed.value)
         if passed.asks:
@@ -145,7 +150,9 @@ class _Screen:
             for place, message in enumerate(messages)
             if message.type != "system"
         }
-        passed = await self._guards.before(told, tool=attempt.capability, role=_role(), can=_ALL)
+        passed = await self._guards.before(
+            told, tool=attempt.capability, role=_role(), can=REWRITE_OR_ASK
+        )
         await passed.agreed(attempt.capability)
         if not passed.rewritten:
             return attempt
@@ -179,7 +186,7 @@ class _Settle:
         if not found.success:
             return found
         passed = await self._guards.after(
-            _given(found), tool=attempt.capability, role=_role(), can=_ALL
+            _given(found), tool=attempt.capability, role=_role(), can=REWRITE_OR_ASK
         )
         if passed.rewritten:
             found = _with_value(found, passed.value)

@@ -258,6 +258,10 @@ class Passed:
         raise GuardrailViolationError(violations=[replace(first, reason=why), *others])
 
 
+REWRITE_OR_ASK = ("rewrite", "ask")
+"""What can be done about the outcome of a guard where words can be changed and a person asked."""
+
+
 class Guards:
     """Several guards, asked one after the other; all their objections come together.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from framework.approvals.answers import Answer
@@ -23,7 +22,7 @@ from framework.planning import fingerprints
 from framework.planning.parameters import validated_parameters
 from framework.state import TurnView
 from framework.telemetry import ApprovalGiven, emit
-from framework.telemetry.audit import note
+from framework.telemetry.audit import note_answer
 
 
 async def apply_answers(
@@ -130,16 +129,8 @@ async def take_up(
         policy = ApprovalPolicy.of(wanted)
         now = services.clock.now()
         refused = await ledger.agreements.vote(digest, key, policy, by, now)
-    note(
-        "approval",
-        step=key,
-        capability=asked["capability"],
-        question=kind,
-        decision=answer.decision,
-        digest=digest or None,
-        refused=bool(refused) or None,
-        by={name: value for name, value in asdict(by).items() if value},
-    )
+    more = {"digest": digest or None, "refused": bool(refused) or None}
+    note_answer(key, kind, answer.decision, by, capability=asked["capability"], **more)
     emit(
         ApprovalGiven(
             context_key=key,

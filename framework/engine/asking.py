@@ -20,7 +20,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.run_config import current_caller
 from framework.state import TurnView
 from framework.telemetry import ApprovalAsked, emit
-from framework.telemetry.audit import note
+from framework.telemetry.audit import note_answer
 
 Read = Callable[[Any], tuple[dict[str, Answer], list[str]]]
 
@@ -93,9 +93,7 @@ async def ask_about_words(
     view = services.view({})
     answers, by = await ask_apart(about, question, reader(question, view, services, None))
     answer = answers[about]
-    named = {name: value for name, value in asdict(by).items() if value}
-    digest = digest_of(said)
-    note("approval", step=about, question=WORDS, decision=answer.decision, digest=digest, by=named)
+    note_answer(about, WORDS, answer.decision, by, digest=digest_of(said))
     if answer.decision == "approve":
         return Verdict("allow")
     return Verdict("deny", [f"a person rejected it: {answer.reason or 'no reason was given'}"])

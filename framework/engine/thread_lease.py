@@ -100,10 +100,8 @@ async def hold(saver: BaseCheckpointSaver[Any], config: Mapping[str, Any]) -> As
 
 async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, Any]) -> None:
     # A question of an earlier checkpoint can be answered again: that is a fork.
-    where = thread_config(str(asked["thread_id"]))
-    if asked.get("checkpoint_id"):
-        where["configurable"]["checkpoint_id"] = asked["checkpoint_id"]
-    found = await saver.aget_tuple(where)
+    moment = asked.get("checkpoint_id") or None
+    found = await saver.aget_tuple(thread_config(str(asked["thread_id"]), checkpoint_id=moment))
     open_ = [] if found is None else open_interrupts(found.pending_writes)
     if all(is_wait(item.value) for item in open_):
         raise ValidationError(

@@ -7,7 +7,7 @@ after the other, the last effect first, through the same door; then the turn end
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from framework.approvals import PLAN, plan_question
@@ -24,7 +24,7 @@ from framework.pipeline.run_config import current_runtime
 from framework.pipeline.state_update import combined, to_state
 from framework.planning import CLOSING
 from framework.state import TurnView
-from framework.telemetry.audit import note
+from framework.telemetry.audit import note_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,8 @@ async def offered_apart(
     shown = services.view({**view.state, **asked, "planning_execution_plan": plan})
     question = plan_question(shown, services.registry)
     answers, by = await ask_apart("undo", question, reader(question, shown, services, None))
-    named = {name: value for name, value in asdict(by).items() if value}
     decision = answers[PLAN].decision
-    note(
-        "approval", step=PLAN, question=PLAN, decision=decision, digest=plan_digest(plan), by=named
-    )
+    note_answer(PLAN, PLAN, decision, by, digest=plan_digest(plan))
     writes, undone = [*failed.items()], []
     for effect, step in steps.items() if decision == "approve" else ():
         about: Any = {"total": len(steps), "objective": step["task_objective"]}

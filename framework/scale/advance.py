@@ -28,7 +28,7 @@ from framework.scale.order import TurnOrder
 from framework.scale.translate import Translator, interrupt_of
 from framework.stores.leases import Lease, leases_of
 from framework.stores.records import thread_config
-from framework.stores.run_log import LoggedRun, RunLog
+from framework.stores.run_log import ENDS, LoggedRun, RunLog
 from framework.stores.threads import open_questions
 from framework.stores.waits import open_waits, waits_of
 
@@ -36,8 +36,6 @@ _READS = 3
 """So often a thread that cannot be read is given back: a worker of another version may know how."""
 MARK = 24
 """So long is the part of a question's name that tells it from others of its thread."""
-ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
-"""Types of the event that ends a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from framework.engine.thread_lease import lend
 from framework.graph.signals import signal as send_signal
 from framework.langgraph_compat import answers_tried
 from framework.pipeline.run_config import configurable_of
-from framework.scale.advance import ENDS, Runner, given_of, stopped
+from framework.scale.advance import Runner, given_of, stopped
 from framework.scale.engine import Engine
 from framework.scale.order import TurnOrder
 from framework.stores.leases import leases_of
@@ -34,7 +34,7 @@ from framework.stores.open import open_saver
 from framework.stores.reading import as_text, from_text
 from framework.stores.records import thread_config
 from framework.stores.rows import PostgresRows, rows_of
-from framework.stores.run_log import STOPPING, LoggedRun, RunLog
+from framework.stores.run_log import ENDS, STOPPING, LoggedRun, RunLog
 from framework.stores.step_results import step_results_of
 from framework.stores.threads import open_questions, thread_summary
 from framework.stores.waits import Due, open_waits, waits_of

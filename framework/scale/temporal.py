@@ -400,9 +400,8 @@ class _Desk:
         patience = info.heartbeat_timeout.total_seconds()
         future = self._under_way.get(order)
         if future is None:
-            if self.is_full(
-                isinstance(order, StepOrder)
-            ):  # of several queues that were asked, more than one had an order
+            # Of several queues that were asked, more than one may have had an order.
+            if self.is_full(isinstance(order, StepOrder)):
                 raise _given_back("NoPlaceError", _SOON)
             # Whoever comes after one that is not heard of meets the lease that it left.
             doing = self._after_a_lease(work, patience) if info.attempt == _SECOND else work()

@@ -20,6 +20,7 @@ from framework.stores.waits import waits_of
 
 if TYPE_CHECKING:
     from langchain_core.messages import AnyMessage
+    from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
     from framework.stores.run_log import RunLog
@@ -241,11 +242,7 @@ class Threads:
             PersistenceError: The saver keeps no histories to copy.
         """
         kept = await self.check(caller, thread_id)
-        if checkpoint_id is not None:
-            config = thread_config(kept)
-            config["configurable"]["checkpoint_id"] = checkpoint_id
-            if await self._saver.aget_tuple(config) is None:
-                raise NotThereError("There is no such checkpoint.", fix="List the history.")
+        await self._moment(kept, checkpoint_id)
         fresh = uuid.uuid4().hex
         await fork_thread(self._saver, kept, self.kept(caller, fresh), checkpoint_id=checkpoint_id)
         return fresh
@@ -260,9 +257,7 @@ class Threads:
         """
         kept = await self.check(caller, thread_id)
         limit = min(max(limit, 1), _MAX_PAGE)
-        before = thread_config(kept) if after is not None else None
-        if before is not None:
-            before["configurable"]["checkpoint_id"] = after
+        before = None if after is None else thread_config(kept, checkpoint_id=after)
         found = [
             {
                 "checkpoint_id": one.config["configurable"]["checkpoint_id"],
@@ -289,15 +284,18 @@ class Threads:
         Raises:
             NotThereError: There is no such thread or checkpoint.
         """
-        config = thread_config(await self.check(caller, thread_id))
-        if checkpoint_id is not None:
-            config["configurable"]["checkpoint_id"] = checkpoint_id
-            if await self._saver.aget_tuple(config) is None:
-                raise NotThereError("There is no such checkpoint.", fix="List the history.")
-        snapshot = await self._graph.aget_state(config)
+        kept = await self.check(caller, thread_id)
+        snapshot = await self._graph.aget_state(await self._moment(kept, checkpoint_id))
         values = dict(snapshot.values)
         messages = [_message(one) for one in values.pop("messages", None) or []]
         return {"messages": messages, **finite(values)}
+
+    async def _moment(self, kept: str, checkpoint_id: str | None) -> RunnableConfig:
+        """Find a thread as it is, or as it was at one of its checkpoints."""
+        config = thread_config(kept, checkpoint_id=checkpoint_id)
+        if checkpoint_id is not None and await self._saver.aget_tuple(config) is None:
+            raise NotThereError("There is no such checkpoint.", fix="List the history.")
+        return config
 
     async def _item(self, caller: Caller, kept: str) -> dict[str, Any] | None:
         summary = await thread_summary(self._saver, kept)

@@ -89,8 +89,7 @@ async def write_record(
     kind, data = saver.serde.dumps_typed(record)
     checkpoint["channel_values"] = {_CHANNEL: f"{kind}:{base64.b64encode(data).decode()}"}
     checkpoint["channel_versions"] = {_CHANNEL: version}
-    place = thread_config(thread_id, PREFIX + key)
-    place["configurable"]["checkpoint_id"] = builds_on or now
+    place = thread_config(thread_id, PREFIX + key, builds_on or now)
     metadata: Any = {"source": "update", "step": 0, **told}
     await saver.aput(place, checkpoint, metadata, {_CHANNEL: version})
 
@@ -111,10 +110,17 @@ async def record_names(saver: BaseCheckpointSaver[Any], thread_id: str) -> list[
     return sorted(space.removeprefix(PREFIX) for space in spaces if space.startswith(PREFIX))
 
 
-def thread_config(thread_id: str, namespace: str = "") -> RunnableConfig:
-    """Return the configuration by which a saver finds a thread.
+def thread_config(
+    thread_id: str, namespace: str = "", checkpoint_id: str | None = None
+) -> RunnableConfig:
+    """Return the configuration by which a saver finds a thread, now or at one of its checkpoints.
 
     >>> thread_config("t")
     {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}
     """
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace}}
+    place = {"thread_id": thread_id, "checkpoint_ns": namespace}
+    return {
+        "configurable": place
+        if checkpoint_id is None
+        else {**place, "checkpoint_id": checkpoint_id}
+    }

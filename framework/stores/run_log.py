@@ -89,7 +89,9 @@ _LOOK_SECONDS = 1.0
 """How often a listener looks for what another process wrote."""
 _LONGEST = 1_000_000
 """Characters of an event past which it is shortened."""
-_LAST = ('{"type":"RUN_FINISHED"', '{"type":"RUN_ERROR"')
+ENDS = frozenset({"RUN_FINISHED", "RUN_ERROR"})
+"""Types of the event that ends a run."""
+_LAST = tuple(f'{{"type":"{name}"' for name in ENDS)
 """What the event begins with that ends a run."""
 _GATHER_SECONDS = 0.02
 """So long an event waits for others that are written with it, unless somebody waits for it."""

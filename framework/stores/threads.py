@@ -303,9 +303,7 @@ async def fork_thread(
     Raises:
         PersistenceError: There is no such thread or moment, or the name is taken.
     """
-    source = thread_config(thread_id)
-    if checkpoint_id is not None:
-        source["configurable"]["checkpoint_id"] = checkpoint_id
+    source = thread_config(thread_id, checkpoint_id=checkpoint_id)
     if await saver.aget_tuple(source) is None:
         raise PersistenceError(
             f"There is no thread {thread_id!r}"

@@ -62,8 +62,7 @@ class Audit:
 
     def __init__(self, trail: Trail, caller: Caller | None = None) -> None:
         self.trail = trail
-        named = {} if caller is None else asdict(caller)
-        self._who = {name: value for name, value in named.items() if value}
+        self._who = {} if caller is None else _named(caller)
         self._waiting: deque[Entry] = deque()
         self._lost = 0
         self.refusals: WeakSet[BaseException] = WeakSet()
@@ -137,6 +136,23 @@ def note(kind: str, **data: Any) -> None:
     audit = _audit.get()
     if audit is not None:
         audit.note(kind, **data)
+
+
+def note_answer(key: str, question: str, decision: str, by: Caller, **more: Any) -> None:
+    """Have the run's audit hold what a person answered.
+
+    Args:
+        key: What was asked about.
+        question: The kind of the question.
+        decision: What was answered.
+        by: Who did.
+        **more: What else is to be said of it.
+    """
+    note("approval", step=key, question=question, decision=decision, by=_named(by), **more)
+
+
+def _named(caller: Caller) -> dict[str, Any]:
+    return {name: value for name, value in asdict(caller).items() if value}
 
 
 def note_refusal(exc: BaseException) -> None:

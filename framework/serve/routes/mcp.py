@@ -51,12 +51,11 @@ from framework.serve.links import thread_link
 from framework.serve.problems import AnswerRefusedError, NotThereError
 from framework.serve.runs import Run, Runs
 from framework.serve.threads import Threads
-from framework.stores.run_log import OPEN
+from framework.stores.run_log import ENDS, OPEN
 
 ASK = "ask"
 _STATE_SECONDS = 24 * 3600.0
 """How long a client of the newest protocol may take to bring the answer to a question."""
-_ENDS = ("RUN_FINISHED", "RUN_ERROR")
 _FAILED = frozenset({"failed", "stopped"})
 _STEP = "call"
 """Context key of a capability that is called on its own."""
@@ -229,7 +228,7 @@ class _Served:
                 async for _, last in events:
                     if not answers:
                         await progress.tell(last)
-            if last.get("type") not in _ENDS:
+            if last.get("type") not in ENDS:
                 told = (
                     f"The server ends, and the run of thread {run.thread_id!r} goes on by itself."
                 )
