@@ -177,15 +177,18 @@ async def _plan(
         own_words = view.task == last_request(view.messages)
         return await check(known, view, services, active, None if own_words else labels), 1, ""
     for attempt in range(1, allowed + 1):
-        plan = await services.planner.plan(PlanRequest(**request))
+        plan: Any = await services.planner.plan(PlanRequest(**request))
         if looks and isinstance(plan, dict) and isinstance(plan.get("steps"), list):
             if not plan["steps"]:
                 return None
             plan = _with_finished(plan, view)
+        answer = None
+        if isinstance(plan, dict) and "answer" in plan:  # the planner's reply, no part of the plan
+            answer, plan = plan["answer"], {k: v for k, v in plan.items() if k != "answer"}
         try:
             checked = await check(plan, view, services, active, labels)
             typed = services.answer_type is not None
-            return checked, attempt, "" if typed else _answer(plan, checked, view)
+            return checked, attempt, "" if typed else _answer(answer, checked, view)
         except PlanProblemsError as exc:
             _reclassify(exc, deferred)
             problem = exc
@@ -196,12 +199,11 @@ async def _plan(
     raise problem
 
 
-def _answer(plan: Any, checked: Checked, view: TurnView) -> str:
+def _answer(answer: Any, checked: Checked, view: TurnView) -> str:
     """Return the reply that came with a plan without work, where nothing was done before."""
     works = any(step["capability"] != RESPOND for step in checked.plan["steps"])
-    if works or view.results or view.last_failure or not isinstance(plan, dict):
+    if works or view.results or view.last_failure:
         return ""
-    answer = plan.get("answer")
     return answer.strip() if isinstance(answer, str) else ""
 
 

@@ -15,7 +15,7 @@ from framework.base.errors import PlanError
 from framework.base.files import write_whole
 
 PLAN_FILE_VERSION = "1.0"
-_METADATA_KEY = "__metadata__"
+METADATA_KEY = "__metadata__"
 
 
 class PlannedStep(TypedDict, total=False):
@@ -146,7 +146,7 @@ def save_execution_plan_to_file(plan: ExecutionPlan, path: str | os.PathLike[str
     target = Path(path)
     _check_plan_object(plan, f"The plan for {str(target)!r}")
     document = {
-        _METADATA_KEY: {
+        METADATA_KEY: {
             "version": PLAN_FILE_VERSION,
             "serialization_type": "execution_plan",
             "created_at": datetime.now(UTC).isoformat(),
@@ -190,7 +190,7 @@ def load_execution_plan_from_file(path: str | os.PathLike[str]) -> ExecutionPlan
             f"The plan file {str(source)!r} is not valid JSON: {exc}.",
             fix="Write plans with save_execution_plan_to_file.",
         ) from exc
-    metadata = document.pop(_METADATA_KEY, None) if isinstance(document, dict) else None
+    metadata = document.pop(METADATA_KEY, None) if isinstance(document, dict) else None
     if metadata is not None:
         _check_metadata(metadata, source)
         document.setdefault("steps", [])

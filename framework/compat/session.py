@@ -160,7 +160,11 @@ class SessionSummary(dict[str, Any]):
     ``recovery_events`` and ``agent_events``.
     """
 
-    __getattr__ = dict.__getitem__
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"A session's summary has no {name!r}.") from None
 
 
 class AgentSession:

@@ -17,7 +17,6 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
 
 from framework.base.errors import ValidationError
-from framework.base.plan import bounds_of
 from framework.base.ports import now_text
 from framework.base.values import to_plain
 from framework.engine.services import Services
@@ -266,7 +265,6 @@ def _check_messages(given: Any) -> None:
 
 def _stamped(plan: Any) -> Any:
     """Mark a plan as brought by this call, so that it is not taken for one that was left over."""
-    steps = plan.get("steps") if isinstance(plan, Mapping) else plan
+    given = plan if isinstance(plan, Mapping) else {"steps": plan}
     stamp = {"id": uuid.uuid4().hex, "version": 0, "brought": now_text()}
-    bounds = bounds_of(plan) if isinstance(plan, Mapping) else {}
-    return {"steps": steps, **bounds, "stamp": stamp}
+    return {**given, "stamp": stamp}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from framework.base.plan import BUDGETS
+from framework.base.plan import BUDGETS, METADATA_KEY, ExecutionPlan
 from framework.planning import problems as codes
 from framework.planning.catalog import CLOSING, MANY, Available, Catalog, is_active
 from framework.planning.conditions import comparisons, condition_faults, kind_of, told
@@ -135,13 +135,13 @@ class _Checker:
                 continue
             for name, check in _FIELDS.items():
                 check(self, index, step.get(name), name)
-            for name in sorted(step.keys() - _FIELDS.keys(), key=preview)[:_NEAR]:
-                self._stranger(index, step, name)
+            self._strangers(index, step, _FIELDS)
         self._order()
         self._closing()
 
     def bounds(self, plan: dict[str, Any]) -> None:
-        """Check what the whole plan may use up."""
+        """Check what the plan says of itself: what it may use up, and nothing that does not exist."""
+        self._strangers(None, {k: v for k, v in plan.items() if k not in _OURS}, _OF_PLAN)
         self._seconds(None, plan.get("deadline"), "deadline")
         budget = plan.get("budget")
         fix = f"write an object of numbers above 0 for: {', '.join(BUDGETS)}"
@@ -153,11 +153,13 @@ class _Checker:
                     codes.SHAPE, None, value, "is no limit of a budget", fix, ("budget", str(name))
                 )
 
-    def _stranger(self, index: int, step: dict[str, Any], name: Any) -> None:
-        shown = name if isinstance(name, str) else preview(name)
-        near = closest_name(shown, _FIELDS)
-        remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(_FIELDS))}"
-        self.add(codes.SHAPE, index, step[name], "is no field of a step", remedy, (shown,))
+    def _strangers(self, index: int | None, given: dict[str, Any], known: Collection[str]) -> None:
+        cause = f"is no field of a {'plan' if index is None else 'step'}"
+        for name in sorted(given.keys() - set(known), key=preview)[:_NEAR]:
+            shown = name if isinstance(name, str) else preview(name)
+            near = closest_name(shown, known)
+            remedy = f"write {near!r}" if near else f"use only: {', '.join(sorted(known))}"
+            self.add(codes.SHAPE, index, given[name], cause, remedy, (shown,))
 
     def _key(self, index: int, key: object, _: str) -> None:
         if key is None or key == "":
@@ -451,6 +453,9 @@ _FIELDS: dict[str, Callable[[_Checker, int, Any, str], None]] = {
     "wait_for": _Checker._wait,
 }
 """What checks each field of a step; there are no other fields."""
+
+_OURS = frozenset({"stamp", METADATA_KEY})
+_OF_PLAN = ExecutionPlan.__annotations__.keys() - _OURS
 
 _OF_WORK = frozenset({"when", "for_each", "optional", "timeout", "look_again", *WAITS})
 """Fields that a closing step cannot have."""

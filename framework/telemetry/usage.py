@@ -269,9 +269,21 @@ def load_pricing_from_file(path: str | Path, *, table: PriceTable | None = None)
     Args:
         path: The file; prices have the names of :class:`ModelPricing`.
         table: As for :func:`register_pricing`.
+
+    Raises:
+        ValidationError: It holds something else; nothing of it is taken then.
     """
-    for model, prices in json.loads(Path(path).read_text("utf-8"))["models"].items():
-        register_pricing(model, ModelPricing(**prices), table=table)
+    try:
+        models = json.loads(Path(path).read_text("utf-8"))["models"]
+        found = {model: ModelPricing(**prices) for model, prices in models.items()}
+    except (LookupError, TypeError, AttributeError, ValueError) as exc:
+        cause = f"no {exc}" if isinstance(exc, KeyError) else getattr(exc, "message", exc)
+        raise ValidationError(
+            f"The file {str(path)!r} cannot be read as prices of models: {cause}",
+            fix='Write {"models": {"name": {"input_per_million": 1, "output_per_million": 2}}}.',
+        ) from exc
+    for model, pricing in found.items():
+        register_pricing(model, pricing, table=table)
 
 
 def has_pricing(model: str, *, table: PriceTable | None = None) -> bool:

@@ -101,6 +101,17 @@ async def test_a_plan_of_a_caller() -> None:
     assert "extra" in out["messages"][-1].content
 
 
+async def test_a_plan_with_a_bound_a_letter_off_does_not_run_without_it() -> None:
+    out = await ran({"steps": STEPS, "dedline": 60, "budgt": {"steps": 1}, "why": "to see"})
+    told = out["messages"][-1].content
+    for name, fix in (("dedline", "deadline"), ("budgt", "budget"), ("why", "use only")):
+        assert name in told, told
+        assert fix in told, told
+    assert out["execution_outcome"]["status"] == "failed"
+    assert not out["execution_step_results"]
+    assert (await ran({"steps": STEPS, "__metadata__": {}}))["execution_step_results"]
+
+
 async def test_a_failed_copy_is_not_completed() -> None:
     for mode in ("stop", "collect"):
         steps = [dict(step) for step in STEPS[:2]]

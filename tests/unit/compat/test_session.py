@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from typing import Any
 
@@ -392,6 +393,8 @@ def test_a_gate_is_told_and_a_summary_has_everything() -> None:
     assert notes.names[1:3] == ["phase.gate_passed", "phase.gate_failed"]
     assert summary.per_model_cost == summary["per_model_cost"] == {"m": 1.0}
     assert json.loads(json.dumps(summary)) == summary, "plain data"
+    assert copy.deepcopy(summary) == summary
+    assert not hasattr(summary, "workers")
     assert summary.worker["status"] == "running"
     assert len(summary.agent_events) == 3
 

@@ -87,6 +87,7 @@ def test_a_right_plan_has_no_problem() -> None:
 
 MESSAGES = [
     (None, "[CG-P01] plan None: a plan is an object. Fix: write {\"steps\": [...]}."),
+    ({**plan(LOCATE, RESPOND), "step": []}, "[CG-P01] plan, step '[]': is no field of a plan. Fix: write 'steps'."),
     ({"steps": {}}, "[CG-P01] plan, steps '{}': is not a list. Fix: give a list of steps."),
     ({}, "[CG-P02] plan, steps '[]': the plan has no steps. Fix: plan at least the closing step"
          " 'respond'."),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from framework.base import ValidationError
 from framework.telemetry import (
     FanoutUsageSink,
     ModelPricing,
@@ -112,6 +113,23 @@ def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_text('{"models": {"m": {"input_per_million": 2, "output_per_million": 4}}}')
     load_pricing_from_file(file, table=table)
     assert table.find("M") == ModelPricing(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{}", "no 'models'"),
+        ("[1]", "list indices"),
+        ("prices", "Expecting value"),
+        ('{"models": {"m": {"input": 2}}}', "'input'"),
+        ('{"models": {"m": {"input_per_million": -2, "output_per_million": 1}}}', "-2"),
+    ],
+)
+def test_a_file_of_something_else_holds_no_prices(tmp_path: Path, text: str, cause: str) -> None:
+    file = tmp_path / "prices.json"
+    file.write_text(text)
+    with pytest.raises(ValidationError, match=f"prices.json.*{cause}.*Fix: Write"):
+        load_pricing_from_file(file)
 
 
 def test_a_summary_has_the_names_of_its_source() -> None:
