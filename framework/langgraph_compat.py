@@ -313,6 +313,11 @@ def is_resumed() -> bool:
     return bool(pad.resume) or pad.get_null_resume(False) is not None
 
 
+def goes_on() -> bool:
+    """Tell whether the running graph goes on with a run that has begun before."""
+    return bool(_configurable().get("__pregel_resuming"))
+
+
 def answers_taken() -> int:
     """Return how many answers the running task took in earlier runs; a new one is not among them.
 

@@ -21,6 +21,7 @@ from framework.engine.guarded import screened
 from framework.engine.waiting import waits_in, waits_no_more
 from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
+from framework.pipeline.run_config import current_payer
 from framework.planning.strategies import attached, last_request, system_text
 from framework.state import AgentState, TurnView, reset_of_turn
 
@@ -48,8 +49,9 @@ class BeginTurnNode(BaseInfrastructureNode):
         if not brought and any(known.startswith(f"{_hash(opened_by)}.") for known in begun):
             opened_by = f"{opened_by}.{mark}"  # the message stands where another one stood
         update["control_turn"] = {"id": opened_by or str(number), "number": number}
-        if view.caller.user_id:
-            update["control_turn"]["user"] = str(view.caller.user_id)
+        payer = current_payer()
+        known = {"user": payer.user_id, "tenant": payer.tenant}
+        update["control_turn"] |= {name: str(told) for name, told in known.items() if told}
         update["runtime_info"] = {"turn": number, "seconds_used": 0.0}
         update["execution_start_time"] = services.clock.now()
         if number == 1 and services.settings.context:

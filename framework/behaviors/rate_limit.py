@@ -11,7 +11,7 @@ from framework.base.errors import ConfigurationError, ErrorSeverity, LimitError
 from framework.base.numbers import check_number
 from framework.base.ports import Attempt, CallNext, Rows
 from framework.pipeline.job import current_job
-from framework.pipeline.run_config import current_caller
+from framework.pipeline.run_config import current_payer
 from framework.stores.cells import Change, logged_only, open_cells
 from framework.telemetry import Status, emit
 
@@ -361,8 +361,8 @@ class RateLimitBehavior:
 
                 found.append(model_name(attempt.inputs["model"]))
             else:
-                caller = current_caller()
-                found.append((caller.user_id if name == "user" else caller.tenant) or "")
+                payer = current_payer()
+                found.append((payer.user_id if name == "user" else payer.tenant) or "")
         return "/".join(str(part).replace("/", "//") for part in found)
 
 

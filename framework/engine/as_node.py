@@ -39,6 +39,7 @@ from framework.langgraph_compat import (
     called_back,
     channels_of_graph,
     given_to_run,
+    goes_on,
     plain_values,
     times_asked,
 )
@@ -46,7 +47,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import current_runtime
+from framework.pipeline.run_config import current_runtime, paid_by, payer_around
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import CASHIER, paying
@@ -163,13 +164,27 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
         # What an agent or a team does inside its own visit is paid by that one's account.
         outer = running_spending()
         nested = outer is not None and outer.draws_on(services.purse)
-        account = None if nested else services.spending(view)
         told = (METER, CASHIER) if services.purse.budgets else (METER,)
         calls = counting(budget, services.limits.max_model_calls)
-        with inside, calls, paying(account), called_back(*told):
-            yield
+        with inside, calls, called_back(*told), paid_by(await _payer(view, services)):  # noqa: SIM117
+            with paying(None if nested else services.spending(view)):  # for whom is known now
+                yield
     finally:
         await end_run(inside)
+
+
+async def _payer(view: TurnView, services: Services) -> Caller:
+    """Return whose turn it is; of a graph of one's own, who began the run that is gone on with."""
+    known = view.begun_by or payer_around()
+    began = await services.journal().began() if known is None and goes_on() else None
+    if known is not None or began is None:
+        return known or view.caller
+    # What a server made sure of stands beside what a caller may say.
+    told: Mapping[str, Any] = began.metadata
+    caller = view.caller
+    if caller.authenticated:
+        return replace(caller, user_id=told.get("langgraph_auth_user_id") or caller.user_id)
+    return Caller(told.get("user_id"), tenant=told.get("tenant"))
 
 
 async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:

@@ -38,7 +38,12 @@ from framework.engine.turn_outcome import outcome_of
 from framework.governance.spending import spending_of
 from framework.pipeline.call import accepted_arguments
 from framework.pipeline.failures import clear_failure, fatal, killed, raise_failure, read_failure
-from framework.pipeline.run_config import current_runtime, raw_errors_wanted
+from framework.pipeline.run_config import (
+    current_payer,
+    current_runtime,
+    paid_by,
+    raw_errors_wanted,
+)
 from framework.pipeline.sort_result import plain_value
 from framework.state import STATE_KEYS, TurnView
 from framework.telemetry.metered import counting
@@ -74,6 +79,7 @@ async def run_infrastructure_node(
     view = TurnView(state)
     # What the state says before a turn begins belongs to the last one.
     before, ids = ({}, {}) if spec.name == _BEGIN else (view.budget, view.ids)
+    paid = {**state, "control_turn": None} if spec.name == _BEGIN else state
     budget = TurnBudget.from_plain(before)
     limits = services.limits if services is not None else Limits()
     endless = budget.routings > _ROUTINGS + 2 * budget.allowed_attempts
@@ -83,9 +89,10 @@ async def run_infrastructure_node(
     try:
         run = services.view(state) if services is not None else view
         await _may_begin(spec, services, budget, run, endless=endless)
-        account = services.spending(run) if services is not None else None
-        async with spending_of(account, spec.name):
-            with about(**ids), counting(budget, limits.max_model_calls):
+        payer = TurnView(paid).begun_by or current_payer()
+        with paid_by(payer), about(**ids), counting(budget, limits.max_model_calls):
+            account = None if services is None else services.spending(services.view(paid))
+            async with spending_of(account, spec.name):
                 given = _arguments(spec, state, services, logger, extra)
                 work = closing.quiet(partial(spec.cls.execute, state, **given))
                 if spec.behaviors:
@@ -93,7 +100,7 @@ async def run_infrastructure_node(
                     result = await executed(spec, view, limits, work, read)
                 else:
                     result = await work()
-        update = await closing.answered(_checked(spec, result, services))
+                update = await closing.answered(_checked(spec, result, services))
     except (GraphBubbleUp, FatalExecutionError, PersistenceError):
         # What cannot be saved must not be reported as done: the run stops, the thread stays.
         raise

@@ -36,7 +36,7 @@ from framework.governance.budget import (
 from framework.governance.counters import METRICS
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
-from framework.pipeline.run_config import current_caller, current_runtime
+from framework.pipeline.run_config import current_payer, current_runtime
 from framework.state import TurnView
 from framework.stores.cells import cells_of
 from framework.telemetry.accounts import ModelCall, paying, running_accounts
@@ -158,14 +158,14 @@ def _visit(view: TurnView, *, kept: bool) -> str:
     return runtime.execution_info.task_id if runtime is not None else uuid.uuid4().hex
 
 
-def _subjects(view: TurnView, caller: Caller, run: str) -> dict[str, str]:
+def _subjects(view: TurnView, payer: Caller, run: str) -> dict[str, str]:
     turn = "/".join(part for part in (view.thread_id, view.turn_id, run) if part)
     return {
         "turn": turn,
         "step": turn,
         "thread": view.thread_id or turn,
-        "user": caller.user_id or "",
-        "tenant": caller.tenant or "",
+        "user": payer.user_id or "",
+        "tenant": payer.tenant or "",
     }
 
 
@@ -183,13 +183,13 @@ class Spending:
         kept: bool,
     ) -> None:
         self._budgets, self._prices, self._rows, self._book = budgets, prices, rows, book
-        caller = current_caller()
-        self._subjects = _subjects(view, caller, _visit(view, kept=kept))
+        payer = current_payer()
+        self._subjects = _subjects(view, payer, _visit(view, kept=kept))
         self._about = {
             "thread_id": view.thread_id,
             "turn_id": view.turn_id,
-            "user_id": caller.user_id,
-            "tenant": caller.tenant,
+            "user_id": payer.user_id,
+            "tenant": payer.tenant,
         }
         self._calls: dict[UUID, tuple[str, Taken]] = {}
         self._paid: set[UUID] = set()  # calls that are settled

@@ -83,6 +83,24 @@ def configurable() -> Mapping[str, Any]:
         return {}
 
 
+_payer: ContextVar[Caller | None] = ContextVar("capgraph_payer", default=None)
+
+
+def paid_by(payer: Caller) -> AbstractContextManager[None]:
+    """Have :func:`current_payer` name ``payer`` inside the block."""
+    return scoped(_payer, payer)
+
+
+def payer_around() -> Caller | None:
+    """Return for whom limits and usage count in the turn around; ``None`` outside of one."""
+    return _payer.get()
+
+
+def current_payer() -> Caller:
+    """Return for whom limits and usage count: who began the turn, whoever goes on with it."""
+    return _payer.get() or current_caller()
+
+
 def current_caller() -> Caller:
     """Return who asks: whom a server authenticated, and only without one what the run says.
 

@@ -20,7 +20,7 @@ from framework.engine.run_scope import end_run, run_scope
 from framework.langgraph_compat import called_back
 from framework.pipeline.away import refused, run_sent, view_of
 from framework.pipeline.journal import LENT, Journal
-from framework.pipeline.run_config import configurable_of
+from framework.pipeline.run_config import configurable_of, paid_by
 from framework.scale.engine import Engine
 from framework.scale.order import StepOrder
 from framework.stores.cells import lend_rows
@@ -295,11 +295,11 @@ class Steps:
 
         @entrypoint(store=self._graph.store)
         async def step(_: dict[str, Any]) -> None:
-            account = services.spending(view, planned=bool(view.plan.get("budget")))
             budget = TurnBudget(model_calls=request["model_calls"])
             with (
+                paid_by(view.begun_by or view.caller),
                 counting(budget, limits.max_model_calls),
-                paying(account),
+                paying(services.spending(view, planned=bool(view.plan.get("budget")))),
                 called_back(METER, CASHIER),
             ):
                 found["result"] = await run_sent(

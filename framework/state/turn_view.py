@@ -51,6 +51,13 @@ class TurnView:
         return tuple(user for user in (self.caller.user_id, self.turn.get("user")) if user)
 
     @property
+    def begun_by(self) -> Caller | None:
+        """For whom the turn's limits and usage count; ``None`` where the graph keeps no turns."""
+        if not self.begun:
+            return None
+        return Caller(self.turn.get("user"), tenant=self.turn.get("tenant"))
+
+    @property
     def turn_id(self) -> str:
         """What opened the turn: the id of a message or of a brought plan."""
         if self.begun or self._opened_by:
@@ -76,7 +83,7 @@ class TurnView:
 
     @property
     def turn(self) -> Mapping[str, Any]:
-        """What is kept of the turn: ``id``, ``number``, ``user``, ``plan`` when one opened it, ``asks``."""
+        """What is kept of it: ``id``, ``number``, ``user``, ``tenant``, ``plan`` that opened it, ``asks``."""
         return _mapping(self.state.get("control_turn"))
 
     @property

@@ -29,6 +29,7 @@ from framework.behaviors import (
     PromptInjectionGuardrail,
 )
 from framework.engine.default_strategies import ChainPlanner
+from framework.governance import Budget
 from framework.stores import open_saver, rows_of
 from framework.stores.records import PREFIX, read_record
 from framework.testing import FakeClock, ScriptedModel
@@ -821,10 +822,13 @@ async def test_the_model_of_a_role_judges() -> None:
         [Note, writer([], "You get it for free.")],
         model={"answer": answering},
         behaviors=[GuardrailBehavior(guardrails=[guard])],
+        budget=Budget(requests=9),
     )
     out = await graph.ainvoke(planned({"context_key": "a", "capability": "write"}))
     assert "It promises a price." in said(out)
     assert all("RULE:" in call.prompt for call in answering.calls)
+    # What judges the message that ends a turn is paid like everything else.
+    assert out["execution_outcome"]["budget_left"] == {"requests": 9 - len(answering.calls)}
     with pytest.raises(ConfigurationError, match="role 'answer'"):
         await guard.acheck_post("hello", role="", tool="")
 

@@ -14,7 +14,8 @@ from langgraph.types import Command
 from framework import BaseCapability, bind, build_graph, capability_node
 from framework.approvals import Rule, add_rule
 from framework.base import CapabilityError, ErrorSeverity, PersistenceError, ValidationError
-from framework.governance import ApprovalPolicy
+from framework.behaviors import RateLimitBehavior
+from framework.governance import ApprovalPolicy, Budget
 from framework.pipeline.agreements import Agreements
 from framework.state import AgentState
 from framework.stores import open_saver
@@ -46,17 +47,19 @@ class Desk:
 
 @pytest.fixture
 def desk(agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def make(path: str, policy: Any, store: Any = None, **declared: Any) -> Desk:
+    def make(
+        path: str, policy: Any, store: Any = None, budget: Any = None, **declared: Any
+    ) -> Desk:
         paid: list[int] = []
         pay = payer(paid, requires_approval=policy, **declared)
         if path == "bind":
             clock = FakeClock()
-            node = bind([Receipt, pay], clock=clock).node(pay)
+            node = bind([Receipt, pay], clock=clock, budget=budget).node(pay)
             builder = StateGraph(AgentState)
             builder.add_node("pay", node)
             builder.add_edge(START, "pay")
             return Desk(builder.compile(checkpointer=InMemorySaver(), store=store), clock, paid)
-        options: dict[str, Any] = {"plans": [[step("a", "pay")]], "store": store}
+        options: dict[str, Any] = {"plans": [[step("a", "pay")]], "store": store, "budget": budget}
         if path == "goto":
 
             @own_node("orchestrator")
@@ -101,6 +104,20 @@ async def test_one_person_twice_is_one(desk: Any, path: str) -> None:
     assert it.paid == []
     await it.say("bob")
     assert it.paid == [5]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_who_began_the_turn_pays_whoever_agrees(desk: Any, path: str) -> None:
+    budget = Budget(steps=2, per="user")
+    calls = RateLimitBehavior(0.001, burst=1, wait_on_limit=False, per="user")
+    it = desk(path, ApprovalPolicy(), budget=budget, behaviors=[calls])
+    await it.ask("alice")
+    await it.say("bob")
+    assert it.paid == [5]
+    assert [await budget.left(user) for user in ("alice", "bob")] == [{"steps": 1}, {"steps": 2}]
+    await it.run({"messages": [("user", "Pay")]}, "bob", "2")
+    await it.run(Command(resume="approve"), "alice", "2")
+    assert it.paid == [5, 5]  # the limit of alice is used up, that of bob was not
 
 
 @pytest.mark.parametrize("path", PATHS)
