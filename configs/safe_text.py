@@ -260,3 +260,12 @@ def clean_text(text: str) -> str:
     return _like(_NEVER_RAW).sub(
         lambda match: match.group().encode("unicode_escape").decode(), text
     )
+
+
+def shown_text(text: str) -> str:
+    r"""Drop what :func:`clean_text` would escape, but line breaks: for those who read on, models too.
+
+    >>> shown_text("Adds two\x1b[2J numbers.\u202e\U000e0041\n")
+    'Adds two[2J numbers.\n'
+    """
+    return _like(f"(?!\n){_NEVER_RAW}").sub("", text)

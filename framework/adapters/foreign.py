@@ -7,13 +7,13 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from configs.safe_text import shown_text
 from framework.base.errors import CapabilityError, ErrorSeverity
 from framework.base.spec import ROLES
 from framework.base.step_context import StepContext
 from framework.pipeline.effect_ledger import plain_inputs
 
 MAX_TEXT = 1_024
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 _TAKEN = frozenset({*ROLES, "respond", "clarify"})
 
 
@@ -23,7 +23,7 @@ def plain_text(given: str, limit: int = MAX_TEXT) -> str:
     >>> plain_text("Adds two\x1b[2J numbers.\u202e"), plain_text("abcdef", 4)
     ('Adds two[2J numbers.', 'abc…')
     """
-    text = _CONTROL.sub("", given).strip()
+    text = shown_text(given).strip()
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -61,6 +61,11 @@ def own_name(given: str, prefix: str = "", taken: Collection[str] = ()) -> str:
         number += 1
         free = f"{name}_{number}"
     return free
+
+
+def is_url(place: Any) -> bool:
+    """Tell whether it is the address of a server."""
+    return isinstance(place, str) and place.startswith(("http://", "https://"))
 
 
 def task_of(step: StepContext) -> str:

@@ -41,7 +41,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ConfigDict, Field, ValidationError
 
 from framework.adapters.declare import declare
-from framework.adapters.foreign import own_name, plain_schema, plain_text
+from framework.adapters.foreign import is_url, own_name, plain_schema, plain_text
 from framework.base.capability import BaseCapability
 from framework.base.checked import checked
 from framework.base.context import CapabilityContext
@@ -150,8 +150,7 @@ async def mcp_capabilities(
             tools.
     """
     kinds = (StdioServerParameters, Server, MCPServer, AbstractAsyncContextManager)
-    is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
-    if not (is_url or callable(server) or isinstance(server, kinds)):
+    if not (is_url(server) or callable(server) or isinstance(server, kinds)):
         raise ConfigurationError(
             f"{server!r:.200} is no MCP server.",
             fix="Give StdioServerParameters, the URL of a server (http://…/mcp), or a server object.",

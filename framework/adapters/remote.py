@@ -18,7 +18,7 @@ from langgraph.types import interrupt
 from pydantic import BaseModel
 
 from framework.adapters.declare import declare
-from framework.adapters.foreign import away, failed, own_name, plain_text, task_of
+from framework.adapters.foreign import away, failed, is_url, own_name, plain_text, task_of
 from framework.base.capability import BaseCapability, ContextType
 from framework.base.checked import checked
 from framework.base.errors import ConfigurationError, require_extra
@@ -72,8 +72,7 @@ def remote_capability(
         own, said = agent.name or agent.assistant_id, f"Has the graph {agent.name} do a task."
     else:
         require_extra("a2a.client", "a2a")
-        is_url = isinstance(agent, str) and agent.startswith(("http://", "https://"))
-        if not is_url and not hasattr(agent, "supported_interfaces"):
+        if not is_url(agent) and not hasattr(agent, "supported_interfaces"):
             raise ConfigurationError(
                 f"{agent!r} is no agent that works elsewhere.",
                 fix="Give the URL or the card of an A2A agent, or a RemoteGraph; for one in this"

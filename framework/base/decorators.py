@@ -16,13 +16,12 @@ from framework.base.errors import ValidationError
 from framework.base.function_form import capability_from_function
 from framework.base.node import GraphNode, NodeOf
 from framework.base.spec import DECLARED, CapabilitySpec, InfrastructureSpec
+from framework.base.step_context import OFFERED
 from framework.base.threads import is_sync
 
 T = TypeVar("T", bound=type)
 
 _METHODS = ("execute", "classify_error", "get_retry_policy")
-_OFFERED = ("step", "context", "runtime", "logger", "streamer")
-"""What a static ``execute`` may ask for besides the state."""
 
 
 @overload
@@ -194,10 +193,10 @@ def _check_form(cls: Any, kind: str) -> None:
         p.name
         for p in taken[1:]
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if not (static and p.name in _OFFERED)
+        if not (static and p.name in OFFERED)
     ]
     if needed:
         fix = "take only self; read self.inputs and self.parameters."
         if static:
-            fix = f"take state, and of {', '.join(_OFFERED)} what it uses."
+            fix = f"take state, and of {', '.join(OFFERED)} what it uses."
         raise ValueError(f"{label} needs {needed}, which nobody gives. Fix: {fix}")

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic import ValidationError as PydanticError
 
+from configs.safe_text import clean_text
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
@@ -321,6 +322,11 @@ def _check_effect_key(
             if known
             else "Declare them in a Parameters model.",
         )
+
+
+def can_name_a_node(name: str) -> bool:
+    """Tell whether a node of a graph can have a name: not what LangGraph keeps, and printable."""
+    return not (name.startswith("__") or set(name) & {":", "|"}) and clean_text(name) == name
 
 
 ROLES = (

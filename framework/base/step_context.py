@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from configs.logger import ComponentLogger, get_logger
+from configs.streaming import get_streamer
 from framework.base.awaiting import awaited
 from framework.base.context import CapabilityContext
 from framework.base.plan import PlannedStep
@@ -71,4 +73,17 @@ class StepContext:
         return get_logger("capability", self.capability)
 
 
-StepFunction = Callable[[StepContext], Awaitable[Any]]
+def _inputs(context: StepContext) -> StepInputs:
+    inputs = StepInputs(context.inputs)
+    inputs.once = context.once
+    return inputs
+
+
+OFFERED: Mapping[str, Callable[[StepContext], Any]] = {
+    "step": attrgetter("step"),
+    "context": _inputs,
+    "runtime": attrgetter("runtime"),
+    "logger": attrgetter("logger"),
+    "streamer": lambda context: get_streamer("capability", context.capability),
+}
+"""What a static ``execute`` may ask for besides the state, by the name of its argument."""

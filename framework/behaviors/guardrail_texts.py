@@ -11,12 +11,11 @@ from typing import Any
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from configs.errors import ConfigurationError
+from configs.safe_text import shown_text
 from framework.behaviors.guardrails import GuardrailOutcome, GuardrailStage, OneLook
 
 _FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s", re.VERBOSE: "x"}
 _APPLY_TO = ("input", "output", "both")
-_UNSEEN = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u202a-\u202e"
-                     "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e01ef]")  # fmt: skip
 
 
 class LinearPattern:
@@ -82,7 +81,8 @@ def spellings(text: str) -> tuple[str, ...]:
     >>> spellings("ig\u200bnore  this")[1]
     'ignore this'
     """
-    read = " ".join(_UNSEEN.sub("", unicodedata.normalize("NFKC", text)).split())
+    spaced = " ".join(unicodedata.normalize("NFKC", text).split())
+    read = " ".join(shown_text(spaced).split())
     return (text,) if read == text else (text, read)
 
 

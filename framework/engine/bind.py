@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from configs.logger import SecretMasker, get_logger
 from framework.base.checked import checked, fits
-from framework.base.errors import ConfigurationError, RegistryError
+from framework.base.errors import ConfigurationError
 from framework.base.ports import PlanPolicy, StepPolicy, TurnGuard
 from framework.base.spec import CapabilitySpec
 from framework.engine.default_strategies import ChainPlanner, SummaryAnswerer
@@ -219,10 +219,7 @@ def as_registry(capabilities: Registry | Iterable[Any]) -> Registry:
     if isinstance(capabilities, Registry):
         return capabilities
     registry = Registry()
-    items = list(capabilities)
-    for place, item in enumerate(items):
-        if any(item is other for other in items[:place]):
-            raise RegistryError(f"{item!r} is given twice.", fix="Give each capability once.")
+    for item in capabilities:
         registry.register(item)
     return registry
 

@@ -60,11 +60,13 @@ def admitted(
             f"A caller's configuration may not hold {', '.join(names)}.",
             fix='Pass {"configurable": {"thread_id": "…"}}.',
         )
+    inside = is_task(config)
+    if saved and not inside:
+        need_thread(config)
     if given is None:
         return given
     if isinstance(given, Command):
         return _only_an_answer(given)
-    inside = is_task(config)
     if not isinstance(given, Mapping):
         if inside:
             return given
@@ -78,8 +80,6 @@ def admitted(
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    if saved and not inside:
-        need_thread(config)
     checked = dict(given)
     if "messages" in checked:
         _check_messages(checked["messages"])

@@ -189,33 +189,48 @@ def _checked(spec: InfrastructureSpec, result: Any, services: Services | None) -
             fix="Return a dictionary of state updates, a Command or None.",
         )
     keys = services.runner.schema.names if services is not None else STATE_KEYS
-    written = _pairs(result.update if isinstance(result, Command) else result)
-    unknown = sorted({name for name, _ in written} - keys)
-    if unknown:
-        raise InfrastructureError(
-            f"{spec.name!r} returned {unknown}, which are no keys of the state and would be lost.",
-            fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
-        )
-    if any(name == "control_goto" for name, _ in written):
-        raise InfrastructureError(
-            f"{spec.name!r} returned 'control_goto', which only the graph itself may write.",
-            fix="Return Command(goto=…) to go elsewhere.",
-        )
-    if any(name == _ACCEPTED and not isinstance(item, Accepted | None) for name, item in written):
-        raise InfrastructureError(
-            f"{spec.name!r} returned {_ACCEPTED!r}, which only the gate of plans may write.",
-            fix="Return 'planning_execution_plan' alone: the plan is checked, then it runs.",
-        )
-    plain = [
-        (name, str(item) if name == _ACCEPTED and item else plain_value(name, item, spec.name))
-        for name, item in written
-        # What a turn has used up, no node can give back.
-        if name != "control_budget" or not isinstance(item, Overwrite)
-    ]
+    plain = written_by(spec.name, result.update if isinstance(result, Command) else result, keys)
     if isinstance(result, Command):
         _check_goto(spec, result, services)
         return replace(result, update=plain)
     return dict(plain)
+
+
+def written_by(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str, Any]]:
+    """Return what is written into the state, as pairs, in the form in which it is kept.
+
+    Args:
+        writer: Who writes it: a node, or a person by ``update_state``.
+        update: Keys and values.
+        keys: The keys that the state has.
+
+    Raises:
+        InfrastructureError: A key is none of the state, or only the graph itself may write it.
+        ValidationError: A value has another form than its key.
+    """
+    written = _pairs(update)
+    unknown = sorted({name for name, _ in written} - keys)
+    if unknown:
+        raise InfrastructureError(
+            f"{writer!r} returned {unknown}, which are no keys of the state and would be lost.",
+            fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
+        )
+    if any(name == "control_goto" for name, _ in written):
+        raise InfrastructureError(
+            f"{writer!r} returned 'control_goto', which only the graph itself may write.",
+            fix="Return Command(goto=…) to go elsewhere.",
+        )
+    if any(name == _ACCEPTED and not isinstance(item, Accepted | None) for name, item in written):
+        raise InfrastructureError(
+            f"{writer!r} returned {_ACCEPTED!r}, which only the gate of plans may write.",
+            fix="Return 'planning_execution_plan' alone: the plan is checked, then it runs.",
+        )
+    return [
+        (name, str(item) if name == _ACCEPTED and item else plain_value(name, item, writer))
+        for name, item in written
+        # What a turn has used up, no node can give back.
+        if name != "control_budget" or not isinstance(item, Overwrite)
+    ]
 
 
 def _check_goto(spec: InfrastructureSpec, result: Command[Any], services: Services | None) -> None:

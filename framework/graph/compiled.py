@@ -10,7 +10,7 @@ from typing import Any, Generic, cast
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command, StateSnapshot
+from langgraph.types import Command, StateSnapshot, StateUpdate
 from langgraph.typing import ContextT
 from pydantic import BaseModel
 from typing_extensions import TypeVar
@@ -19,6 +19,7 @@ from configs.streaming import is_heard
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.ports import Sink
 from framework.engine.entry import addressed, admitted, need_thread
+from framework.engine.infrastructure import written_by
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
@@ -181,6 +182,7 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
 
     def _of_thread(self, config: RunnableConfig) -> RunnableConfig:
         own: Any = self.config or {}
+        config = config or {}
         named = {**(own.get("configurable") or {}), **(config.get("configurable") or {})}
         found: RunnableConfig = {**config, "configurable": named}
         if saver_of(self, found) is not None:
@@ -196,16 +198,27 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         """Change the state of a thread by hand, between its runs.
 
         Raises:
+            InfrastructureError: An update holds a key that the state does not have, or that only
+                the graph itself may write.
             ThreadBusyError: The thread is being run.
-            ValidationError: No thread is named.
+            ValidationError: No thread is named, or a value has another form than its key.
         """
         config = self._of_thread(config)
+        if not config["configurable"].get("checkpoint_ns"):  # a graph inside has keys of its own
+            supersteps = [[self._by_hand(one) for one in step] for step in supersteps]
         merged = merged_config(self, config)
         saver = saver_of(self, merged)
         if saver is None:
             return await super().abulk_update_state(config, supersteps)
         async with hold(saver, merged):
             return await super().abulk_update_state(config, supersteps)
+
+    def _by_hand(self, update: StateUpdate) -> StateUpdate:
+        values = update.values
+        if self.services is None or not isinstance(values, Mapping):
+            return update
+        keys = self.services.runner.schema.names
+        return update._replace(values=dict(written_by("update_state", values, keys)))
 
 
 def agent_graph(

@@ -18,7 +18,7 @@ from framework.registry import Registry
 if TYPE_CHECKING:
     from configs.settings import Settings
 
-RESERVED = frozenset({"__start__", "__end__", "capabilities", "fatal"})
+RESERVED = frozenset({"capabilities", "fatal"})
 _ONLY_WITH_THE_TURN = {
     "interrupt": "a person can only be asked where the turn runs, so on another worker it is refused",
     "runtime": "the run on another worker has no 'context' of the caller's",
@@ -41,11 +41,6 @@ def problems_of(registry: Registry) -> list[str]:
             problems.append(
                 f"The capability {name!r} is named like a node of the framework."
                 " Fix: give it another name."
-            )
-        if ":" in name or "|" in name:
-            problems.append(
-                f"The capability name {name!r} holds ':' or '|', which LangGraph reserves."
-                " Fix: use letters, digits and underscores."
             )
         if spec.undo is not None and spec.undo.name not in registry.capabilities:
             problems.append(

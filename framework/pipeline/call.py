@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
-from operator import attrgetter
 from typing import Any
 
 import framework.telemetry as telemetry
-from configs.streaming import get_streamer, step_of_plan
+from configs.streaming import step_of_plan
 from framework.base.errors import CapabilityError, ErrorSeverity, ValidationError
 from framework.base.ports import Attempt
-from framework.base.step_context import StepContext, StepInputs
+from framework.base.step_context import OFFERED, StepContext
 from framework.base.threads import in_thread, is_sync
 from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
@@ -125,25 +124,9 @@ async def _awaited(method: Callable[[], Any]) -> None:
         await method()
 
 
-def _inputs(context: StepContext) -> StepInputs:
-    inputs = StepInputs(context.inputs)
-    inputs.once = context.once
-    return inputs
-
-
-_OFFERED: Mapping[str, Callable[[StepContext], Any]] = {
-    "step": attrgetter("step"),
-    "context": _inputs,
-    "runtime": attrgetter("runtime"),
-    "logger": attrgetter("logger"),
-    "streamer": lambda context: get_streamer("capability", context.capability),
-}
-"""What the static form may ask for, by the name of its argument."""
-
-
 def _static_execute(cls: Any, context: StepContext) -> Any:
     names = accepted_arguments(cls.execute)
-    kwargs = {n: of(context) for n, of in _OFFERED.items() if names is None or n in names}
+    kwargs = {n: of(context) for n, of in OFFERED.items() if names is None or n in names}
     return cls.execute(context.state, **kwargs)
 
 

@@ -9,7 +9,7 @@ from framework.base.capability import BaseCapability
 from framework.base.context import CapabilityContext
 from framework.base.errors import RegistryError
 from framework.base.infrastructure import BaseInfrastructureNode
-from framework.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec
+from framework.base.spec import INSERTION_POINTS, ROLES, InfrastructureSpec, can_name_a_node
 
 
 def registered_name(value: type) -> str | None:
@@ -65,6 +65,20 @@ def refusal_of(item: Any, *, inherits: bool) -> RegistryError:
         " context type" + (": its parent is decorated, it is not." if inherits else "."),
         fix=f"Decorate it with {decorator_of(item)}, or derive it from CapabilityContext.",
     )
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that no node of a graph can have.
+
+    Raises:
+        RegistryError: It is LangGraph's, or cannot be printed.
+    """
+    if not can_name_a_node(name):
+        raise RegistryError(
+            f"The {kind} name {name!r} begins with '__', holds ':' or '|', which LangGraph reserves,"
+            " or cannot be printed.",
+            fix="Use letters, digits and underscores.",
+        )
 
 
 def check_place(node: InfrastructureSpec) -> None:

@@ -23,6 +23,7 @@ from framework.registry.discovery import (
     walk,
 )
 from framework.registry.membership import (
+    check_name,
     check_place,
     decorator_of,
     lacks_decorator,
@@ -207,7 +208,7 @@ class Registry:
             without: Names of capabilities to leave out.
 
         Raises:
-            RegistryError: An item cannot be registered, or a name is not.
+            RegistryError: An item cannot be registered, two share a name, or a name is not there.
 
         >>> from framework.base import BaseCapability, capability_node
         >>> @capability_node
@@ -225,8 +226,11 @@ class Registry:
             getattr(other, table).update(getattr(self, table))
         for name in without:
             other.unregister(name)
+        among = Registry(infrastructure=())  # two of one name among them are no replacement
         for item in items:
-            other.register(item, override=True)
+            made = item.as_capability(other) if _is_recipe(item) else item
+            among.register(made)
+            other.register(made, override=True)
         return other
 
     def _open(self) -> None:
@@ -254,8 +258,8 @@ class Registry:
             The item, so that the call can be used as a decorator.
 
         Raises:
-            RegistryError: It is none of these, its name is taken, it is an infrastructure node
-                without a place in the graph, a recipe that does not fit to what is registered, or
+            RegistryError: It is none of these, its name is taken by another one or cannot be a
+                node's, it is an infrastructure node without a place in the graph, a recipe that does not fit to what is registered, or
                 a graph was built of this registry.
         """
         self._open()
@@ -267,6 +271,7 @@ class Registry:
             return item
         spec = getattr(item, "capability_spec", None)
         if isinstance(spec, CapabilitySpec) and spec.cls is item:
+            check_name("capability", spec.name)
             for kind in spec.context_types:
                 self._add(self._context_types, kind.CONTEXT_TYPE, kind, "context type", override)
             self._add(self._capabilities, spec.name, spec, "capability", override)
@@ -274,6 +279,7 @@ class Registry:
             return item
         node = getattr(item, "infrastructure_spec", None)
         if isinstance(node, InfrastructureSpec) and node.cls is item:
+            check_name("infrastructure node", node.name)
             check_place(node)
             self._add(self._infrastructure, node.name, node, "infrastructure node", override)
             return item

@@ -11,6 +11,7 @@ from langgraph.types import Checkpointer, Command
 from framework.base.checked import checked
 from framework.base.errors import CapgraphError, ConfigurationError
 from framework.base.ports import Keeper
+from framework.base.spec import can_name_a_node
 from framework.engine.services import Services
 from framework.engine.sync_graph import compiled
 from framework.pipeline.run_config import configurable
@@ -99,6 +100,11 @@ class StateMachineWorkflow(BaseWorkflow):
 
     def _check(self) -> None:
         known = {*self._states, *self._terminal}
+        if odd := [state for state in self._states if not can_name_a_node(state)]:
+            raise ConfigurationError(
+                f"No node of a graph can be called {', '.join(map(repr, odd))}.",
+                fix="Use letters, digits and underscores, and no '__' in front.",
+            )
         named = [("the initial state", self._start)]
         named += [("a rule's own state", state) for state in self._rules]
         for state, rules in self._rules.items():
@@ -114,8 +120,9 @@ class StateMachineWorkflow(BaseWorkflow):
     def compile(self, checkpointer: Checkpointer = None, **options: Any) -> WorkflowGraph:
         """Return the workflow as a graph; see :meth:`BaseWorkflow.compile`."""
         builder = StateGraph(_State, input_schema=WorkflowInput, output_schema=WorkflowOutput)
-        builder.add_node("start", self._begin, destinations=(self._entry(self._start),))
-        builder.add_edge(START, "start")
+        first = "__start" if "start" in self._states else "start"
+        builder.add_node(first, self._begin, destinations=(self._entry(self._start),))
+        builder.add_edge(START, first)
         for state, node in self._states.items():
             if state in self._terminal:
                 continue

@@ -318,7 +318,7 @@ def test_what_is_wrong_is_named_with_what_to_give_instead() -> None:
 STATE = ("get_state", "get_state_history", "update_state")
 
 
-@pytest.mark.parametrize("config", [{}, {"configurable": None}, {"configurable": {}}])
+@pytest.mark.parametrize("config", [None, {}, {"configurable": None}, {"configurable": {}}])
 @pytest.mark.parametrize("name", [*STATE, *(f"a{name}" for name in STATE)])
 @pytest.mark.may_block
 async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
@@ -328,6 +328,41 @@ async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
         await ended(getattr(graph, name)(config, *more))
     mine = graph.with_config({"configurable": {"thread_id": "1"}})
     await ended(getattr(mine, name)(config, *more))
+
+
+@pytest.mark.parametrize("given", [None, Command(resume="yes"), {"messages": [("user", "Go")]}])
+async def test_a_run_without_a_thread_is_told(given: Any) -> None:
+    graph: Any = build_graph([cap], checkpointer=InMemorySaver())
+    with pytest.raises(CapgraphError, match=r"no thread is named.*thread_id"):
+        await graph.ainvoke(given)
+
+
+@pytest.mark.parametrize(
+    ("update", "told"),
+    [
+        (
+            {"control_budget": {"plans": "x"}},
+            "control_budget.plans: Input should be a valid integer",
+        ),
+        ({"control_budget": 5}, "has another form"),
+        ({"capability_context_data": {"W": 5}}, "capability_context_data.W"),
+        ({"messages": [5]}, "messages that cannot be read"),
+        ({"nope": 1}, r"\['nope'\], which are no keys of the state"),
+        ({"planning_accepted": "0" * 32}, "only the gate of plans"),
+        ({"control_goto": "cap"}, "only the graph itself"),
+    ],
+)
+async def test_what_update_state_cannot_write_is_told_and_changes_nothing(
+    update: Any, told: str
+) -> None:
+    graph: Any = build_graph([cap], checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    await graph.ainvoke({"messages": [("user", "Go")]}, config)
+    before = (await graph.aget_state(config)).values
+    for node in (None, "orchestrator"):
+        with pytest.raises(CapgraphError, match=told):
+            await graph.aupdate_state(config, update, as_node=node)
+    assert (await graph.aget_state(config)).values == before
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)

@@ -55,11 +55,12 @@ export function keyed(parent, items, keyOf, make, update) {
 }
 
 // What a reader cannot see must not deceive him: controls and reversals of direction show as escapes.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+// Joiners and variation selectors, which emoji need, stay.
+const HIDDEN = /(?![\n\t\u200c\u200d])[\p{Cc}\p{Cf}\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2028\u2029\u2800\u3164\uffa0\u{e0000}-\u{e0fff}]/gu;
 
 export function visible(text) {
   return String(text).replace(/\r\n?/g, "\n").replace(HIDDEN,
-    (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+    (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`);
 }
 
 export function json(value, most = 20000) {

@@ -19,6 +19,7 @@ from framework.base import (
     TaskClassifierGuide,
     infrastructure_node,
 )
+from framework.engine.bind import as_registry
 from framework.registry.discovery import import_object
 from tests.support.toys import Reading, capability
 
@@ -91,6 +92,25 @@ def test_the_same_item_twice_is_fine_and_another_of_its_name_is_not() -> None:
     other = capability("a")
     registry.register(other, override=True)
     assert registry.capabilities["a"].cls is other
+    assert list(registry.with_(first, first).capabilities) == ["a"]
+    assert list(as_registry([first, first]).capabilities) == ["a"]
+    for make in (registry.with_, lambda *items: as_registry(items)):
+        with pytest.raises(RegistryError, match="'a' is registered twice"):
+            make(first, other)
+
+
+@pytest.mark.parametrize("name", ["__start__", "__input__", "a|b", "a:b", "a\nb", "\u202eabc"])
+def test_a_name_that_no_node_can_have_is_told(name: str) -> None:
+    with pytest.raises(RegistryError, match=r"capability name .*letters, digits"):
+        Registry().register(capability(name))
+    parts = {"name": name, "description": "Looks on", "execute": staticmethod(looking)}
+    watch = type("Watch", (BaseInfrastructureNode,), parts)
+    with pytest.raises(RegistryError, match=r"infrastructure node name .*letters, digits"):
+        Registry().register(infrastructure_node(before="classifier")(watch))
+
+
+async def looking(state: Any) -> dict[str, Any]:
+    return {}
 
 
 def test_two_types_of_one_name_are_refused() -> None:

@@ -110,6 +110,15 @@ def test_rules_that_lead_nowhere_are_found_when_it_is_made():
         StateMachineWorkflow({"a": Worker("x")}, {}, "a", max_transitions=0)
 
 
+async def test_a_state_may_be_called_start_and_none_like_a_node_of_langgraph():
+    flow = StateMachineWorkflow(
+        {"start": Worker("x")}, {"start": [(None, "END")]}, "start", {"END"}
+    )
+    assert (await flow.run({"task": "Go"})).success
+    with pytest.raises(ConfigurationError, match="can be called 'a:b', '__end__'"):
+        StateMachineWorkflow({"a:b": Worker("x"), "__end__": Worker("x")}, {}, "a:b")
+
+
 async def test_a_new_run_of_a_thread_starts_at_the_start_and_one_that_asks_goes_on():
     asked = []
 
