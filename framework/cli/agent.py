@@ -7,10 +7,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigurationError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.registry import Registry
 
-T = TypeVar("T")
 LOCAL_CONFIG = "capgraph.yml"
 PACKAGED_CONFIG = "data_agent.yml"
 MEMORY = "memory"
@@ -184,28 +183,6 @@ async def open_database(
 
             saver = InMemorySaver()
         yield saver, store
-
-
-def with_database(
-    config: Path | None,
-    db: str | None,
-    work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]],
-) -> T:
-    """Open the database that the options name, without an agent, and do some work on it.
-
-    Args:
-        config: What ``--config`` says.
-        db: What ``--db`` says.
-        work: Given saver and store; what it returns is returned.
-    """
-    settings = read_settings(config)
-    url = database_url(db, settings)
-
-    async def run() -> T:
-        async with open_database(url, settings) as (saver, store):
-            return await work(saver, store)
-
-    return asyncio.run(run())
 
 
 @contextlib.asynccontextmanager

@@ -1,57 +1,181 @@
-"""Options that several commands share, and lengths of time as a person types them."""
+"""Options that several commands share, and what commands do with them."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import json
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli import agent as opening
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="Configuration file (default: capgraph.yml here, else the packaged data agent).",
-    ),
-]
-Database = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        help="Where threads are kept: SQLite file, postgresql://… or 'memory'"
-        " (default: a file of yours).",
-    ),
-]
-Thread = Annotated[
-    str | None,
-    typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Chat model as provider:name (default: as configured)."),
-]
-Data = Annotated[
-    list[str] | None,
-    typer.Option("--data", "-d", help="Data file that the question is about; may be repeated."),
-]
-Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a picture that redraws.")]
-Engine = Annotated[
-    str | None,
-    typer.Option("--engine", help="What carries orders to workers: postgres or temporal."),
-]
-Temporal = Annotated[
-    str | None, typer.Option("--temporal", help="Where Temporal is, as host:port.")
-]
-Submit = Annotated[
-    bool, typer.Option("--submit", help="Hand it to workers, and do not wait for what comes of it.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.store.base import BaseStore
+
+    from configs.settings import Settings
+    from framework.scale import Client
+    from framework.scale.engine import Engine
+
+T = TypeVar("T")
+_Command = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What a person typed of the options that several commands share; see :func:`takes`."""
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="Configuration file (default: capgraph.yml here, else the packaged data agent).",
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Chat model as provider:name (default: as configured)."),
+    ] = None
+    db: Annotated[
+        str | None,
+        typer.Option(
+            "--db",
+            help="Where threads are kept: SQLite file, postgresql://… or 'memory'"
+            " (default: a file of yours).",
+        ),
+    ] = None
+    thread: Annotated[
+        str | None,
+        typer.Option("--thread", "-t", help="Thread to go on with (default: a new one)."),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", "-d", help="Data file that the question is about; may be repeated."),
+    ] = None
+    submit: Annotated[
+        bool,
+        typer.Option("--submit", help="Hand it to workers, and do not wait for what comes of it."),
+    ] = False
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="What carries orders to workers: postgres or temporal."),
+    ] = None
+    temporal: Annotated[
+        str | None, typer.Option("--temporal", help="Where Temporal is, as host:port.")
+    ] = None
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of a picture that redraws.")
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+
+    def settings(self, *, shared: bool = False) -> Settings:
+        """Read the configuration; see :func:`framework.cli.agent.read_settings`."""
+        return opening.read_settings(self.config, shared=shared)
+
+    def words(self, *names: str) -> list[str]:
+        """Return what was typed of some options, to be typed again.
+
+        >>> Shared(db="a.sqlite").words("config", "db")
+        ['--db', 'a.sqlite']
+        """
+        typed = [(name, getattr(self, name)) for name in names]
+        return [word for name, value in typed if value for word in (f"--{name}", str(value))]
+
+    def open_agent(self, settings: Settings) -> AbstractAsyncContextManager[opening.Agent]:
+        """Build the agent; see :func:`framework.cli.agent.open_agent`."""
+        return opening.open_agent(settings, model=self.model, db=self.db, data=self.data or ())
+
+    @asynccontextmanager
+    async def open_client(self, settings: Settings) -> AsyncIterator[tuple[opening.Agent, Client]]:
+        """Build the agent, and what asks workers for its turns."""
+        from framework.scale.client import open_engine
+
+        url = self._shared_url(settings)
+        named = {"engine": self.engine, "temporal": self.temporal}
+        async with (
+            self.open_agent(settings) as agent,
+            open_engine(url, graph=agent.graph, **named) as client,
+        ):
+            yield agent, client
+
+    def on_database(self, work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]]) -> T:
+        """Open the database, without an agent, and do some work on it.
+
+        Args:
+            work: Given saver and store; what it returns is returned.
+        """
+        settings = self.settings()
+        url = opening.database_url(self.db, settings)
+
+        async def run() -> T:
+            async with opening.open_database(url, settings) as (saver, store):
+                return await work(saver, store)
+
+        return asyncio.run(run())
+
+    def on_engine(self, work: Callable[[Engine, Any], Awaitable[T]]) -> T:
+        """Open what carries orders, without an agent, and do some work with it.
+
+        Args:
+            work: Given the engine and the saver of its threads; what it returns is returned.
+        """
+        from framework.scale.client import connect
+
+        settings = self.settings()
+        url = self._shared_url(settings)
+        named = {"engine": self.engine, "temporal": self.temporal}
+
+        async def run(saver: Any, _: object) -> T:
+            opened = await connect(url, saver, settings.scale, **named)
+            try:
+                return await work(opened, saver)
+            finally:
+                await opened.close()
+
+        return self.on_database(run)
+
+    def _shared_url(self, settings: Settings) -> str:
+        from framework.scale.client import check_engine
+
+        url = opening.database_url(self.db, settings)
+        check_engine(url, self.engine or settings.scale.engine)
+        return url
+
+
+def takes(*names: str) -> Callable[[_Command], _Command]:
+    """Give a command shared options, which reach it together as its argument ``shared``.
+
+    Args:
+        names: Which of the attributes of :class:`Shared`.
+    """
+
+    def dressed(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            typed = {name: given.pop(name) for name in names if name in given}
+            command(**{"shared": Shared(**typed), **given})
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        known = inspect.signature(Shared).parameters
+        hints = get_type_hints(Shared, include_extras=True)
+        whole = [parameter for parameter in own if parameter.name != "shared"]
+        whole += [known[n].replace(annotation=hints[n], kind=known[n].KEYWORD_ONLY) for n in names]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in whole}
+        vars(run)["__signature__"] = inspect.Signature(whole)
+        return run
+
+    return dressed
 
 
 def read_value(text: str | None) -> Any:

@@ -11,15 +11,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigurationError
+from framework.cli.agent import Agent, check_thread_id, new_thread_id
+from framework.cli.options import Shared
 
 if TYPE_CHECKING:
     from langgraph.types import StateSnapshot
 
-    from framework.cli.agent import Agent
     from framework.cli.show import View
     from framework.graph.turns import Turn, TurnEnd
     from framework.telemetry import Event
@@ -148,38 +148,22 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(
-    view: View,
-    resume: Sequence[str],
-    *,
-    config: Path | None,
-    model: str | None,
-    db: str | None,
-    data: Sequence[str] | None,
-    thread: str | None,
-    user: str | None = None,
+    view: View, resume: Sequence[str], shared: Shared, *, user: str | None = None
 ) -> Iterator[Session]:
     """Open the agent and the thread that the options of a command name.
 
     Args:
         view: Shows the turns.
         resume: The words of the command that goes on with a thread.
-        config: What ``--config`` says.
-        model: What ``--model`` says.
-        db: What ``--db`` says.
-        data: What ``--data`` says.
-        thread: What ``--thread`` says; a new thread without it.
+        shared: The options; a new thread without ``--thread``.
         user: What ``--as`` says; the settings' user without it.
     """
-    from framework.cli.agent import check_thread_id, new_thread_id, open_agent, read_settings
-
-    thread_id = check_thread_id(thread) if thread else new_thread_id()
-    words = list(resume)
-    for option, value in (("--db", db), ("--config", config), ("--model", model)):
-        words += [option, str(value)] if value else []
-    settings = read_settings(config)
+    thread_id = check_thread_id(shared.thread) if shared.thread else new_thread_id()
+    words = [*resume, *shared.words("db", "config", "model")]
+    settings = shared.settings()
     settings.user = user or settings.user
     with asyncio.Runner() as runner, contextlib.closing(view):
-        opening = open_agent(settings, model=model, db=db, data=data or ())
+        opening = shared.open_agent(settings)
         agent = runner.run(opening.__aenter__())
         try:
             yield Session(runner, agent, thread_id, words, view)

@@ -4,82 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli.agent import Agent, check_thread_id, new_thread_id
+from framework.cli.options import Shared
 
 if TYPE_CHECKING:
     from configs.settings import Settings
     from framework.base.ports import Caller
-    from framework.cli.agent import Agent
     from framework.scale import Client
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was typed about the agent and its workers.
-
-    Attributes:
-        config: What ``--config`` says.
-        model: What ``--model`` says.
-        db: What ``--db`` says.
-        data: What ``--data`` says.
-        engine: What ``--engine`` says.
-        temporal: What ``--temporal`` says.
-    """
-
-    config: Path | None
-    model: str | None
-    db: str | None
-    data: Sequence[str]
-    engine: str | None
-    temporal: str | None
-
-    def open(self, settings: Settings) -> AbstractAsyncContextManager[tuple[Agent, Client]]:
-        """Open the agent, and what asks workers for its turns."""
-        from framework.cli.workers import open_client
-
-        return open_client(
-            settings,
-            model=self.model,
-            db=self.db,
-            data=self.data,
-            engine=self.engine,
-            temporal=self.temporal,
-        )
 
 
 def submit_one(
     question: str | None,
-    thread: str | None,
+    shared: Shared,
     *,
     answer: bool | None,
     plan: Path | None,
     abandon: bool,
     user: str | None,
     as_json: bool,
-    options: Options,
 ) -> None:
     """Ask for one turn, or answer what a thread asks; prints the turn's id.
 
     Args:
         question: What is asked.
-        thread: What ``--thread`` says.
+        shared: The options.
         answer: What ``--yes/--no`` says.
         plan: What ``--plan`` says.
         abandon: What ``--abandon`` says.
         user: What ``--as`` says.
         as_json: What ``--json`` says.
-        options: The rest.
     """
-    from framework.cli.agent import read_settings
-
+    thread = shared.thread
     if plan is not None and question is not None:
         raise ConfigurationError(
             "A question and a plan are given.", fix="With --submit, give one of them."
@@ -89,13 +50,11 @@ def submit_one(
             "With --submit, --yes and --no answer what a thread asks.",
             fix="Name the thread with --thread, and leave the question out.",
         )
-    settings = read_settings(options.config)
+    settings = shared.settings()
     settings.user = user or settings.user
 
     async def run() -> None:
-        from framework.cli.agent import check_thread_id, new_thread_id
-
-        async with options.open(settings) as (agent, client):
+        async with shared.open_client(settings) as (agent, client):
             if answer is not None:
                 assert thread is not None
                 await _answer(client, thread, _caller(settings), approve=answer)
@@ -121,20 +80,13 @@ def submit_one(
     asyncio.run(run())
 
 
-def submit_lines(thread: str | None, options: Options) -> None:
-    """Ask for a turn for each line that is typed; prints the turns' ids.
-
-    Args:
-        thread: What ``--thread`` says.
-        options: The rest.
-    """
-    from framework.cli.agent import check_thread_id, new_thread_id, read_settings
-
-    settings = read_settings(options.config)
-    named = check_thread_id(thread) if thread else new_thread_id()
+def submit_lines(shared: Shared) -> None:
+    """Ask for a turn for each line that is typed; prints the turns' ids."""
+    settings = shared.settings()
+    named = check_thread_id(shared.thread) if shared.thread else new_thread_id()
 
     async def run() -> None:
-        async with options.open(settings) as (agent, client):
+        async with shared.open_client(settings) as (agent, client):
             while line := await asyncio.to_thread(sys.stdin.readline):
                 if line.strip() == "/exit":
                     break
@@ -143,7 +95,7 @@ def submit_lines(thread: str | None, options: Options) -> None:
                     typer.echo(await _submit(agent, client, named, line.strip(), None, caller))
                     sys.stdout.flush()
 
-    if thread is None:
+    if shared.thread is None:
         typer.echo(f"thread {named}", err=True)
     asyncio.run(run())
 

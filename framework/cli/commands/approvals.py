@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.options import Config, Database, Json
+from framework.cli.options import Shared, read_duration, takes
+from framework.cli.terminal import say, show_rows
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -24,13 +25,12 @@ app = typer.Typer(
 
 
 @app.callback()
-def approvals(
-    context: typer.Context, config: Config = None, db: Database = None, as_json: Json = False
-) -> None:
+@takes("config", "db", "as_json")
+def approvals(context: typer.Context, shared: Shared) -> None:
     """List what waits for people; standing rules: list, make, revoke."""
     if context.invoked_subcommand is None:
-        waiting(config, db, 50, as_json=as_json)
-    elif config or db or as_json:
+        waiting(shared=shared, limit=50)
+    elif shared != Shared():
         raise ConfigurationError(
             f"Options stand before {context.invoked_subcommand!r}.",
             fix=f"Write them after it: capgraph approvals {context.invoked_subcommand} …",
@@ -38,13 +38,12 @@ def approvals(
 
 
 @app.command("list")
-def list_(config: Config = None, db: Database = None, as_json: Json = False) -> None:
+@takes("config", "db", "as_json")
+def list_(shared: Shared) -> None:
     """List the standing rules, the oldest first."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import show_rows
     from framework.stores import list_rules
 
-    rules = with_database(config, db, lambda _, store: list_rules(store))
+    rules = shared.on_database(lambda _, store: list_rules(store))
     rows = [
         (
             rule.id,
@@ -57,23 +56,20 @@ def list_(config: Config = None, db: Database = None, as_json: Json = False) -> 
         for rule in rules
     ]
     headings = ("rule", "capability", "holds in", "for", "until", "reason")
-    data = [rule.model_dump(mode="json") for rule in rules] if as_json else None
+    data = [rule.model_dump(mode="json") for rule in rules] if shared.as_json else None
     show_rows(headings, rows, none="There are no standing rules.", data=data)
 
 
 @app.command("waiting")
+@takes("config", "db", "as_json")
 def waiting(
-    config: Config = None,
-    db: Database = None,
+    shared: Shared,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
-    as_json: Json = False,
 ) -> None:
     """List what waits for people: who has agreed, and who is still needed."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import show_rows
     from framework.stores import waiting_questions
 
-    found = with_database(config, db, lambda saver, _: waiting_questions(saver, limit=limit))
+    found = shared.on_database(lambda saver, _: waiting_questions(saver, limit=limit))
     rows = [
         (
             thread,
@@ -88,7 +84,7 @@ def waiting(
         for step in (question.get("steps") or [] if isinstance(question, dict) else [])
     ]
     headings = ("thread", "step", "capability", "agreed", "still needed", "reason")
-    data = found if as_json else None
+    data = found if shared.as_json else None
     show_rows(headings, rows, none="Nothing waits for a person.", data=data)
 
 
@@ -99,7 +95,9 @@ def _needed(approvals: Mapping[str, Any]) -> str:
 
 
 @app.command("allow")
+@takes("config", "db")
 def allow(
+    shared: Shared,
     capability: Annotated[str, typer.Argument(help="What may run without a question.")],
     thread: Annotated[
         str | None, typer.Option("--thread", "-t", help="Only in this thread (default: in all).")
@@ -108,32 +106,25 @@ def allow(
         str | None, typer.Option("--for", help="How long, such as 7d (default: until revoked).")
     ] = None,
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Make a standing rule."""
-    from framework.cli.agent import read_settings, with_database
-    from framework.cli.options import read_duration
     from framework.registry import Registry
     from framework.stores import Rule, add_rule
 
-    Registry.from_settings(read_settings(config)).capability(capability)
+    Registry.from_settings(shared.settings()).capability(capability)
     until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
     rule = Rule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
-
-    with_database(config, db, lambda _, store: add_rule(store, rule))
+    shared.on_database(lambda _, store: add_rule(store, rule))
     typer.echo(rule.id)
 
 
 @app.command("revoke")
+@takes("config", "db")
 def revoke(
+    shared: Shared,
     rule: Annotated[str, typer.Argument(help="Id of the rule, or its first letters.")],
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Take a standing rule back."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import say
     from framework.stores import list_rules, revoke_rule
 
     async def change(_: object, store: BaseStore) -> str:
@@ -148,7 +139,7 @@ def revoke(
         await revoke_rule(store, chosen)
         return chosen
 
-    say(with_database(config, db, change))
+    say(shared.on_database(change))
 
 
 def _until(rule: Rule) -> str:

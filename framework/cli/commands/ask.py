@@ -9,17 +9,8 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import (
-    Config,
-    Data,
-    Database,
-    Engine,
-    Model,
-    Plain,
-    Submit,
-    Temporal,
-    Thread,
-)
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import is_interactive, make_console, print_error
 
 if TYPE_CHECKING:
     from framework.cli.session import Answers, Session
@@ -28,16 +19,13 @@ app = typer.Typer()
 
 
 @app.command("ask", epilog=EXIT_CODES_HELP)
+@takes("data", "config", "model", "thread", "db", "submit", "engine", "temporal", "plain")
 def ask(
+    shared: Shared,
     question: Annotated[
         str | None,
         typer.Argument(help="What you want to know; leave it out to go on with --thread."),
     ] = None,
-    data: Data = None,
-    config: Config = None,
-    model: Model = None,
-    thread: Thread = None,
-    db: Database = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One event per line as JSON; the last is the result.")
     ] = False,
@@ -60,44 +48,23 @@ def ask(
         str | None,
         typer.Option("--as", help="Who asks or answers (default: whoever is logged in)."),
     ] = None,
-    submit: Submit = False,
-    engine: Engine = None,
-    temporal: Temporal = None,
-    plain: Plain = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
     """Ask one question, and watch how the answer is found."""
     from framework.cli.session import open_session
     from framework.cli.show import make_view
-    from framework.cli.terminal import print_error
     from framework.cli.timeline import Timeline
 
-    if submit:
-        from framework.cli.submit import Options, submit_one
+    if shared.submit:
+        from framework.cli.submit import submit_one
 
         submit_one(
-            question,
-            thread,
-            answer=answer,
-            plan=plan,
-            abandon=abandon,
-            user=user,
-            as_json=as_json,
-            options=Options(config, model, db, data or (), engine, temporal),
+            question, shared, answer=answer, plan=plan, abandon=abandon, user=user, as_json=as_json
         )
         return
-    view = make_view(as_json=as_json, plain=plain, quiet=quiet)
+    view = make_view(as_json=as_json, plain=shared.plain, quiet=quiet)
     picture = Timeline()
-    with open_session(
-        view,
-        ("capgraph", "ask"),
-        config=config,
-        model=model,
-        db=db,
-        data=data,
-        thread=thread,
-        user=user,
-    ) as session:
+    with open_session(view, ("capgraph", "ask"), shared, user=user) as session:
         session.watchers.append(picture.take)
         answers = _answers(answer, as_json)
         given = _first_input(
@@ -114,7 +81,6 @@ def ask(
 def _answers(approve: bool | None, as_json: bool) -> Answers | None:
     """Return who answers: the option, the person at the terminal, or nobody."""
     from framework.cli.questions import ask_all, by_option
-    from framework.cli.terminal import is_interactive, make_console
 
     if approve is not None:
         return by_option(approve=approve)

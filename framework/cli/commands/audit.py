@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.options import Config, Database
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import one_line, say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from framework.telemetry.audit_log import AuditTable
 
 T = TypeVar("T")
@@ -36,17 +35,15 @@ class Format(StrEnum):
 
 
 @app.command("verify")
+@takes("config", "db")
 def verify(
+    shared: Shared,
     anchor: Annotated[
         str | None, typer.Option("--anchor", help="A head that was kept elsewhere, in hex.")
     ] = None,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Check that every record is as it was written; the exit code is 1 when one is not."""
-    from framework.cli.terminal import say
-
-    found = _with_audit(config, db, lambda audit: audit.averify(anchor))
+    found = _with_audit(shared, lambda audit: audit.averify(anchor))
     if not found.valid:
         say(f"The audit does not hold. {found.problem}")
         raise typer.Exit(1)
@@ -54,9 +51,10 @@ def verify(
 
 
 @app.command("anchor")
-def anchor(config: Config = None, db: Database = None) -> None:
+@takes("config", "db")
+def anchor(shared: Shared) -> None:
     """Print the head of the chain, to be kept elsewhere: 'verify --anchor' asks for it."""
-    found = _with_audit(config, db, lambda audit: audit.averify())
+    found = _with_audit(shared, lambda audit: audit.averify())
     if not found.valid:
         typer.echo(f"The audit does not hold. {found.problem}", err=True)
         raise typer.Exit(1)
@@ -64,10 +62,10 @@ def anchor(config: Config = None, db: Database = None) -> None:
 
 
 @app.command("export")
+@takes("config", "db")
 def export(
+    shared: Shared,
     format_: Annotated[Format, typer.Option("--format", help="json or csv.")] = Format.JSON,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Print all records: a JSON array, or CSV with the data of each as JSON."""
 
@@ -86,17 +84,13 @@ def export(
             before = ",\n"
         sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
 
-    _with_audit(config, db, write)
+    _with_audit(shared, write)
 
 
 @app.command("show")
-def show(
-    thread: Annotated[str, typer.Argument(help="Thread id.")],
-    config: Config = None,
-    db: Database = None,
-) -> None:
+@takes("config", "db")
+def show(shared: Shared, thread: Annotated[str, typer.Argument(help="Thread id.")]) -> None:
     """Show what happened in a thread: when, what, by whom; no content."""
-    from framework.cli.terminal import one_line, say
 
     async def read(audit: AuditTable) -> list[str]:
         return [
@@ -105,7 +99,7 @@ def show(
             if record["data"].get("thread_id") == thread
         ]
 
-    for line in _with_audit(config, db, read):
+    for line in _with_audit(shared, read):
         say(line)
 
 
@@ -127,14 +121,11 @@ async def _records(audit: AuditTable) -> AsyncIterator[dict[str, Any]]:
             yield record
 
 
-def _with_audit(
-    config: Path | None, db: str | None, work: Callable[[AuditTable], Awaitable[T]]
-) -> T:
-    from framework.cli.agent import read_settings, with_database
+def _with_audit(shared: Shared, work: Callable[[AuditTable], Awaitable[T]]) -> T:
     from framework.stores.rows import rows_of
     from framework.telemetry.audit_log import AuditTable
 
-    key = read_settings(config).audit.signing_key
+    key = shared.settings().audit.signing_key
 
     async def run(saver: Any, _: object) -> T:
         rows = rows_of(saver)
@@ -144,4 +135,4 @@ def _with_audit(
             )
         return await work(AuditTable(rows, signing_key=key))
 
-    return with_database(config, db, run)
+    return shared.on_database(run)

@@ -6,19 +6,19 @@ from typing import Any
 
 import typer
 
-from framework.cli.options import Config, Json
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import show_rows
 
 app = typer.Typer()
 
 
 @app.command("capabilities")
-def capabilities(config: Config = None, as_json: Json = False) -> None:
+@takes("config", "as_json")
+def capabilities(shared: Shared) -> None:
     """List what the agent can do."""
-    from framework.cli.agent import read_settings
-    from framework.cli.terminal import show_rows
     from framework.registry import Registry
 
-    registry = Registry.from_settings(read_settings(config))
+    registry = Registry.from_settings(shared.settings())
     rows: list[dict[str, Any]] = [
         {
             "name": spec.name,
@@ -33,4 +33,4 @@ def capabilities(config: Config = None, as_json: Json = False) -> None:
     cells = [
         [", ".join(v) or "-" if isinstance(v, list) else v for v in row.values()] for row in rows
     ]
-    show_rows(rows[0] if rows else ["name"], cells, data=rows if as_json else None)
+    show_rows(rows[0] if rows else ["name"], cells, data=rows if shared.as_json else None)

@@ -11,17 +11,7 @@ import typer
 
 from configs.errors import CapgraphError
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import (
-    Config,
-    Data,
-    Database,
-    Engine,
-    Model,
-    Plain,
-    Submit,
-    Temporal,
-    Thread,
-)
+from framework.cli.options import Shared, takes
 from framework.cli.terminal import is_interactive, make_console, one_line, print_error, safe
 
 if TYPE_CHECKING:
@@ -36,30 +26,20 @@ _PROMPT = "you> "
 
 
 @app.command("chat", epilog=EXIT_CODES_HELP)
-def chat(
-    thread: Thread = None,
-    data: Data = None,
-    config: Config = None,
-    model: Model = None,
-    db: Database = None,
-    submit: Submit = False,
-    engine: Engine = None,
-    temporal: Temporal = None,
-    plain: Plain = False,
-) -> None:
+@takes("thread", "data", "config", "model", "db", "submit", "engine", "temporal", "plain")
+def chat(shared: Shared) -> None:
     """Talk with the agent; '/help' shows the commands."""
     from framework.cli.session import open_session
     from framework.cli.show import make_view
 
-    if submit:
-        from framework.cli.submit import Options, submit_lines
+    if shared.submit:
+        from framework.cli.submit import submit_lines
 
-        submit_lines(thread, Options(config, model, db, data or (), engine, temporal))
+        submit_lines(shared)
         return
-    view = make_view(plain=plain, heading=False)
-    options = {"config": config, "model": model, "db": db, "data": data, "thread": thread}
+    view = make_view(plain=shared.plain, heading=False)
     code = ExitCode.ANSWERED
-    with open_session(view, ("capgraph", "chat"), **options) as session, _line_editing():  # type: ignore[arg-type]
+    with open_session(view, ("capgraph", "chat"), shared) as session, _line_editing():
         talk = _Chat(session, make_console())
         try:
             talk.welcome()

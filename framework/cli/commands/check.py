@@ -6,14 +6,14 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from configs.errors import CapgraphError, ConfigurationError
+from framework.cli.agent import MEMORY, config_files, database_url, open_database
 from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Config, Database, Json, Model
+from framework.cli.options import Shared, takes
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -27,23 +27,21 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "
 
 
 @app.command("check")
+@takes("config", "model", "db", "as_json")
 def check(
-    config: Config = None,
-    model: Model = None,
-    db: Database = None,
+    shared: Shared,
     ask_models: Annotated[
         bool,
         typer.Option("--ask-models/--no-ask-models", help="Ask every model for one word."),
     ] = True,
-    as_json: Json = False,
 ) -> None:
     """Say what would fail, and how to mend it.
 
     Looks at configuration, registry, extras, models and database without running anything. With --db
     it also says which waiting threads, plans and approvals this code could not go on with.
     """
-    found = list(findings(config, model, db, ask=ask_models))
-    if as_json:
+    found = list(findings(shared, ask=ask_models))
+    if shared.as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
         _print(found)
@@ -51,40 +49,35 @@ def check(
     raise typer.Exit(ExitCode.USAGE if failed else ExitCode.ANSWERED)
 
 
-def findings(
-    config: Path | None, model: str | None, db: str | None, *, ask: bool
-) -> Iterator[Finding]:
+def findings(shared: Shared, *, ask: bool) -> Iterator[Finding]:
     """Look at everything that the options name.
 
     Args:
-        config: What ``--config`` says.
-        model: What ``--model`` says.
-        db: What ``--db`` says.
+        shared: The options.
         ask: Whether to ask the models; that costs a few tokens.
     """
-    from framework.cli.agent import config_files, database_url, read_settings
     from framework.graph.findings import Finding
 
     try:
-        settings = read_settings(config)
+        settings = shared.settings()
     except CapgraphError as exc:
         yield Finding.of_error("configuration", exc)
         return
-    files = ", ".join(map(str, config_files(config))) or "what CAPGRAPH_CONFIG names"
+    files = ", ".join(map(str, config_files(shared.config))) or "what CAPGRAPH_CONFIG names"
     yield Finding("configuration", "ok", f"read from {files}")
     url = ""
     try:
-        url = database_url(db, settings)
+        url = database_url(shared.db, settings)
     except ConfigurationError as exc:
         yield Finding.of_error("database", exc)
-    configured: Any = model or settings.model or dict(settings.models)
+    configured: Any = shared.model or settings.model or dict(settings.models)
     yield from check_registry(settings, offline=not configured, url=url)
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask=ask))
     if url:
         found = asyncio.run(check_database(url, settings))
         yield found
-        if db and found.level == "ok":
+        if shared.db and found.level == "ok":
             yield from asyncio.run(check_waiting(url, settings))
 
 
@@ -97,7 +90,6 @@ def check_registry(settings: Settings, *, offline: bool, url: str) -> Iterator[F
         url: Where threads are kept; empty when that is nowhere.
     """
     from framework.base import RegistryError
-    from framework.cli.agent import MEMORY
     from framework.graph.findings import Finding, findings_of
     from framework.registry import Registry
 
@@ -149,7 +141,6 @@ def check_extras(settings: Settings, *, offline: bool) -> Iterator[Finding]:
 async def check_database(url: str, settings: Settings) -> Finding:
     """Open the database and read from it."""
     from configs.logger import mask_secrets
-    from framework.cli.agent import MEMORY, open_database
     from framework.graph.findings import Finding
 
     if url == MEMORY:
@@ -165,7 +156,6 @@ async def check_database(url: str, settings: Settings) -> Finding:
 
 async def check_waiting(url: str, settings: Settings) -> list[Finding]:
     """Find what waits in the database and could not be taken over; only reads it."""
-    from framework.cli.agent import open_database
     from framework.evaluation import check_threads
     from framework.graph.findings import Finding
     from framework.registry import Registry

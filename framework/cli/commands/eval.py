@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli.agent import read_settings
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Database, Model
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import one_line, say, show_rows, write_file
 
 if TYPE_CHECKING:
     from framework.evaluation import CaseResult, Dataset, Report, Thresholds
@@ -23,14 +25,14 @@ app = typer.Typer()
 
 
 @app.command("eval", epilog=EXIT_CODES_HELP)
+@takes("config", "model", "db")
 def evaluate(
+    shared: Shared,
     dataset: Annotated[Path, typer.Argument(help="Evaluation set, a YAML file.")],
-    config: Config = None,
     compare: Annotated[
         Path | None,
         typer.Option("--compare", help="A second configuration, shown beside the first."),
     ] = None,
-    model: Model = None,
     case: Annotated[
         list[str] | None, typer.Option("--case", help="Run only this case; may be repeated.")
     ] = None,
@@ -48,23 +50,23 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, help="At most so many turns.")
     ] = None,
-    db: Database = None,
 ) -> None:
     """Run a set of requests and compare choice, plan and answer with what is expected.
 
     The exit code is 0 when every least value of the set is reached (without any: when every case
     passes), 1 when not, 2 when the set or the configuration cannot be used. It is about --config alone.
     """
-    from framework.cli.terminal import write_file
     from framework.evaluation import load_dataset
 
     if from_threads:
-        _write(dataset, config, db, thread, limit)
+        _write(dataset, shared, thread, limit)
         return
     loaded = _picked(load_dataset(dataset), case or [])
+    config = shared.config
     if config is None and loaded.config is not None:
         config = dataset.parent / loaded.config
-    reports = asyncio.run(_run(loaded, [config, *([compare] if compare else [])], model, jobs))
+    configs = [config, *([compare] if compare else [])]
+    reports = asyncio.run(_run(loaded, configs, shared.model, jobs))
     short = reports[0].below(loaded.thresholds)
     data = {
         "dataset": loaded.name,
@@ -83,21 +85,16 @@ def evaluate(
     raise typer.Exit(ExitCode.FAILED if short else ExitCode.ANSWERED)
 
 
-def _write(
-    file: Path, config: Path | None, db: str | None, threads: list[str] | None, limit: int | None
-) -> None:
+def _write(file: Path, shared: Shared, threads: list[str] | None, limit: int | None) -> None:
     from configs.logger import SecretMasker, use_masker
-    from framework.cli.agent import read_settings, with_database
     from framework.evaluation import dataset_of_threads, write_dataset
 
-    with use_masker(SecretMasker.of(read_settings(config))):
-        made, recordings = with_database(
-            config,
-            db,
-            lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit),
+    with use_masker(SecretMasker.of(shared.settings())):
+        made, recordings = shared.on_database(
+            lambda saver, _: dataset_of_threads(saver, threads, name=file.stem, limit=limit)
         )
-        if config is not None:
-            made = made.model_copy(update={"config": os.path.relpath(config, file.parent)})
+        if shared.config is not None:
+            made = made.model_copy(update={"config": os.path.relpath(shared.config, file.parent)})
         write_dataset(file, made, recordings)
     typer.echo(f"{len(recordings)} turn(s) written to {file}")
 
@@ -117,7 +114,6 @@ def _picked(dataset: Dataset, names: Sequence[str]) -> Dataset:
 async def _run(
     dataset: Dataset, configs: Sequence[Path | None], model: str | None, jobs: int
 ) -> list[Report]:
-    from framework.cli.agent import read_settings
     from framework.evaluation import check_names, evaluate
     from framework.registry import Registry
 
@@ -143,15 +139,11 @@ async def _run(
 
 
 def _tell(result: CaseResult) -> None:
-    from framework.cli.terminal import one_line
-
     sign = "ok" if result.passed else "failed"
     typer.echo(f"{sign:7} {one_line(result.case.name, 60)} ({result.seconds:.2f} s)", err=True)
 
 
 def _print(reports: Sequence[Report], thresholds: Thresholds) -> None:
-    from framework.cli.terminal import say, show_rows
-
     for report in reports:
         for result in report.failures:
             for line in _failure_lines(result, f"{report.label}: " if len(reports) > 1 else ""):
@@ -164,8 +156,6 @@ def _print(reports: Sequence[Report], thresholds: Thresholds) -> None:
 
 
 def _failure_lines(result: CaseResult, heading: str) -> Iterator[str]:
-    from framework.cli.terminal import one_line
-
     yield f"FAILED {heading}{one_line(result.case.name)}: {one_line(result.case.request)}"
     for problem in result.problems:
         yield f"  {one_line(problem, 500)}"

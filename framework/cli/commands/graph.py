@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.options import Config, Database
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import say
 
 app = typer.Typer()
 
 
 @app.command("graph")
+@takes("config", "db")
 def graph(
-    config: Config = None,
+    shared: Shared,
     plan: Annotated[Path | None, typer.Option("--plan", help="Draw the plan of this file.")] = None,
     thread: Annotated[
         str | None, typer.Option("--thread", "-t", help="Draw the last run of this thread.")
     ] = None,
-    db: Database = None,
 ) -> None:
     """Draw the agent, a plan or a run as a Mermaid flowchart."""
     if plan is not None and thread is not None:
         raise ConfigurationError(
             "--plan and --thread cannot be drawn at once.", fix="Give one of them."
         )
-    from framework.cli.terminal import say
-
     if plan is not None:
         from framework.base import load_execution_plan_from_file
         from framework.planning import plan_mermaid
 
         say(plan_mermaid(load_execution_plan_from_file(plan)))
         return
-    from framework.cli.agent import read_settings
-
     # Nothing is asked here, so no key and no package of a model is needed.
-    settings = read_settings(config).model_copy(update={"model": None, "models": {}})
+    settings = shared.settings().model_copy(update={"model": None, "models": {}})
     if thread is not None:
-        import asyncio
-
-        say(asyncio.run(_run_mermaid(settings, thread, db)))
+        say(asyncio.run(_run_mermaid(shared, settings, thread)))
         return
     from framework.graph import build_graph
     from framework.registry import Registry
@@ -54,12 +47,11 @@ def graph(
     say(built.get_graph().draw_mermaid())
 
 
-async def _run_mermaid(settings: Settings, thread: str, db: str | None) -> str:
-    from framework.cli.agent import open_agent
+async def _run_mermaid(shared: Shared, settings: Any, thread: str) -> str:
     from framework.graph.turns import step_states, thread_values
     from framework.planning import CLOSING, plan_mermaid
 
-    async with open_agent(settings, db=db) as agent:
+    async with shared.open_agent(settings) as agent:
         snapshot = await agent.graph.aget_state({"configurable": {"thread_id": thread}})
         values = await thread_values(agent.graph, thread)
     plan = values.get("planning_execution_plan")

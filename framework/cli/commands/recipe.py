@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from configs.errors import CapgraphError, ConfigurationError
-from framework.cli.options import Config, Database, Json
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import say, show_rows
 
 if TYPE_CHECKING:
     from framework.planning import Recipe
@@ -23,7 +24,9 @@ _FOLDER = "recipes"
 
 
 @app.command("save")
+@takes("config", "db")
 def save(
+    shared: Shared,
     thread: Annotated[str, typer.Argument(help="Thread whose last turn is to become a recipe.")],
     name: Annotated[str, typer.Argument(help="What the capability shall be called.")],
     parameter: Annotated[
@@ -40,24 +43,20 @@ def save(
         Path | None,
         typer.Option("--output", "-o", help="File (default: NAME.yml in the first of 'recipes')."),
     ] = None,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Make a recipe of a thread's last turn and write it to a file."""
-    from framework.cli.agent import open_agent, read_settings
-    from framework.cli.terminal import say
     from framework.graph.turns import thread_values
     from framework.planning import Recipe, recipe_of
     from framework.registry import load_recipe, save_recipe
 
-    settings = read_settings(config)
+    settings = shared.settings()
     folders = [Path(place) for place in settings.recipes if not Path(place).suffix]
     target = output or (folders or [Path(_FOLDER)])[0] / f"{name}.yml"
 
     before = load_recipe(target) if target.is_file() else None
 
     async def make() -> Recipe:
-        async with open_agent(settings, db=db) as agent:
+        async with shared.open_agent(settings) as agent:
             known = agent.registry.capabilities.get(name)
             if known is not None and recipe_of(known) is None:
                 raise ConfigurationError(
@@ -89,10 +88,9 @@ def save(
 
 
 @app.command("list")
-def list_(config: Config = None, as_json: Json = False) -> None:
+@takes("config", "as_json")
+def list_(shared: Shared) -> None:
     """List the agent's recipes."""
-    from framework.cli.terminal import show_rows
-
     rows = [
         (
             recipe.name,
@@ -101,53 +99,47 @@ def list_(config: Config = None, as_json: Json = False) -> None:
             len(recipe.steps),
             recipe.description,
         )
-        for recipe in _recipes(config).values()
+        for recipe in _recipes(shared).values()
     ]
     headings = ("name", "version", "parameters", "steps", "description")
-    data = [dict(zip(headings, row, strict=True)) for row in rows] if as_json else None
+    data = [dict(zip(headings, row, strict=True)) for row in rows] if shared.as_json else None
     none = "There are no recipes; 'capgraph recipe save' makes one."
     show_rows(headings, rows, none=none, data=data)
 
 
 @app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="Name of the recipe.")],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+@takes("config", "as_json")
+def show(shared: Shared, name: Annotated[str, typer.Argument(help="Name of the recipe.")]) -> None:
     """Show a recipe as its file has it."""
     import yaml
 
-    from framework.cli.terminal import say
-
-    known = _recipes(config)
+    known = _recipes(shared)
     if name not in known:
         raise ConfigurationError(
             f"There is no recipe {name!r}.",
             fix=f"Use one of: {', '.join(known) or 'none is there'}.",
         )
     data = known[name].to_dict()
-    if as_json:
+    if shared.as_json:
         typer.echo(json.dumps(data, indent=2))
         return
     say(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100).rstrip())
 
 
 @app.command("check")
+@takes("config")
 def check(
+    shared: Shared,
     files: Annotated[
         list[Path] | None,
         typer.Argument(help="Files or folders (default: what the configuration names)."),
     ] = None,
-    config: Config = None,
 ) -> None:
     """Check recipes against the agent's capabilities; the exit code is 1 when one cannot be used."""
-    from framework.cli.agent import read_settings
-    from framework.cli.terminal import say
     from framework.planning.recipes import in_order
     from framework.registry import Registry, load_recipe, recipe_files
 
-    settings = read_settings(config)
+    settings = shared.settings()
     registry = Registry.from_settings(settings.model_copy(update={"recipes": []}))
     failed = False
     for recipe in in_order(load_recipe(f) for f in recipe_files(files or settings.recipes)):
@@ -160,10 +152,9 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def _recipes(config: Path | None) -> dict[str, Recipe]:
-    from framework.cli.agent import read_settings
+def _recipes(shared: Shared) -> dict[str, Recipe]:
     from framework.planning import recipe_of
     from framework.registry import Registry
 
-    specs = Registry.from_settings(read_settings(config)).capabilities
+    specs = Registry.from_settings(shared.settings()).capabilities
     return {name: found for name, spec in specs.items() if (found := recipe_of(spec)) is not None}

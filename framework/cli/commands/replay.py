@@ -11,7 +11,8 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Config, Database, Json
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import say, show_rows, write_file
 
 if TYPE_CHECKING:
     from framework.evaluation import Cost, Recording, Replay
@@ -23,7 +24,9 @@ _Turn = Annotated[
 
 
 @app.command("record")
+@takes("config", "db")
 def record(
+    shared: Shared,
     thread: Annotated[
         str | None, typer.Argument(help="Thread id (default: the one that was saved last).")
     ] = None,
@@ -31,16 +34,12 @@ def record(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write (default: standard output).")
     ] = None,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Write a turn of a thread as JSON, which 'replay' takes elsewhere; secrets are masked."""
     from configs.logger import SecretMasker, use_masker
-    from framework.cli.agent import read_settings
-    from framework.cli.terminal import write_file
 
-    with use_masker(SecretMasker.of(read_settings(config))):
-        found = _recorded(thread, turn, config, db).as_data()
+    with use_masker(SecretMasker.of(shared.settings())):
+        found = _recorded(shared, thread, turn).as_data()
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is None:
         typer.echo(text)
@@ -49,7 +48,9 @@ def record(
 
 
 @app.command("replay")
+@takes("config", "db", "as_json")
 def replay(
+    shared: Shared,
     thread: Annotated[str, typer.Argument(help="Thread id, or a file that 'record' wrote.")],
     turn: _Turn = None,
     with_model: Annotated[
@@ -60,16 +61,12 @@ def replay(
         str | None,
         typer.Option("--from", help="Run steps anew from this one on; they may have no effect."),
     ] = None,
-    config: Config = None,
-    db: Database = None,
-    as_json: Json = False,
 ) -> None:
     """Run a turn again from its own records, and show what differs; nothing outside is touched.
 
     The exit code is 0 when all is as it was, and 1 when not.
     """
     from configs.logger import SecretMasker, use_masker
-    from framework.cli.agent import read_settings
     from framework.evaluation import load_recording
     from framework.evaluation import replay as run
     from framework.registry import Registry
@@ -77,23 +74,20 @@ def replay(
     file = Path(thread)
     # A file without an ending, here, may bear the name of a thread by chance.
     named = file.is_file() and (file.suffix or len(file.parts) > 1)
-    found = load_recording(file) if named else _recorded(thread, turn, config, db)
-    settings = read_settings(config)
+    found = load_recording(file) if named else _recorded(shared, thread, turn)
+    settings = shared.settings()
     registry = Registry.from_settings(settings)
     more: dict[str, Any] = {"settings": settings, "model": with_model, "from_step": from_step}
     with use_masker(SecretMasker.of(settings)):
         result = asyncio.run(run(found, registry, **more))
-        if as_json:
+        if shared.as_json:
             typer.echo(json.dumps(result.as_data(), indent=2))
         else:
             _print(result)
     raise typer.Exit(ExitCode.ANSWERED if result.same else ExitCode.FAILED)
 
 
-def _recorded(
-    thread: str | None, turn: int | None, config: Path | None, db: str | None
-) -> Recording:
-    from framework.cli.agent import with_database
+def _recorded(shared: Shared, thread: str | None, turn: int | None) -> Recording:
     from framework.evaluation import record as read
     from framework.stores.threads import each_thread_id
 
@@ -103,12 +97,10 @@ def _recorded(
             raise ConfigurationError("There are no threads.", fix="Check --db.")
         return await read(saver, last, turn)
 
-    return with_database(config, db, work)
+    return shared.on_database(work)
 
 
 def _print(result: Replay) -> None:
-    from framework.cli.terminal import say, show_rows
-
     data = result.as_data()
     rows = [
         (one["part"], one["name"], _text(one["recorded"]), _text(one["replayed"]))

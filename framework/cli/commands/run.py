@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.errors import CapgraphError, ConfigurationError
+from framework.cli.agent import new_thread_id
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Database, Model, Thread, read_value
+from framework.cli.options import Shared, read_value, takes
+from framework.cli.terminal import print_error, say
 
 if TYPE_CHECKING:
     from framework.workflows import WorkflowResult
@@ -20,15 +22,13 @@ app = typer.Typer()
 
 
 @app.command("run", epilog=EXIT_CODES_HELP)
+@takes("config", "model", "thread", "db")
 def run(
+    shared: Shared,
     workflow: Annotated[Path, typer.Argument(help="Workflow, a YAML file.")],
     task: Annotated[
         str | None, typer.Argument(help="What is to be done; leave it out to go on with --thread.")
     ] = None,
-    config: Config = None,
-    model: Model = None,
-    thread: Thread = None,
-    db: Database = None,
     answer: Annotated[
         str | None,
         typer.Option("--answer", help="Answer what the run of --thread asks: JSON or text."),
@@ -41,21 +41,17 @@ def run(
     A run with --thread is kept in the database. One that was cut short goes on when no task is
     given; one that asks goes on with --answer.
     """
-    from framework.cli.agent import new_thread_id, read_settings
-    from framework.cli.terminal import print_error, say
-
-    settings = read_settings(config)
+    settings = shared.settings()
 
     async def once() -> WorkflowResult:
         from langgraph.errors import EmptyInputError
         from langgraph.types import Command
 
-        from framework.cli.agent import open_agent
         from framework.engine.thread_lease import hold
         from framework.workflows import load_workflow
         from framework.workflows.nodes import result_of
 
-        async with open_agent(settings, model=model, db=db) as agent:
+        async with shared.open_agent(settings) as agent:
             built: Any = agent.graph
             services = built.services
             known = {name: spec.cls for name, spec in agent.registry.capabilities.items()}
@@ -64,7 +60,7 @@ def run(
             if answer is not None:
                 given = Command(resume=read_value(answer))
             graph = loaded.compile(agent.saver)
-            place: Any = {"thread_id": thread or new_thread_id(), "user_id": settings.user}
+            place: Any = {"thread_id": shared.thread or new_thread_id(), "user_id": settings.user}
             async with hold(agent.saver, {"configurable": place}):
                 try:
                     return result_of(await graph.ainvoke(given, {"configurable": place}))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from configs.errors import ConfigurationError
+from framework.cli.agent import database_url
 from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Config, Database, Engine, Model, Temporal
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import is_interactive
 
 app = typer.Typer()
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
@@ -22,10 +22,9 @@ NEEDED = ("starlette", "uvicorn", "prometheus_client", "ag_ui")
 
 
 @app.command("serve")
+@takes("config", "model", "db", "engine", "temporal")
 def serve(
-    config: Config = None,
-    model: Model = None,
-    db: Database = None,
+    shared: Shared,
     host: Annotated[
         str,
         typer.Option("--host", help="Address to listen on; another than loopback needs --auth."),
@@ -48,18 +47,13 @@ def serve(
         int,
         typer.Option("--workers", min=0, help="Have so many processes of their own run the turns."),
     ] = 0,
-    engine: Engine = None,
-    temporal: Temporal = None,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Do not open the console in a browser.")
     ] = False,
 ) -> None:
     """Serve the agent: a console, a JSON API, AG-UI and more; SIGTERM hands over what runs."""
-    import asyncio
-
     from configs.logger import configure_logging
     from framework.base.errors import require_extra
-    from framework.cli.agent import read_settings
 
     for module in NEEDED:
         require_extra(module, "serve")
@@ -67,10 +61,10 @@ def serve(
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.INFO), json_lines=True)
-    settings = read_settings(config)
+    settings = shared.settings()
     known = settings.serve.proxy or settings.serve.oidc
     if auth is not None or known is not None:
-        settings = read_settings(config, shared=True)
+        settings = shared.settings(shared=True)
     elif not is_loopback(host):
         raise ConfigurationError(
             f"Everybody who reaches {host!r} could use the agent.",
@@ -81,45 +75,20 @@ def serve(
             f"The file of tokens {str(auth)!r} does not exist.",
             fix=f"capgraph token NAME --auth {auth}",
         )
-    opens = not no_open
-    given = {"--config": config, "--model": model, "--db": db, "--engine": engine}
-    given["--temporal"] = temporal
-    words = [word for name, value in given.items() if value for word in (name, str(value))]
-    crew = _Crew(workers, words, engine, temporal) if workers or engine else None
-    ran = asyncio.run(_serve(settings, model, db, host, port, auth, thread, crew, opens=opens))
+    ran = asyncio.run(_serve(shared, settings, workers, thread, not no_open, host, port, auth=auth))
     raise typer.Exit(ExitCode.ANSWERED if ran else ExitCode.FAILED)
 
 
-class _Crew(NamedTuple):
-    """Who runs the turns in place of the server.
-
-    Attributes:
-        number: So many processes of its own.
-        words: What each is told.
-        engine: What ``--engine`` says.
-        temporal: What ``--temporal`` says.
-    """
-
-    number: int
-    words: list[str]
-    engine: str | None
-    temporal: str | None
-
-
 async def _serve(
-    settings: Settings,
-    model: str | None,
-    db: str | None,
+    shared: Shared,
+    settings: Any,
+    workers: int,
+    thread: str | None,
+    opens: bool,
     host: str,
     port: int | None,
-    auth: Path | None,
-    thread: str | None,
-    crew: _Crew | None,
-    *,
-    opens: bool,
+    **options: Any,
 ) -> bool:
-    from framework.cli.agent import database_url, open_agent
-    from framework.cli.terminal import is_interactive
     from framework.cli.workers import working
     from framework.scale import connect
     from framework.serve.app import create_app
@@ -128,22 +97,16 @@ async def _serve(
 
     with listen_on(host, port) as listening:
         async with contextlib.AsyncExitStack() as stack:
-            agent = await stack.enter_async_context(open_agent(settings, model=model, db=db))
-            engine = None
-            if crew is not None:
-                url = database_url(db, settings)
-                engine = await connect(
-                    url,
-                    agent.graph.checkpointer,
-                    settings.scale,
-                    engine=crew.engine,
-                    temporal=crew.temporal,
-                )
+            agent = await stack.enter_async_context(shared.open_agent(settings))
+            if workers or shared.engine:
+                url, saver = database_url(shared.db, settings), agent.graph.checkpointer
+                named = {"engine": shared.engine, "temporal": shared.temporal}
+                engine = await connect(url, saver, settings.scale, **named)
+                options["engine"] = engine
                 stack.push_async_callback(engine.close)
-                await stack.enter_async_context(working(crew.number, crew.words))
-            application = create_app(
-                agent.graph, settings=agent.settings, auth=auth, host=host, engine=engine
-            )
+                words = shared.words("config", "model", "db", "engine", "temporal")
+                await stack.enter_async_context(working(workers, words))
+            application = create_app(agent.graph, settings=agent.settings, host=host, **options)
             address, link = address_of(listening), application.state.link
             if thread is not None and link is None:
                 raise ConfigurationError(

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framework.cli.options import Config, Json
+from framework.cli.agent import config_files
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import show_rows
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -18,9 +20,9 @@ app = typer.Typer()
 
 
 @app.command("settings")
+@takes("config", "as_json")
 def settings(
-    config: Config = None,
-    as_json: Json = False,
+    shared: Shared,
     schema: Annotated[
         bool,
         typer.Option("--schema", help="Print the JSON schema of configuration files, for editors."),
@@ -30,15 +32,13 @@ def settings(
     from configs.logger import mask_data
     from configs.settings import Settings
     from configs.yaml_files import read_yaml
-    from framework.cli.agent import config_files, read_settings
-    from framework.cli.terminal import show_rows
 
     if schema:
         typer.echo(json.dumps(_described(Settings), indent=2))
         return
-    read = read_settings(config)
+    read = shared.settings()
     named = os.environ.get("CAPGRAPH_CONFIG")
-    files = [*([named] if named else []), *map(str, config_files(config))]
+    files = [*([named] if named else []), *map(str, config_files(shared.config))]
     sources = [(file, read_yaml(file)) for file in files]
     told = []
     for path, value in _leaves(read):
@@ -53,7 +53,7 @@ def settings(
         masked = mask_data({path[-1]: value})[path[-1]]
         told.append({"key": ".".join(path), "value": masked, "source": source})
     rows = [(row["key"], json.dumps(row["value"], default=str), row["source"]) for row in told]
-    show_rows(("key", "value", "source"), rows, data=told if as_json else None)
+    show_rows(("key", "value", "source"), rows, data=told if shared.as_json else None)
 
 
 def _leaves(

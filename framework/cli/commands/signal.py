@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from framework.cli.exit_codes import EXIT_CODES_HELP, ExitCode
-from framework.cli.options import Config, Database, Json, Model, read_value
+from framework.cli.options import Shared, read_value, takes
+from framework.cli.terminal import say
 
 app = typer.Typer()
 
 
 @app.command("signal", epilog=EXIT_CODES_HELP)
+@takes("config", "db", "model", "as_json")
 def signal_(
+    shared: Shared,
     thread: Annotated[str, typer.Argument(help="Thread id.")],
     key: Annotated[str, typer.Argument(help="Key of the event, as the step's wait_for has it.")],
     value: Annotated[
@@ -22,10 +26,6 @@ def signal_(
     later: Annotated[
         bool, typer.Option("--later", help="Only keep it; whoever serves the thread wakes it.")
     ] = False,
-    config: Config = None,
-    db: Database = None,
-    model: Model = None,
-    as_json: Json = False,
 ) -> None:
     """Tell a thread that an event came. The step that waits for it goes on here.
 
@@ -33,23 +33,14 @@ def signal_(
     """
     from framework.cli.session import open_session
     from framework.cli.show import make_view
-    from framework.cli.terminal import say
     from framework.graph import signal
 
-    view = make_view(as_json=as_json)
-    with open_session(
-        view,
-        ("capgraph", "ask"),
-        config=config,
-        model=model,
-        db=db,
-        data=None,
-        thread=thread,
-    ) as session:
+    view = make_view(as_json=shared.as_json)
+    with open_session(view, ("capgraph", "ask"), replace(shared, thread=thread)) as session:
         sent = signal(session.agent.graph, thread, key, read_value(value), run=False)
         waited = session.runner.run(sent)
         if waited and not later:
             end = session.turn(None, None, None)
             raise typer.Exit(ExitCode.of_status(end.status))
-    if not as_json:
+    if not shared.as_json:
         say("A step waits for it." if waited else "No step waits for it now; it is kept.")

@@ -7,41 +7,38 @@ from typing import Annotated
 
 import typer
 
-from framework.cli.options import Config, Database
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import say, show_rows
 
 app = typer.Typer()
 
 
 @app.command("stop")
+@takes("config", "db")
 def stop_(
+    shared: Shared,
     thread: Annotated[str | None, typer.Argument(help="Thread to stop.")] = None,
     user: Annotated[str | None, typer.Option("--user", help="Stop this user's runs.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Stop all runs.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Let it go on again.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List what is stopped.")] = False,
     reason: Annotated[str, typer.Option("--reason", help="Why; the turns end with it.")] = "",
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Stop runs in all processes at their next safe point, until it is taken back."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import say, show_rows
     from framework.governance import clear_stop, list_stops, stop
 
     if listing:
-        found = with_database(config, db, lambda saver, _: list_stops(saver))
+        found = shared.on_database(lambda saver, _: list_stops(saver))
         rows = [(one.kind, one.name, _moment(one.since), one.reason) for one in found]
         show_rows(("what", "name", "since", "reason"), rows, none="Nothing is stopped.")
     elif clear:
-        was = with_database(
-            config, db, lambda saver, _: clear_stop(saver, thread=thread, user=user, all=every)
+        was = shared.on_database(
+            lambda saver, _: clear_stop(saver, thread=thread, user=user, all=every)
         )
         say("It may go on." if was else "It was not stopped.")
     else:
-        with_database(
-            config,
-            db,
-            lambda saver, _: stop(saver, thread=thread, user=user, all=every, reason=reason),
+        shared.on_database(
+            lambda saver, _: stop(saver, thread=thread, user=user, all=every, reason=reason)
         )
         say("Stopped.")
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.errors import ConfigurationError
-from framework.cli.options import Config, Database, Json
+from framework.cli.agent import check_thread_id, new_thread_id
+from framework.cli.options import Shared, read_duration, takes
+from framework.cli.terminal import one_line, safe, say, show_rows
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -23,46 +25,38 @@ _Thread = Annotated[str, typer.Argument(help="Thread id.")]
 
 
 @app.command("list")
+@takes("config", "db", "as_json")
 def list_(
-    config: Config = None,
-    db: Database = None,
+    shared: Shared,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
     after: Annotated[
         str | None, typer.Option("--after", help="Go on after this thread of the last page.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """List threads, the one that was saved last first."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import show_rows
     from framework.stores import list_threads
 
-    found = with_database(
-        config, db, lambda saver, _: list_threads(saver, limit=limit, after=after)
-    )
+    found = shared.on_database(lambda saver, _: list_threads(saver, limit=limit, after=after))
     rows = [
         (item.thread_id, item.status, _moment(item), item.turns, item.task or "") for item in found
     ]
     headings = ("thread", "status", "saved", "turns", "last task")
-    data = [_data(item) for item in found] if as_json else None
+    data = [_data(item) for item in found] if shared.as_json else None
     show_rows(headings, rows, none="There are no threads.", data=data)
 
 
 @app.command("show")
-def show(
-    thread: _Thread, config: Config = None, db: Database = None, as_json: Json = False
-) -> None:
+@takes("config", "db", "as_json")
+def show(shared: Shared, thread: _Thread) -> None:
     """Show what a thread has come to, with its messages."""
-    from framework.cli.agent import with_database
     from framework.cli.questions import question_lines
-    from framework.cli.terminal import one_line, safe, say
     from framework.stores import thread_messages
 
     async def read(saver: BaseCheckpointSaver[Any], _: object) -> tuple[ThreadSummary, list[Any]]:
         return await _summary(saver, thread), await thread_messages(saver, thread)
 
-    summary, messages = with_database(config, db, read)
-    if as_json:
+    summary, messages = shared.on_database(read)
+    if shared.as_json:
         said = [{"from": message.type, "text": message.text} for message in messages]
         typer.echo(json.dumps({**_data(summary), "conversation": said}, indent=2, default=str))
         return
@@ -86,7 +80,9 @@ def show(
 
 
 @app.command("prune")
+@takes("config", "db")
 def prune(
+    shared: Shared,
     thread: Annotated[list[str] | None, typer.Argument(help="Thread ids.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every thread.")] = False,
     older_than: Annotated[
@@ -97,19 +93,15 @@ def prune(
         bool, typer.Option("--delete", help="Drop the threads, not only their history.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before threads go.")] = False,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Drop the history of threads, or the threads.
 
     Without thread ids and options, do what the settings' persistence.keep_turns, keep_checkpoints
     and keep_days say.
     """
-    from framework.cli.agent import read_settings, with_database
-    from framework.cli.terminal import say
     from framework.stores import prune_threads
 
-    kept = read_settings(config).persistence
+    kept = shared.settings().persistence
     by_settings = not (thread or everything or older_than is not None or delete)
     steps = _by_settings(kept) if by_settings else _by_options(older_than, delete)
     if not steps or not (by_settings or thread or everything or older_than is not None):
@@ -133,12 +125,14 @@ def prune(
         found = [await prune_threads(saver, thread or None, **step) for step in steps]
         return sorted({name for names in found for name in names})
 
-    for name in with_database(config, db, change):
+    for name in shared.on_database(change):
         say(name)
 
 
 @app.command("fork")
+@takes("config", "db")
 def fork(
+    shared: Shared,
     thread: _Thread,
     new: Annotated[str | None, typer.Argument(help="Id of the copy (default: a new one).")] = None,
     checkpoint: Annotated[
@@ -147,12 +141,8 @@ def fork(
     force: Annotated[
         bool, typer.Option("--force", help="Copy a turn that stopped in the middle of its steps.")
     ] = False,
-    config: Config = None,
-    db: Database = None,
 ) -> None:
     """Copy a thread, to go on with the copy in another way."""
-    from framework.cli.agent import check_thread_id, new_thread_id, with_database
-    from framework.cli.terminal import say
     from framework.stores import fork_thread
 
     target = check_thread_id(new) if new is not None else new_thread_id()
@@ -168,13 +158,11 @@ def fork(
             )
         await fork_thread(saver, thread, target, checkpoint_id=checkpoint)
 
-    with_database(config, db, change)
+    shared.on_database(change)
     say(target)
 
 
 def _by_options(older_than: str | None, delete: bool) -> list[dict[str, Any]]:
-    from framework.cli.options import read_duration
-
     if older_than is not None:
         return [{"policy": "older_than", "older_than": read_duration(older_than)}]
     return [{"policy": "delete" if delete else "keep_latest"}]

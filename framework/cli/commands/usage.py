@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framework.cli.options import Config, Database, Json
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import show_rows
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -18,20 +19,17 @@ app = typer.Typer()
 
 
 @app.command("usage")
+@takes("config", "db", "as_json")
 def usage(
+    shared: Shared,
     thread: Annotated[
         str | None, typer.Option("--thread", "-t", help="Only calls of this thread.")
     ] = None,
     user: Annotated[
         str | None, typer.Option("--user", "-u", help="Only calls for this person.")
     ] = None,
-    config: Config = None,
-    db: Database = None,
-    as_json: Json = False,
 ) -> None:
     """Show what calls of models used: model, calls, tokens, cost."""
-    from framework.cli.agent import with_database
-    from framework.cli.terminal import show_rows
     from framework.stores import rows_of
     from framework.telemetry import format_cost
     from framework.telemetry.usage_book import usage_totals
@@ -40,7 +38,7 @@ def usage(
         rows = rows_of(saver)
         return await usage_totals(rows, thread_id=thread, user_id=user) if rows is not None else []
 
-    found = with_database(config, db, read)
+    found = shared.on_database(read)
     headings = ("model", "calls", "input", "output", "cached", "cost")
     rows = [
         (
@@ -53,5 +51,5 @@ def usage(
         )
         for item in found
     ]
-    data = [asdict(item) for item in found] if as_json else None
+    data = [asdict(item) for item in found] if shared.as_json else None
     show_rows(headings, rows, none="No calls were kept.", data=data)

@@ -16,7 +16,8 @@ import typer
 
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import ExitCode
-from framework.cli.options import Config, Database, Engine, Json, Model, Temporal
+from framework.cli.options import Shared, takes
+from framework.cli.terminal import print_error, say, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,18 +29,15 @@ app = typer.Typer()
 
 
 @app.command("worker")
+@takes("config", "model", "db", "engine", "temporal")
 def worker(
-    config: Config = None,
-    model: Model = None,
-    db: Database = None,
+    shared: Shared,
     queues: Annotated[
         str | None,
         typer.Option(
             "--queues", help="What to serve, as turns,gpu (default: as configured, else turns)."
         ),
     ] = None,
-    engine: Engine = None,
-    temporal: Temporal = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Most orders at a time.")
     ] = 10,
@@ -51,12 +49,10 @@ def worker(
     from configs.logger import configure_logging
     from framework.base.errors import PersistenceError
     from framework.base.spec import QUEUE
-    from framework.cli.agent import read_settings
-    from framework.cli.terminal import print_error
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
     configure_logging(min(level, logging.WARNING), json_lines=True)
-    settings = read_settings(config, shared=True)
+    settings = shared.settings(shared=True)
     served = settings.scale.queues if queues is None else [q.strip() for q in queues.split(",")]
     if not all(re.match(QUEUE, queue) for queue in served):
         raise ConfigurationError(
@@ -64,9 +60,7 @@ def worker(
             fix="Name them with commas: --queues turns,gpu.",
         )
     try:
-        code = asyncio.run(
-            _work(settings, model, db, served, engine, temporal, concurrency, while_stdin)
-        )
+        code = asyncio.run(_work(shared, settings, served, concurrency, while_stdin))
     except PersistenceError as exc:
         print_error(exc)
         raise typer.Exit(ExitCode.FAILED) from exc
@@ -74,20 +68,11 @@ def worker(
 
 
 async def _work(
-    settings: Settings,
-    model: str | None,
-    db: str | None,
-    queues: list[str],
-    engine: str | None,
-    temporal: str | None,
-    concurrency: int,
-    while_stdin: bool,
+    shared: Shared, settings: Settings, queues: list[str], concurrency: int, while_stdin: bool
 ) -> int:
-    from framework.cli.workers import open_client
     from framework.scale import Worker
 
-    opened = open_client(settings, model=model, db=db, engine=engine, temporal=temporal)
-    async with opened as (_, client):
+    async with shared.open_client(settings) as (_, client):
         one = Worker(client, queues, concurrency=concurrency)
         code = _end_on_signals(one)
         if while_stdin:
@@ -133,16 +118,9 @@ def _end_with_stdin() -> None:
 
 
 @app.command("workers")
-def workers(
-    config: Config = None,
-    db: Database = None,
-    engine: Engine = None,
-    temporal: Temporal = None,
-    as_json: Json = False,
-) -> None:
+@takes("config", "db", "engine", "temporal", "as_json")
+def workers(shared: Shared) -> None:
     """List the workers that live, what they work on, and what waits."""
-    from framework.cli.terminal import say, show_rows
-    from framework.cli.workers import with_engine
     from framework.scale import list_workers
     from framework.stores import rows_of
 
@@ -151,8 +129,8 @@ def workers(
         assert rows is not None  # a database that processes share has some
         return [asdict(one) for one in await list_workers(rows)], await opened.waiting()
 
-    live, waiting = with_engine(config, db, engine, temporal, read)
-    data = {"workers": live, "waiting": dict(waiting)} if as_json else None
+    live, waiting = shared.on_engine(read)
+    data = {"workers": live, "waiting": dict(waiting)} if shared.as_json else None
     rows = [(one["id"], ",".join(one["queues"]), one["running"]) for one in live]
     show_rows(("worker", "queues", "running"), rows, none="No worker lives.", data=data)
     for queue, number in waiting.items() if data is None else ():
