@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -24,8 +24,9 @@ from framework.base.errors import PersistenceError
 from framework.base.ports import Rows
 from framework.stores.ears import CHANNEL, Ears
 from framework.stores.leases import leases_of
+from framework.stores.location import MEMORY
 from framework.stores.reading import as_text, from_text
-from framework.stores.rows import OwnRows, kept_with, rows_of
+from framework.stores.rows import FileRows, OwnRows, kept_with, rows_of
 
 STOPPING = "stopping"
 """Status of a run that is to be stopped, wherever it runs."""
@@ -97,6 +98,7 @@ _GATHER_SECONDS = 0.02
 """So long an event waits for others that are written with it, unless somebody waits for it."""
 _QUIET_SECONDS = 15.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
+_LAST_ENDED = "SELECT run_id FROM capgraph_runs WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
 _IN_MEMORY = 1000
 """Ended runs that are kept where there is no database."""
 
@@ -137,10 +139,10 @@ class LoggedRun:
 class _Live:
     """A run of this process: its last events, and who waits for the next one."""
 
-    def __init__(self, thread: str, seq: int, kept: int | None) -> None:
+    def __init__(self, thread: str, seq: int = 0) -> None:
         self.thread = thread
         self.seq, self.written = seq, seq
-        self.tail: deque[str] = deque(maxlen=kept)
+        self.tail: deque[str] = deque(maxlen=_TAIL)
         self.changed = asyncio.Event()
         self.ended = self.left = self.heard = False
         self.teller = ""
@@ -169,16 +171,14 @@ class RunLog:
     """The runs of a saver's threads and what they told.
 
     Args:
-        saver: Where the threads are; its database keeps the runs, and with one that is in memory
-            they are in memory.
+        saver: Where the threads are; its database keeps the runs. With one that is in memory they
+            are in memory, the last that ended.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         self._saver, self._saver_rows = saver, rows_of(saver)
-        self._rows: Rows | None = self._saver_rows
+        self._rows: Rows = self._saver_rows or FileRows(MEMORY)
         self._serde: Any = saver.serde
-        self._known: dict[str, LoggedRun] = {}
-        self._begins: dict[str, tuple[str, int]] = {}
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -196,23 +196,18 @@ class RunLog:
             run: The run.
             here: Whether this process is the one that tells of it.
         """
-        if self._rows is None:
-            if run.run_id in self._known:
-                return False
-            self._known[run.run_id] = run
-            for old in [one for one in self._known.values() if not one.is_open][:-_IN_MEMORY]:
-                self._forget(old.run_id)
-        else:
-            values = (run.run_id, run.thread_id, run.owner, run.status, run.opened, run.ended)
-            found = await self._run(
-                f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
-                (*values, self._packed(dict(run.request))),
-            )
-            if not found:
-                return False
+        values = (run.run_id, run.thread_id, run.owner, run.status, run.opened, run.ended)
+        found = await self._run(
+            f"INSERT INTO capgraph_runs ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (run_id) DO NOTHING RETURNING run_id",
+            (*values, self._packed(dict(run.request))),
+        )
+        if not found:
+            return False
+        if self._saver_rows is None:
+            await self._drop(f"ended > 0 AND run_id NOT IN ({_LAST_ENDED})", _IN_MEMORY)
         if here:
-            self._live[run.run_id] = self._new_live(run)
+            self._live[run.run_id] = _Live(run.thread_id)
         return True
 
     async def take_up(self, run: LoggedRun) -> list[dict[str, Any]]:
@@ -224,32 +219,23 @@ class RunLog:
         told: list[dict[str, Any]] = []
         teller = await self._place(run)
         if run.status == "queued":
-            self._live.setdefault(run.run_id, self._new_live(run)).teller = teller
+            self._live.setdefault(run.run_id, _Live(run.thread_id)).teller = teller
             return told
         seq = 0
-        while self._rows is not None and (page := await self._page(run.run_id, seq)):
+        while page := await self._page(run.run_id, seq):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
-        self._live[run.run_id] = self._new_live(run, seq)
+        self._live[run.run_id] = _Live(run.thread_id, seq)
         self._live[run.run_id].teller = teller
         return told
-
-    def _new_live(self, run: LoggedRun, seq: int = 0) -> _Live:
-        return _Live(run.thread_id, seq, None if self._rows is None else _TAIL)
 
     async def _place(self, run: LoggedRun) -> str:
         # Where nothing is known of earlier runs, numbers go on from the clock: those that were
         # given before what was told has been forgotten are behind it.
         at = int(1000 * time.time())
-        if self._rows is None:
-            ends = [
-                n + self._live[r].seq for r, (t, n) in self._begins.items() if t == run.thread_id
-            ]
-            self._begins.setdefault(run.run_id, (run.thread_id, max(ends, default=at)))
-            return ""
         # Whoever has lost the thread tells nothing more: its successor tells of the same.
         lease = leases_of(self._saver).held(run.thread_id)
-        teller = lease.holder.owner if lease is not None else ""
+        teller = lease.holder.owner if lease is not None and self._saver_rows is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
         values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
         if not await self._run(_TAKE_UP.format(next=_NEXT_PLACE, held=held), values):
@@ -261,30 +247,23 @@ class RunLog:
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run; ``None`` when there is none."""
-        if self._rows is None:
-            return self._known.get(run_id)
-        found = await self._run(f"SELECT {_COLUMNS} FROM capgraph_runs WHERE run_id = ?", (run_id,))
-        return self._read(found[0]) if found else None
+        return next(iter(await self._where("run_id = ?", run_id)), None)
 
     async def unfinished(self) -> list[LoggedRun]:
         """Return the runs that have not ended, the latest first."""
-        known = [run for run in self._known.values() if run.is_open]
-        return known[::-1] + await self._where(f"status IN {OPEN}")
+        return await self._where(f"status IN {OPEN}")
 
     async def open_of(self, thread_id: str) -> list[LoggedRun]:
         """Return the runs of a thread that have not ended, in the order in which they were asked."""
-        known = [run for run in self._known.values() if run.thread_id == thread_id and run.is_open]
-        return known + (await self._where(f"thread_id = ? AND status IN {OPEN}", thread_id))[::-1]
+        return (await self._where(f"thread_id = ? AND status IN {OPEN}", thread_id))[::-1]
 
     async def of_thread(self, thread_id: str, limit: int = 20) -> list[LoggedRun]:
         """Return the last runs of a thread, the latest first."""
-        known = [run for run in self._known.values() if run.thread_id == thread_id]
-        return known[: -limit - 1 : -1] + await self._where("thread_id = ?", thread_id, limit=limit)
+        return await self._where("thread_id = ?", thread_id, limit=limit)
 
     async def of_owner(self, owner: str, limit: int = _MOST) -> list[LoggedRun]:
         """Return the last runs of an owner, the latest first."""
-        known = [run for run in self._known.values() if run.owner == owner]
-        return known[: -limit - 1 : -1] + await self._where("owner = ?", owner, limit=limit)
+        return await self._where("owner = ?", owner, limit=limit)
 
     async def waiting(self, owner: str | None = None) -> list[str]:
         """Name the threads whose last run ended with a question, the latest first.
@@ -296,9 +275,7 @@ class RunLog:
 
     async def waiting_runs(self, owner: str | None = None) -> list[LoggedRun]:
         """Return the runs that ended with a question and are their threads' last; see :meth:`waiting`."""
-        last = {run.thread_id: run for run in self._known.values() if owner in {None, run.owner}}
-        known = [run for run in last.values() if run.status == "waiting"][::-1]
-        return known + await self._where(
+        return await self._where(
             "status = 'waiting' AND opened = (SELECT MAX(opened) FROM capgraph_runs AS other"
             " WHERE other.thread_id = capgraph_runs.thread_id)"
             + (" AND owner = ?" if owner is not None else ""),
@@ -307,10 +284,6 @@ class RunLog:
 
     async def begin(self, run_id: str) -> bool:
         """Say that a run goes on; tells whether it may: nobody has stopped it."""
-        known = self._known.get(run_id)
-        if known is not None and known.status != STOPPING:
-            self._known[run_id] = replace(known, status="running")
-            return True
         return bool(
             await self._run(
                 "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ? AND status <> ?"
@@ -322,12 +295,9 @@ class RunLog:
     async def end(self, run_id: str, status: str) -> None:
         """Say how a run ended; it tells nothing more."""
         await self.flush()
-        ended = time.time()
-        if run_id in self._known:
-            self._known[run_id] = replace(self._known[run_id], status=status, ended=ended)
         await self._run(
             "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?",
-            (status, ended, run_id),
+            (status, time.time(), run_id),
             told=[run_id],
         )
         if run_id in self._live:
@@ -336,53 +306,31 @@ class RunLog:
 
     async def stop(self, thread_id: str, run_id: str | None = None) -> list[str]:
         """Say that the open runs of a thread, or one of them, are to be stopped; names them."""
-        known = [
-            run
-            for run in self._known.values()
-            if run.thread_id == thread_id and run.is_open and run_id in {None, run.run_id}
-        ]
-        self._known |= {run.run_id: replace(run, status=STOPPING) for run in known}
         found = await self._run(
             "UPDATE capgraph_runs SET status = ?"
             f" WHERE thread_id = ? AND status IN {OPEN}"
             f"{' AND run_id = ?' if run_id is not None else ''} RETURNING run_id",
             (STOPPING, thread_id, *([run_id] if run_id is not None else [])),
         )
-        return [*(run.run_id for run in known), *(row[0] for row in found)]
+        return [run for (run,) in found]
 
     async def stopping(self) -> list[str]:
         """Name the runs that are to be stopped."""
-        known = [run.run_id for run in self._known.values() if run.status == STOPPING]
-        found = await self._run("SELECT run_id FROM capgraph_runs WHERE status = ?", (STOPPING,))
-        return [*known, *(row[0] for row in found)]
+        return [run.run_id for run in await self._where("status = ?", STOPPING)]
 
     def leave(self, run_id: str) -> None:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
-        live = self._live.get(run_id)
-        if live is not None:
+        if (live := self._live.pop(run_id, None)) is not None:
             live.left = True
             live.wake()
-            if self._rows is not None:
-                del self._live[run_id]
 
     async def drop_thread(self, thread_id: str) -> None:
         """Forget the runs of a thread."""
-        for run in [one for one in self._known.values() if one.thread_id == thread_id]:
-            self._forget(run.run_id)
-        mine = "SELECT run_id FROM capgraph_runs WHERE thread_id = ?"
-        await self._run(f"DELETE FROM capgraph_run_events WHERE run_id IN ({mine})", (thread_id,))
-        for table in ("capgraph_run_places", "capgraph_runs"):
-            await self._run(f"DELETE FROM {table} WHERE thread_id = ?", (thread_id,))
+        await self._drop("thread_id = ?", thread_id)
 
     async def prune(self, seconds: float) -> None:
         """Forget the runs that ended longer ago."""
-        before = time.time() - seconds
-        for run in [one for one in self._known.values() if 0 < one.ended < before]:
-            self._forget(run.run_id)
-        old = "SELECT run_id FROM capgraph_runs WHERE ended > 0 AND ended < ?"
-        for table in ("capgraph_run_events", "capgraph_run_places"):
-            await self._run(f"DELETE FROM {table} WHERE run_id IN ({old})", (before,))
-        await self._run("DELETE FROM capgraph_runs WHERE ended > 0 AND ended < ?", (before,))
+        await self._drop("ended > 0 AND ended < ?", time.time() - seconds)
 
     # --- events ---------------------------------------------------------------------------
 
@@ -405,10 +353,7 @@ class RunLog:
             if len(text) > _LONGEST and shorten is not None:
                 text = _text(shorten(event))
             live.seq += 1
-            if self._rows is None:
-                live.publish(text)
-            else:
-                self._waiting.append((run_id, live.seq, text, live.teller))
+            self._waiting.append((run_id, live.seq, text, live.teller))
         if live.heard:
             self._hurry.set()
         if self._waiting and (self._writer is None or self._writer.done()):
@@ -502,7 +447,8 @@ class RunLog:
         """
         while not self.closing.is_set():
             ear = self._ears.of(thread_id)
-            page = await self._page_of_thread(thread_id, after)
+            found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
+            page = [(seq, run, text) for run, seq, text in self._told(found, after)]
             yield page
             if page:
                 after = page[-1][0]
@@ -511,25 +457,13 @@ class RunLog:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await ear.wait()
 
-    async def _page_of_thread(self, thread_id: str, after: int) -> list[tuple[int, str, str]]:
-        if self._rows is None:
-            for run_id, (thread, begins) in self._begins.items():
-                told = (
-                    self._live[run_id].after(max(0, after - begins)) if thread == thread_id else ()
-                )
-                if told:
-                    return [(begins + seq, run_id, text) for seq, text in told]
-            return []
-        found = await self._run(_OF_THREAD, (after, thread_id, _PAGE))
-        return [(seq, run, text) for run, seq, text in self._told(found, after)]
-
     def close(self) -> None:
         """Let all listeners go: the process ends, and they come again."""
         self.closing.set()
         for live in self._live.values():
             live.wake()
         self._ears.close()
-        if isinstance(self._rows, OwnRows):
+        if isinstance(self._rows, OwnRows) and self._saver_rows is not None:
             self._rows.close()
 
     # --- rows -----------------------------------------------------------------------------
@@ -567,10 +501,8 @@ class RunLog:
         self, statement: str, values: tuple[Any, ...] = (), *, told: Collection[str] = ()
     ) -> list[tuple[Any, ...]]:
         """Run a statement; listeners of other processes hear the names of what told something."""
-        if self._rows is None:
-            return []
         if not self._ready:
-            if self._rows is self._saver_rows and self._saver_rows is not None:
+            if self._rows is self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
             for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
@@ -584,10 +516,11 @@ class RunLog:
             values = (*values, *told)
         return (await self._rows.run(statement, values))[1]
 
-    def _forget(self, run_id: str) -> None:
-        self._known.pop(run_id, None)
-        self._begins.pop(run_id, None)
-        self._live.pop(run_id, None)
+    async def _drop(self, condition: str, *values: Any) -> None:
+        gone = f"SELECT run_id FROM capgraph_runs WHERE {condition}"
+        for table in ("capgraph_run_events", "capgraph_run_places"):
+            await self._run(f"DELETE FROM {table} WHERE run_id IN ({gone})", values)
+        await self._run(f"DELETE FROM capgraph_runs WHERE {condition}", values)
 
     def _read(self, row: tuple[Any, ...]) -> LoggedRun:
         run_id, thread_id, owner, status, opened, ended, request = row
