@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
@@ -92,10 +92,10 @@ class CheckpointManager:
         self.saver = store if isinstance(store, BaseCheckpointSaver) else None
         self._ttl = default_ttl
         if isinstance(store, BaseStateStore):
-            self._kept: _Kept = _InStore(_StatePlaces(store))
+            self._kept: _InStore | _InSaver = _InStore(store)
         elif isinstance(store, BaseStore):
             time = SystemClock() if clock is None else as_clock(clock)
-            self._kept = _InStore(_LangGraphPlaces(store, time))
+            self._kept = _InStore(_OfLangGraph(store, time))
         else:
             self._kept = _InSaver(store)
 
@@ -177,115 +177,73 @@ class CheckpointManager:
         await self._kept.drop(found)
 
 
-class _Kept(Protocol):
-    """Where snapshots lie."""
-
-    async def put(self, checkpoint: Checkpoint, ttl: float | None) -> str: ...
-
-    async def get(self, checkpoint_id: str) -> Checkpoint | None: ...
-
-    async def of(self, index: str, owner: str) -> list[Checkpoint]: ...
-
-    async def latest(self, execution_id: str) -> Checkpoint | None: ...
-
-    async def drop(self, checkpoint: Checkpoint) -> None: ...
-
-
-class _Places(Protocol):
-    """Entries in places of a store."""
-
-    async def put(
-        self, place: tuple[str, ...], key: str, value: Any, ttl: float | None
-    ) -> None: ...
-
-    async def get(self, place: tuple[str, ...], key: str) -> Any: ...
-
-    async def keys(self, place: tuple[str, ...]) -> list[str]: ...
-
-    async def drop(self, place: tuple[str, ...], key: str) -> None: ...
-
-
 class _InStore:
-    """Snapshots in entries of a store."""
+    """Snapshots in entries of a store: one with the data, and one in each index."""
 
-    def __init__(self, places: _Places) -> None:
-        self._places = places
+    def __init__(self, store: BaseStateStore | _OfLangGraph) -> None:
+        self._store = store
 
     async def put(self, checkpoint: Checkpoint, ttl: float | None) -> str:
         name = checkpoint.checkpoint_id
-        await self._places.put(("data",), name, checkpoint.to_dict(), ttl)
+        await self._store.set(_place("data") + name, checkpoint.to_dict(), ttl)
         for place in _indices(checkpoint):
-            await self._places.put(place, name, {}, ttl)
+            await self._store.set(place + name, {}, ttl)
         return name
 
     async def get(self, checkpoint_id: str) -> Checkpoint | None:
-        found = await self._places.get(("data",), checkpoint_id)
+        found = await self._store.get(_place("data") + checkpoint_id)
         return None if found is None else Checkpoint.from_dict(found)
 
     async def of(self, index: str, owner: str) -> list[Checkpoint]:
-        names = sorted(await self._places.keys((index, owner)))
+        names = await self._names(index, owner)
         return [found for name in names if (found := await self.get(name)) is not None]
 
     async def latest(self, execution_id: str) -> Checkpoint | None:
-        for name in sorted(await self._places.keys(("execution", execution_id)), reverse=True):
+        for name in reversed(await self._names("execution", execution_id)):
             if (found := await self.get(name)) is not None:
                 return found
         return None
 
     async def drop(self, checkpoint: Checkpoint) -> None:
-        for place in (*_indices(checkpoint), ("data",)):
-            await self._places.drop(place, checkpoint.checkpoint_id)
+        for place in (*_indices(checkpoint), _place("data")):
+            await self._store.delete(place + checkpoint.checkpoint_id)
+
+    async def _names(self, *place: str) -> list[str]:
+        prefix = _place(*place)
+        return sorted(key.removeprefix(prefix) for key in await self._store.entries(prefix))
 
 
-def _indices(checkpoint: Checkpoint) -> list[tuple[str, ...]]:
+def _place(*parts: str) -> str:
+    return "/".join(("checkpoints", *(quote(part, safe="") for part in parts), ""))
+
+
+def _indices(checkpoint: Checkpoint) -> list[str]:
     run = checkpoint.execution_id
-    return [("agent", checkpoint.agent_id), *([("execution", run)] if run is not None else [])]
+    places = [_place("agent", checkpoint.agent_id)]
+    return places if run is None else [*places, _place("execution", run)]
 
 
-class _StatePlaces:
-    """Places as prefixes of keys."""
-
-    def __init__(self, store: BaseStateStore) -> None:
-        self._store = store
-
-    async def put(self, place: tuple[str, ...], key: str, value: Any, ttl: float | None) -> None:
-        await self._store.set(_prefix(place) + key, value, ttl)
-
-    async def get(self, place: tuple[str, ...], key: str) -> Any:
-        return await self._store.get(_prefix(place) + key)
-
-    async def keys(self, place: tuple[str, ...]) -> list[str]:
-        prefix = _prefix(place)
-        return [key.removeprefix(prefix) for key in await self._store.entries(prefix)]
-
-    async def drop(self, place: tuple[str, ...], key: str) -> None:
-        await self._store.delete(_prefix(place) + key)
-
-
-def _prefix(place: tuple[str, ...]) -> str:
-    return "/".join(("checkpoints", *(quote(part, safe="") for part in place), ""))
-
-
-class _LangGraphPlaces:
-    """Places as namespaces; a store of LangGraph goes on giving what has expired, so each says when."""
+class _OfLangGraph:
+    """A store of LangGraph with keys that name places; it gives what has expired, so each says when."""
 
     def __init__(self, store: BaseStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
 
-    async def put(self, place: tuple[str, ...], key: str, value: Any, ttl: float | None) -> None:
+    async def set(self, key: str, value: Any, ttl: float | None) -> None:
         until = None if ttl is None else self._clock.now() + ttl
-        dropped = {"ttl": ttl / 60} if ttl is not None and self._store.supports_ttl else {}
-        await self._store.aput(
-            _namespace(place), key, {"value": value, "until": until}, index=False, **dropped
+        dropped: dict[str, Any] = (
+            {"ttl": ttl / 60} if ttl is not None and self._store.supports_ttl else {}
         )
+        kept = {"value": value, "until": until}
+        await self._store.aput(*_namespaced(key), kept, index=False, **dropped)
 
-    async def get(self, place: tuple[str, ...], key: str) -> Any:
-        found = await self._store.aget(_namespace(place), key, refresh_ttl=False)
+    async def get(self, key: str) -> Any:
+        found = await self._store.aget(*_namespaced(key), refresh_ttl=False)
         # LangGraph's store in memory gives what it holds itself.
         return copied(found.value["value"]) if found and self._lasts(found.value) else None
 
-    async def keys(self, place: tuple[str, ...]) -> list[str]:
-        namespace, names, offset = _namespace(place), [], 0
+    async def entries(self, prefix: str) -> list[str]:
+        (namespace, _), names, offset = _namespaced(prefix), [], 0
         while True:
             page = await self._store.asearch(
                 namespace, limit=_PAGE, offset=offset, refresh_ttl=False
@@ -295,20 +253,17 @@ class _LangGraphPlaces:
             if len(page) < _PAGE:
                 return names
 
-    async def drop(self, place: tuple[str, ...], key: str) -> None:
-        await self._store.adelete(_namespace(place), key)
+    async def delete(self, key: str) -> None:
+        await self._store.adelete(*_namespaced(key))
 
     def _lasts(self, value: dict[str, Any]) -> bool:
         return value["until"] is None or bool(value["until"] > self._clock.now())
 
 
-def _namespace(place: tuple[str, ...]) -> tuple[str, ...]:
+def _namespaced(key: str) -> tuple[tuple[str, ...], str]:
     # LangGraph takes no empty names, and none with a full stop.
-    return (
-        "capgraph",
-        "checkpoints",
-        *(f"_{quote(p, safe='')}".replace(".", "%2E") for p in place),
-    )
+    first, *parts, name = key.split("/")
+    return ("capgraph", first, *(f"_{part}".replace(".", "%2E") for part in parts)), name
 
 
 class _InSaver:
