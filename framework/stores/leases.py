@@ -23,14 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
 from framework.base.ports import Rows
-from framework.stores.rows import rows_of
+from framework.stores.rows import kept_with
 
 if TYPE_CHECKING:
     from configs.settings import ScaleSettings
@@ -63,7 +63,6 @@ _DELETE = "DELETE FROM capgraph_leases WHERE thread_id = ? AND owner = ?"
 _under_way: set[str] = set()
 # By process id: a process that was split off is another one.
 _process: dict[int, tuple[str, str]] = {}
-_KEPT = "_capgraph_leases"
 _MACHINE = "CAPGRAPH_MACHINE"
 _TRUSTED = 1.5
 """For so many beats a holder goes by its last one; so long whoever takes a late lease has looked, so
@@ -128,10 +127,8 @@ def leases_of(saver: BaseCheckpointSaver[Any]) -> Leases:
         saver: An open saver.
     """
     # Kept with the saver, so that LangGraph's copies of it have the same.
-    found = vars(saver).get(_KEPT)
-    if found is None:
-        found = vars(saver)[_KEPT] = Leases(rows_of(saver))
-    return cast("Leases", found)
+    found: Leases = kept_with(saver, Leases)
+    return found
 
 
 class Leases:

@@ -7,7 +7,6 @@ when the history up to a checkpoint is dropped, the records that build on it go 
 
 from __future__ import annotations
 
-import base64
 import uuid
 from typing import Any
 
@@ -19,7 +18,7 @@ from langgraph.checkpoint.base import (
     empty_checkpoint,
 )
 
-from framework.stores.reading import readable
+from framework.stores.reading import as_text, from_text
 from framework.stores.rows import rows_of
 
 PREFIX = "capgraph-journal:"
@@ -52,9 +51,8 @@ def record_of(saver: BaseCheckpointSaver[Any], found: CheckpointTuple | None) ->
     """
     record: Any = found.checkpoint["channel_values"].get(_CHANNEL) if found else None
     if found is not None and isinstance(record, str):
-        kind, _, data = record.partition(":")
-        with readable(found.config["configurable"]["thread_id"]):
-            record = saver.serde.loads_typed((kind, base64.b64decode(data)))
+        thread = found.config["configurable"]["thread_id"]
+        record = from_text(saver.serde, record, f"of the thread {thread!r}")
     return record if isinstance(record, dict) else {}
 
 
@@ -86,8 +84,7 @@ async def write_record(
     version = uuid.uuid4().hex
     now, checkpoint["id"] = checkpoint["id"], row
     # As text it stands in the row itself: PostgreSQL would keep every version of anything else.
-    kind, data = saver.serde.dumps_typed(record)
-    checkpoint["channel_values"] = {_CHANNEL: f"{kind}:{base64.b64encode(data).decode()}"}
+    checkpoint["channel_values"] = {_CHANNEL: as_text(saver.serde, record)}
     checkpoint["channel_versions"] = {_CHANNEL: version}
     place = thread_config(thread_id, PREFIX + key, builds_on or now)
     metadata: Any = {"source": "update", "step": 0, **told}
@@ -118,9 +115,5 @@ def thread_config(
     >>> thread_config("t")
     {'configurable': {'thread_id': 't', 'checkpoint_ns': ''}}
     """
-    place = {"thread_id": thread_id, "checkpoint_ns": namespace}
-    return {
-        "configurable": place
-        if checkpoint_id is None
-        else {**place, "checkpoint_id": checkpoint_id}
-    }
+    at = {} if checkpoint_id is None else {"checkpoint_id": checkpoint_id}
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, **at}}

@@ -286,7 +286,7 @@ class SimSaver(GuardedSaver, InMemorySaver):
         rows = SimRows(database)
         vars(self)["_capgraph_rows"] = rows
         if process is not None:
-            vars(self)["_capgraph_leases"] = leases(rows, process)
+            vars(self)["_capgraph_Leases"] = leases(rows, process)
 
     async def guarded(self, what: str, call: Callable[[], Any]) -> Any:
         """Do an operation over a connection that may be lost."""
@@ -324,7 +324,7 @@ class Worker(Process):
         self.world = world
         self.cut_until = 0.0
         saver = SimSaver(world.database, self, world.leases)
-        self.leases: SimLeases = vars(saver)["_capgraph_leases"]
+        self.leases: SimLeases = vars(saver)["_capgraph_Leases"]
         self.graph = graph_on(saver, len(world.workers))
         self.log = RunLog(saver)
         self.tasks: set[asyncio.Task[Any]] = set()
