@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -26,7 +27,7 @@ from configs.errors import ConfigurationError
 from configs.limits import Limits, Section
 from configs.near import nearest
 from configs.scoped import scoped
-from configs.yaml_files import deep_merge, read_yaml
+from configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
@@ -472,16 +473,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments, then the environment, then what the files said."""
         _refuse_misspelt_variables()
-        files = _FileSource(settings_cls)
+        files = InitSettingsSource(settings_cls, dict(_file_values.get({})))
         return init_settings, env_settings, files
-
-
-class _FileSource(PydanticBaseSettingsSource):
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        return dict(_file_values.get({}))
 
 
 def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
@@ -506,7 +499,9 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
         with scoped(_file_values, values):
             return Settings(**overrides)
     except ValidationError as exc:
-        raise ConfigurationError(_explain(exc, [str(file) for file in files])) from exc
+        source = f" (files: {', '.join(map(str, files))})" if files else ""
+        listed = explained(exc, _known_keys)
+        raise ConfigurationError(f"The settings cannot be used{source}:\n{listed}") from exc
     except SettingsError as exc:
         raise ConfigurationError(
             f"The settings cannot be used: {exc}."
@@ -549,17 +544,3 @@ def _known_keys(path: tuple[Any, ...]) -> list[str]:
             kind = (get_args(kind) or [None])[-1]
     is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
     return list(kind.model_fields) if is_section else []
-
-
-def _explain(exc: ValidationError, files: list[str]) -> str:
-    source = f" (files: {', '.join(files)})" if files else ""
-    lines = []
-    for error in exc.errors(include_url=False, include_input=False):
-        path = ".".join(str(part) for part in error["loc"])
-        if error["type"] == "extra_forbidden":
-            near = nearest(str(error["loc"][-1]), _known_keys(error["loc"]))
-            fix = f"write {near!r}" if near else "remove it, or check the spelling"
-            lines.append(f"  {path}: unknown key. Fix: {fix}.")
-        else:
-            lines.append(f"  {path}: {error['msg']}.")
-    return f"The settings cannot be used{source}:\n" + "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.errors import ConfigurationError
+from configs.near import nearest
 
 _MAX_VALUES = 100_000
 
@@ -106,20 +107,27 @@ def _expand(
     return re.sub(r"\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}", replace, value)
 
 
-def explained(exc: ValidationError) -> list[str]:
-    """Return what is wrong with a file of a fixed form, a sentence for each place."""
+def explained(
+    exc: ValidationError, known: Callable[[tuple[Any, ...]], Iterable[str]] = lambda _: ()
+) -> str:
+    """Return what is wrong with a file of a fixed form, a line for each place.
+
+    Args:
+        exc: What the form said.
+        known: Gives the keys that may stand at a place.
+    """
     lines = []
     for error in exc.errors(include_url=False, include_input=False):
         path = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]
         ).lstrip(".")
-        told = (
-            "unknown key. Fix: remove it, or check the spelling"
-            if error["type"] == "extra_forbidden"
-            else error["msg"].removeprefix("Value error, ")
-        )
-        lines.append(f"{path or 'the file'}: {told}.")
-    return lines
+        told = error["msg"].removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            near = nearest(str(error["loc"][-1]), known(error["loc"]))
+            fix = f"write {near!r}" if near else "remove it, or check the spelling"
+            told = f"unknown key. Fix: {fix}"
+        lines.append(f"  {path or 'the file'}: {told}.")
+    return "\n".join(lines)
 
 
 def deep_merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

@@ -225,9 +225,8 @@ def load_dataset(path: str | os.PathLike[str]) -> Dataset:
             }
         found = Dataset.model_validate(values)
     except ValidationError as exc:
-        listed = "\n".join(f"  {text}" for text in explained(exc))
         raise ConfigurationError(
-            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{listed}"
+            f"The evaluation set {os.fspath(path)!r} cannot be used:\n{explained(exc)}"
         ) from exc
     for case in found.cases:
         if case.recording is not None:

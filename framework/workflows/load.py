@@ -59,9 +59,8 @@ def load_workflow(
     try:
         document = _FORM.validate_python(read_yaml(file))
     except ValidationError as exc:
-        listed = "\n".join(f"  {text}" for text in explained(exc))
         raise ConfigurationError(
-            f"The workflow {os.fspath(file)!r} cannot be used:\n{listed}"
+            f"The workflow {os.fspath(file)!r} cannot be used:\n{explained(exc)}"
         ) from exc
     known = {n: imported(path, f"agents.{n}") for n, path in document.agents.items()} | {
         **(agents or {})
