@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -137,6 +138,8 @@ _CODES: dict[str, Category] = {
     "rate_limit_exceeded": "rate_limit",
 }
 _CONTEXT_MARKERS = ("context_length_exceeded", "maximum context length", "context window")
+_KEY_MARKERS = ("API key not valid", "API_KEY_INVALID")
+_RETRY_INFO = re.compile(r"retryDelay\W+([\d.]+)s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,8 @@ def diagnose(exc: BaseException) -> Diagnosis:
     for error in cause_chain(exc):
         category = category_of(error)
         if category != "unknown":
-            return Diagnosis(category, error, _retry_after(error))
+            asked = (_retry_after(each) for each in cause_chain(exc))
+            return Diagnosis(category, error, next((s for s in asked if s is not None), None))
     return Diagnosis("unknown", exc)
 
 
@@ -271,9 +275,9 @@ def _named(error: BaseException) -> Category | None:
 
 def _status(error: BaseException) -> int | None:
     for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "status", "http_status"):
+        for name in ("status_code", "status", "http_status", "code"):
             value = getattr(holder, name, None)
-            if isinstance(value, int) and 100 <= value <= 599:
+            if isinstance(value, int) and 400 <= value <= 599:  # a stream fails with 200
                 return value
     return None
 
@@ -287,8 +291,10 @@ def _status_category(status: int, text: str) -> Category:
         return "timeout"
     if status >= 500:
         return "overloaded"
-    if any(marker in text for marker in _CONTEXT_MARKERS):
+    if status == 413 or any(marker in text for marker in _CONTEXT_MARKERS):
         return "context_too_long"
+    if any(marker in text for marker in _KEY_MARKERS):
+        return "authentication"
     return "bad_input"
 
 
@@ -305,6 +311,8 @@ def _retry_after(error: BaseException) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", None)
     if headers is None:
         return None
+    if (told := _RETRY_INFO.search(str(error))) is not None:  # Google says it in the body
+        return float(told[1])
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name)) * unit

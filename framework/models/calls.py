@@ -48,7 +48,10 @@ from framework.telemetry.metered import role_tag
 ResultT = TypeVar("ResultT")
 
 _CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
-_REFUSED = frozenset({"content_filter", "refusal", "safety", "prohibited_content"})
+_REFUSED = frozenset(
+    ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
+)
+_SAY_WHY = frozenset({"anthropic", "google_genai"})
 _FIXES = {
     "rate_limit": "Wait, or ask the provider for a higher rate.",
     "overloaded": "Try again later, or use another model.",
@@ -293,6 +296,8 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
                 if chunk.text:
                     emit(AnswerToken(text=str(chunk.text)))
                 whole = chunk if whole is None else whole + chunk
+            if whole is not None and _broke_off(whole):
+                raise ConnectionError("The stream ended before the answer did.")
         except BaseException:
             if whole is not None and whole.text:
                 emit(AnswerToken(text="", anew=True))
@@ -300,6 +305,12 @@ async def streamed(role: RoleModel, messages: Sequence[BaseMessage]) -> AIMessag
         return whole
 
     return await call_model(role, messages, send, partial(_text_of, role))
+
+
+def _broke_off(message: BaseMessage) -> bool:
+    """Tell whether text has no end, where the provider is one that always says why it stopped."""
+    provider = message.response_metadata.get("model_provider")
+    return provider in _SAY_WHY and bool(str(message.text).strip()) and not _reason(message)
 
 
 def _text_of(role: RoleModel, whole: AIMessage | None) -> AIMessage:
@@ -352,6 +363,9 @@ def check_end(role: RoleModel, message: Any) -> None:
     """Raise for an answer that the model refused or could not finish."""
     refusal = message.additional_kwargs.get("refusal")
     reason = _reason(message)
+    feedback = (message.response_metadata or {}).get("prompt_feedback") or {}
+    if blocked := feedback.get("block_reason"):
+        refusal = f"the prompt was blocked, {getattr(blocked, 'value', blocked)}"
     if refusal or reason in _REFUSED:
         raise role.failed(
             f"refused: {_shown(str(refusal or reason))}.",

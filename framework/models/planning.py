@@ -14,6 +14,7 @@ from langchain_core.messages import BaseMessage
 from framework.base import CapabilitySpec, ExecutionPlan
 from framework.base.errors import Malformed
 from framework.base.value_context import ValueContext, value_fields
+from framework.base.values import json_in
 from framework.models.calls import structured
 from framework.models.prompt import fields_of, prompt_of, split_last
 from framework.models.roles import RoleModel
@@ -62,6 +63,7 @@ PLAN_SCHEMA: dict[str, Any] = {
 put it before the prompt; whether names and types are right is checked afterwards. What has one
 right answer (keys, inputs, outputs, the closing step) the model leaves out, and the check fills in."""
 
+_FIELDS: dict[str, Any] = PLAN_SCHEMA["properties"]["steps"]["items"]["properties"]
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
     'A parameter may be {"$from":"key"} or {"$from":"key.field"}: the result of the earlier step with'
@@ -192,6 +194,7 @@ class ModelPlanner:
         if isinstance(found, dict) and isinstance(found.get("steps"), list):
             for step in found["steps"]:
                 if isinstance(step, dict):
+                    _read_fields(step)
                     # A step that says nothing of its own is for the whole request.
                     step.setdefault("task_objective", request.task)
         return cast("ExecutionPlan", found)
@@ -216,6 +219,18 @@ class ModelPlanner:
             earlier=split_last(request.messages)[0] if request.refers_back else (),
             messages=request.messages,
         )
+
+
+def _read_fields(step: dict[str, Any]) -> None:
+    """Leave out what is empty, and read objects where they came as text.
+
+    Google's client knows no objects of unknown fields: it has the model write them as text.
+    """
+    for name, value in list(step.items()):
+        if value in ("", None):
+            del step[name]
+        elif isinstance(value, str) and _FIELDS.get(name, _TEXT)["type"] == "object":
+            step[name] = json_in(value) or value
 
 
 def _listing(specs: Sequence[CapabilitySpec], hints: Mapping[str, Sequence[str]]) -> str:

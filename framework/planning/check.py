@@ -333,7 +333,8 @@ class _Checker:
             return found[0]
         known = sorted({name for result in results for name in result.fields})
         what = ".".join(map(str, fields))
-        cause = f"the result has no {what!r}; its fields are {listing(known)}"
+        cause = f"the result has no {what!r}; "
+        cause += f"its fields are {listing(known)}" if known else f"it is one value, {key!r} alone"
         cause = "several results of that step have it" if found else cause
         self.add(code, index, text, cause, remedy, path)
         return None

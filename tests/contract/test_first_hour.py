@@ -467,6 +467,7 @@ async def test_a_parameter_refers_to_a_result() -> None:
         ("label", "it is string and the parameter is number"),
         ("stats", "it is object and the parameter is number"),
         ("stats.mean", "no 'mean'; its fields are maximum, minimum"),
+        ("label.value", "no 'value'; it is one value, 'label' alone"),
         ("nothing.at_all", "no step and no stored context"),
         ("", "no step"),
     ],

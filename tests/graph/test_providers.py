@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 
 from configs.settings import ModelSettings, load_settings
 from framework import build_graph
-from framework.testing import FakeClock
+from framework.testing import FakeClock, ScriptedModel
 from tests.support.openai_server import OpenAIServer, Reply, fail, give, say
 from tests.support.provider_servers import CACHED, anthropic_server, google_server
 from tests.support.readings import sensor_registry
@@ -119,13 +120,43 @@ async def test_being_asked_too_often_is_waited_out_and_tried_again(
     state = await client.ask()
     assert state["messages"][-1].content == ANSWER
     assert len(provider.server.asked(kind)) == 2, "the client must not retry beside the router"
-    assert len(client.clock.sleeps) == 1
+    assert client.clock.sleeps == [17]
 
 
 async def test_an_overloaded_service_is_tried_again(provider: Provider) -> None:
     provider.server.on("ExecutionPlan", fail(503, "UNAVAILABLE"), READ).on("text", say(ANSWER))
     state = await Client(provider).ask()
     assert state["messages"][-1].content == ANSWER
+
+
+@pytest.mark.parametrize(
+    "broken", [{"hang_up_after": 4, "code": "overloaded_error"}, {"finish": ""}]
+)
+async def test_an_answer_that_breaks_off_is_written_again(
+    provider: Provider, broken: dict[str, Any]
+) -> None:
+    provider.server.on("ExecutionPlan", READ).on(
+        "text", say("It reads 3.5, or so it would seem", **broken), say(ANSWER)
+    )
+    client = Client(provider)
+    state = await client.ask()
+    assert state["messages"][-1].content == ANSWER
+    assert len(client.of("retry")) == 1
+
+
+async def test_a_plan_whose_objects_come_as_text_is_read(provider: Provider) -> None:
+    step = {"capability": "read_sensor", "context_key": "now", "parameters": "{}", "for_each": ""}
+    later = {**step, "context_key": "b", "when": '{"of": "now.value", "is": ">", "than": 99}'}
+    provider.server.on("ExecutionPlan", give({"steps": [step, later]})).on("text", say(ANSWER))
+    state = await Client(provider).ask()
+    assert state["execution_outcome"]["not_needed"] == ["b"]
+
+
+async def test_a_prompt_that_is_blocked_is_a_refusal() -> None:
+    blocked = AIMessage("", response_metadata={"prompt_feedback": {"block_reason": "SAFETY"}})
+    model = ScriptedModel(responses=[blocked])
+    out = await build_graph(sensor_registry(), model=model).ainvoke({"messages": [("user", "Hi")]})
+    assert "refused: the prompt was blocked, SAFETY" in out["messages"][-1].content
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, "authentication_error"), (404, "not_found")])

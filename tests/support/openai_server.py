@@ -186,7 +186,8 @@ class WireHandler(BaseHTTPRequestHandler):
         for count, chunk in enumerate(self.pieces(body, reply)):
             if reply.hang_up_after is not None and count >= reply.hang_up_after:
                 if reply.code:
-                    self._event(json.dumps({"error": {"message": "sorry", "code": reply.code}}))
+                    failed = self.error(reply)
+                    self._event(json.dumps(failed), failed.get("type"))
                 return
             self._event(json.dumps(chunk), chunk.get("type"))
         self.finish_stream()

@@ -43,7 +43,7 @@ class _Anthropic(WireHandler):
     def whole(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         asked, told = _tokens(body, reply)
         block: dict[str, Any] = {"type": "text", "text": reply.refusal or reply.content}
-        stop = {"stop": "end_turn", "length": "max_tokens"}[reply.finish]
+        stop = {"stop": "end_turn", "length": "max_tokens", "": None}[reply.finish]
         if reply.refusal is not None:
             stop = "refusal"
         elif body.get("tools") and not reply.as_text:
@@ -116,7 +116,8 @@ class _Google(WireHandler):
         return ":streamGenerateContent" in self.path
 
     def error(self, reply: Reply) -> dict[str, Any]:
-        told = {"code": reply.status, "message": f"scripted {reply.status}", "status": reply.code}
+        status = 503 if reply.status == 200 else reply.status  # what has begun goes out with 200
+        told = {"code": status, "message": f"scripted {status}", "status": reply.code}
         return {"error": told}
 
     def whole(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
@@ -124,13 +125,13 @@ class _Google(WireHandler):
         if body.get("tools") and not reply.as_text:
             part = {"functionCall": {"name": _google_kind(body), "args": reply.data}}
         return self._piece(
-            body, reply, part, {"stop": "STOP", "length": "MAX_TOKENS"}[reply.finish]
+            body, reply, part, {"stop": "STOP", "length": "MAX_TOKENS", "": None}[reply.finish]
         )
 
     def pieces(self, body: dict[str, Any], reply: Reply) -> Iterator[dict[str, Any]]:
         texts = _PIECES.findall(reply.content)
         for number, text in enumerate(texts, 1):
-            last = {"stop": "STOP", "length": "MAX_TOKENS"}[reply.finish]
+            last = {"stop": "STOP", "length": "MAX_TOKENS", "": None}[reply.finish]
             yield self._piece(body, reply, {"text": text}, last if number == len(texts) else None)
 
     def _piece(

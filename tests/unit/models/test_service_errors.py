@@ -50,6 +50,11 @@ def midway(code: str) -> openai.APIError:
             "context_too_long",
         ),
         (openai.BadRequestError("x", response=response(400), body=None), "bad_input"),
+        (openai.APIStatusError("too large", response=response(413), body=None), "context_too_long"),
+        (
+            openai.BadRequestError("API key not valid.", response=response(400), body=None),
+            "authentication",
+        ),
         (midway("server_error"), "overloaded"),
         (midway("rate_limit_exceeded"), "rate_limit"),
         (httpx.ReadTimeout("x"), "timeout"),
@@ -99,3 +104,10 @@ def test_the_wait_that_a_service_asks_for(headers: dict[str, Any], seconds: floa
     assert diagnose(limited(**headers)).retry_after == seconds
     metadata = classify_exception(limited(**headers), "x").metadata or {}
     assert metadata.get("retry_after_seconds") == seconds
+
+
+def test_the_wait_may_stand_in_what_google_writes_and_behind_other_errors() -> None:
+    told = "429 RESOURCE_EXHAUSTED. {'details': [{'retryDelay': '7.5s'}]}"
+    wrapped = ModelRateLimitError("x")
+    wrapped.__cause__ = openai.RateLimitError(told, response=response(429), body=None)
+    assert diagnose(wrapped).retry_after == 7.5
