@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -15,7 +16,7 @@ from pydantic.errors import PydanticUserError
 from framework.base.capability import BaseCapability
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
-from framework.base.errors import ValidationError
+from framework.base.errors import CapabilityError, ValidationError
 from framework.base.guides import ClassifierExample, TaskClassifierGuide
 from framework.base.injected import Getter, injected
 from framework.base.numbers import check_number
@@ -43,6 +44,7 @@ class _Arguments:
     inputs: dict[str, tuple[type[CapabilityContext], str]] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     injected: dict[str, Getter] = field(default_factory=dict)
+    absent: dict[str, Any] = field(default_factory=dict)  # what stands for an optional input
 
     def requires(self) -> list[tuple[type[CapabilityContext], str, str | None]]:
         """Write the inputs as a class would; several of one type go by the arguments' names."""
@@ -67,7 +69,7 @@ def capability_from_function(
     """Build the capability class of an annotated function.
 
     An argument annotated with a context type is an input (``X`` one, ``list[X]`` many,
-    ``X | None`` optional; two of one type go by their names); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
+    ``X | None``, or one with a default, optional; two of one type go by their names); one of a type of :mod:`framework.base.injected`, ``StepContext`` or
     LangGraph's ``Runtime`` is filled in by the framework; any other is a step parameter. The
     return annotation names the output: a context type, a tuple of them, or any plain type, for
     which a context type named after the capability is made.
@@ -153,10 +155,16 @@ def _execute_of(
 
     async def execute(self: BaseCapability) -> Any:
         step = self._step_context()
-        given = {name: step.inputs[label] for name, label in labels.items()}
+        found = {name: step.inputs[label] for name, label in labels.items()}
+        given = {k: arguments.absent.get(k) if v is None else v for k, v in found.items()}
         given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
         given |= {name: get(step) for name, get in arguments.injected.items()}
         result = await (in_thread if is_sync(function) else _awaited)(function, **given)
+        if result is None and outputs and wrap is None and not step.stored:
+            raise CapabilityError(
+                f"{self.name!r} returned nothing, and is declared to give {outputs[0].CONTEXT_TYPE}.",
+                fix="Return it, or raise an error that says why there is none.",
+            )
         # As a dictionary, so that the output is checked against its type like any other.
         return result if wrap is None else {wrap.CONTEXT_TYPE: {"value": result}}
 
@@ -190,9 +198,16 @@ def _retry_policy(
 def _parameters_model(name: str, fields: dict[str, Any], label: str) -> type[BaseModel]:
     made: Any = create_model
     try:
-        return typing.cast("type[BaseModel]", made(f"{name}_parameters", **fields))
-    except PydanticUserError:
+        with warnings.catch_warnings():  # 'copy' or 'json' may well be what a parameter is called
+            warnings.filterwarnings("ignore", "Field name .* shadows an attribute")
+            return typing.cast("type[BaseModel]", made(f"{name}_parameters", **fields))
+    except (PydanticUserError, NameError, TypeError, ValueError):
         for parameter, (annotation, default) in fields.items():
+            if parameter.startswith("model_"):
+                raise ValidationError(
+                    f"The parameter {parameter!r} of {label!r} has a name that pydantic keeps.",
+                    fix="Give it another name.",
+                ) from None
             try:
                 made("one", **{parameter: (annotation, default)})
             except PydanticUserError as exc:
@@ -227,44 +242,54 @@ def _read_argument(
     parameter: inspect.Parameter, hints: dict[str, Any], label: str, arguments: _Arguments
 ) -> None:
     name = parameter.name
-    if name not in hints or parameter.kind in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-        parameter.POSITIONAL_ONLY,
+    if (
+        name not in hints
+        or parameter.kind
+        in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.POSITIONAL_ONLY,
+        )
+        or name.startswith("_")
     ):
         raise ValidationError(
             f"The parameter {name!r} of {label!r} cannot be filled.",
-            fix="Annotate each parameter with a context type or a plain type.",
+            fix="Annotate each parameter with a context type or a plain type; no name begins with '_'.",
         )
     annotation = hints[name]
-    if (getter := injected(annotation)) is not None:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    kind, may_lack = _bare(annotation), default is not ...
+    if get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind):
+        others = [_bare(item) for item in get_args(kind) if item is not type(None)]
+        if len(others) == 1:  # X | None is filled in as X is
+            kind, may_lack = others[0], True
+    if (getter := injected(kind)) is not None:
         arguments.injected[name] = getter
-        return
-    found = _as_input(annotation)
-    if found is None:
-        default = ... if parameter.default is parameter.empty else parameter.default
-        arguments.parameters[name] = (annotation, default)
-        return
-    arguments.inputs[name] = found
+    elif (context := _context_in(kind)) is None:
+        arguments.parameters[name] = (
+            annotation if default is not None else annotation | None,
+            default,
+        )
+    elif may_lack and context is not kind:
+        raise ValidationError(
+            f"The parameter {name!r} of {label!r} takes several {context.CONTEXT_TYPE} or none.",
+            fix=f"Take list[{context.__name__}], one or more, or {context.__name__} | None.",
+        )
+    else:
+        cardinality = "many" if context is not kind else "optional" if may_lack else "one"
+        arguments.inputs[name] = (context, cardinality)
+        arguments.absent[name] = None if default is ... else default
 
 
 def _is_context(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, CapabilityContext)
 
 
-def _as_input(annotation: Any) -> tuple[type[CapabilityContext], str] | None:
-    annotation = _bare(annotation)
-    if _is_context(annotation):
-        return (annotation, "one")
-    arguments = [_bare(item) for item in get_args(annotation)]
-    origin = get_origin(annotation)
-    if origin in (list, Sequence) and arguments and _is_context(arguments[0]):
-        return (arguments[0], "many")
-    if origin in (Union, types.UnionType) and type(None) in arguments:
-        inner = [item for item in arguments if item is not type(None)]
-        if len(inner) == 1 and _is_context(inner[0]):
-            return (inner[0], "optional")
-    return None
+def _context_in(annotation: Any) -> type[CapabilityContext] | None:
+    """Return the context type that an argument takes, alone or as a list."""
+    if get_origin(annotation) in (list, Sequence):
+        annotation = _bare(get_args(annotation)[0])
+    return annotation if _is_context(annotation) else None
 
 
 def _bare(annotation: Any) -> Any:

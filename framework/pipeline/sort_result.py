@@ -192,7 +192,8 @@ def _values(result: Any, spec: CapabilitySpec) -> list[Any]:
         if not isinstance(value, (CapabilityContext, Mapping)):
             raise CapabilityError(
                 f"{spec.name!r} returned {type(value).__name__} ({value!r:.80}).",
-                fix="Return a dictionary, a CapabilityContext, or a list of them.",
+                fix="Return a dictionary, a CapabilityContext, or a list of them; a function that"
+                " returns another value says so by its annotation (-> float).",
             )
     return values
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Literal
@@ -186,9 +187,20 @@ def _written(model: BaseModel, given: Mapping[str, Any], spec: CapabilitySpec) -
 
 def _reads_as(kind: type[BaseModel], plain: Mapping[str, Any], model: BaseModel) -> bool:
     try:
-        return bool(_read(kind, plain) == model)
+        back = _read(kind, plain)
     except (ValueError, TypeError):
         return False
+    return all(_same(name, back, model) for name in kind.model_fields) and bool(
+        back.model_extra == model.model_extra
+    )
+
+
+def _same(name: str, one: BaseModel, other: BaseModel) -> bool:
+    with suppress(ValueError, TypeError):  # tables and arrays are not one truth
+        return bool(getattr(one, name) == getattr(other, name))
+    # What cannot be compared is the same where it is written in the same way.
+    written = [model.model_dump(mode="json", include={name}) for model in (one, other)]
+    return bool(written[0] == written[1])
 
 
 def required_parameters(model: type[BaseModel] | None) -> list[str]:

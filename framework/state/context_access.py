@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import ormsgpack
@@ -11,11 +12,12 @@ from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.context import CapabilityContext
 from framework.base.errors import ValidationError
-from framework.base.value_context import LISTED
+from framework.base.value_context import LISTED, ValueContext
 from framework.base.values import copied, misfits, short_summary, to_plain
 
 ContextTypes = Mapping[str, type[CapabilityContext]]
 _SUMMARIES = 50
+_SERIALIZERS = (PlainSerializer, WrapSerializer)
 _MASKED = str(SecretStr("x")).encode()
 
 
@@ -59,15 +61,20 @@ def dump_context(kind: str, key: str, value: Any, types: ContextTypes) -> Any:
         return _fits_the_saver(to_plain(value, where), where)
     try:
         checked = value if cls is None or type(value) is cls else _validated(cls, value)
-        _refuse_lost_keys(checked, where)
         data = _dumped(checked, where)
         # What cannot be read back must not be stored; the next step would find out too late.
-        _validated(type(checked), data)
+        back = _validated(type(checked), data)
+        _refuse_lost_keys(checked, back, where)
     except PydanticValidationError as exc:
-        name = (cls or type(value)).__name__
+        kind_of = cls or type(value)
+        name = kind_of.__name__
+        plain = issubclass(kind_of, ValueContext)
+        right = (
+            "what the annotation says" if plain else f"a {name}, or a dictionary with its fields"
+        )
         raise ValidationError(
             f"{where} does not fit {name}: {'; '.join(misfits(exc, 'value'))}.",
-            fix=f"Return a {name}, or a dictionary with its fields; a field whose serializer"
+            fix=f"Return {right}; a field whose serializer"
             " writes another form needs a validator that reads it.",
         ) from exc
     return _fits_the_saver(data, where, checked)
@@ -99,8 +106,14 @@ def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, An
             except ValidationError:
                 raise
             except Exception as cause:  # whatever the field's serializer raised
+                value, place = getattr(context, name), f"{where}: field {name!r}"
+                told = f"{place}, of type {type(value).__qualname__}, cannot be kept as plain data."
+                try:
+                    to_plain(value, place)
+                except ValidationError as found:  # it says where in it, too
+                    told = found.message
                 raise ValidationError(
-                    f"{where}: field {name!r} cannot be kept as plain data: {cause}.",
+                    f"{told.rstrip('.')}: {cause}.",
                     fix=f"Declare a serializer for {name!r} (pydantic: @field_serializer).",
                 ) from cause
         raise ValidationError(
@@ -109,38 +122,51 @@ def _dumped(context: CapabilityContext, where: str, **only: Any) -> dict[str, An
         ) from exc
 
 
-def _refuse_lost_keys(context: CapabilityContext, where: str) -> None:
-    """Refuse keys that would come back as text, unless the field says how it is written."""
+def _refuse_lost_keys(context: CapabilityContext, back: CapabilityContext, where: str) -> None:
+    """Refuse keys that would come back as text, unless the field says how it is written and read."""
     cls = type(context)
     own = {f for d in cls.__pydantic_decorators__.field_serializers.values() for f in d.info.fields}
     for name, info in cls.model_fields.items():
-        written = any(isinstance(m, (PlainSerializer, WrapSerializer)) for m in info.metadata)
-        if written or name in own:
+        if name in own or any(isinstance(m, _SERIALIZERS) for m in info.metadata):
             continue
-        if (key := _lost_key(getattr(context, name, None))) is not None:
+        keys = _odd_keys(getattr(context, name, None))
+        if len(keys) > len(_odd_keys(getattr(back, name, None)) if keys else ()):
             raise ValidationError(
-                f"{where}: field {name!r}: the key {repr(key)[:80]} of a dictionary is of type"
-                f" {type(key).__name__} and would come back as text.",
+                f"{where}: field {name!r}: the key {repr(keys[0])[:80]} of a dictionary is of type"
+                f" {type(keys[0]).__name__} and would come back as text.",
                 fix="Use text for keys, or say how the field is written and read:"
                 " Annotated[T, PlainValidator(...), PlainSerializer(...)].",
             )
 
 
-def _lost_key(value: Any) -> Any:
+def _odd_keys(value: Any) -> list[Any]:
+    """Return the keys of dictionaries that text cannot stand for, or that text stands beside."""
+    found: list[Any] = []
     level = [value]
     for _ in range(8):
+        below: list[Any] = []
         for item in level:
+            item = _fields_of(item)
             if isinstance(item, Mapping):
-                for key in item:
-                    if isinstance(key, (tuple, frozenset)):
-                        return key
-        level = [
-            child
-            for item in level
-            if isinstance(item, (Mapping, list, tuple))
-            for child in (item.values() if isinstance(item, Mapping) else item)
-        ]
-    return None
+                found += [key for key in item if not isinstance(key, str) and _is_odd(key, item)]
+                below += item.values()
+            elif isinstance(item, (list, tuple)):
+                below += item
+        level = below
+    return found
+
+
+def _is_odd(key: Any, item: Mapping[Any, Any]) -> bool:
+    return isinstance(key, (tuple, frozenset)) or str(key) in item
+
+
+def _fields_of(value: Any) -> Any:
+    """Return what a model or data class holds, by name; any other value as it is."""
+    if isinstance(value, BaseModel):
+        return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: getattr(value, entry.name, None) for entry in fields(value)}
+    return value
 
 
 def _refuse_masked(value: Any, data: Any, where: str) -> None:
@@ -151,8 +177,7 @@ def _refuse_masked(value: Any, data: Any, where: str) -> None:
             fix="Keep a name by which the next step finds the secret, or declare a serializer"
             " (pydantic: @field_serializer) if it may be stored.",
         )
-    if isinstance(value, BaseModel):
-        value = dict(value)
+    value = _fields_of(value)
     if isinstance(value, Mapping) and isinstance(data, Mapping):
         for name in value.keys() & data.keys():
             _refuse_masked(value[name], data[name], f"{where}: field {name!r}")

@@ -23,7 +23,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 from langgraph.types import Command, interrupt
-from pydantic import BaseModel, PlainSerializer, PlainValidator
+from pydantic import BaseModel, PlainSerializer, PlainValidator, SecretStr
 from typing_extensions import TypedDict
 
 from framework import (
@@ -63,6 +63,11 @@ class Reading(CapabilityContext):
 
 class Keyed(CapabilityContext):
     cells: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Odd:
+    x: Any
 
 
 @dataclasses.dataclass
@@ -286,13 +291,21 @@ async def test_classify_error_of_a_function() -> None:
     assert "fetch is shut" in text_of(out)
 
 
-def test_what_cannot_be_injected_names_function_and_parameter() -> None:
-    async def fetch(client: threading.Event) -> int:
-        """Fetch it."""
-        return 1
-
-    with pytest.raises(ValidationError, match=r"The parameter 'client' of 'fetch'"):
-        capability_node(fetch)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("client", threading.Event),
+        ("levels", list[Reading] | None),
+        ("_hidden", int),
+        ("model_config", int),
+    ],
+)
+def test_what_cannot_be_injected_names_function_and_parameter(name: str, kind: Any) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"async def fetch({name}):\n    'Fetch it.'", scope)
+    scope["fetch"].__annotations__[name] = kind
+    with pytest.raises(ValidationError, match=f"The parameter '{name}' of 'fetch'"):
+        capability_node(scope["fetch"])
 
 
 @pytest.mark.parametrize("options", [{"max_attempts": 0}, {"delay_seconds": -1}])
@@ -361,7 +374,11 @@ async def test_a_sync_function_asks_a_person() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "told"),
     [
-        (bytes, b"\xff", "'utf-8' codec can't decode"),
+        (bytes, b"\xff", "field 'value' is of type bytes.*'utf-8' codec can't decode"),
+        (dict, {1: "x", "1": "y"}, "the key 1 of a dictionary is of type int"),
+        (Odd, Odd({(1, 2): "x"}), r"field 'value': the key \(1, 2\)"),
+        (Odd, Odd(SecretStr("x")), "field 'x' is a secret"),
+        (Reading, None, "returned nothing, and is declared to give READING"),
         (dict, {(1, 2): "x"}, r"the key \(1, 2\) of a dictionary is of type tuple"),
         (Any, object(), "field 'value' is of type object"),
         (Any, pandas.DataFrame({"a": [1]}), "field 'value' is of type DataFrame"),
@@ -420,6 +437,36 @@ async def test_a_value_is_kept_by_the_serializer_that_its_type_declares(
     odd.__annotations__["return"] = kind
     out = await run_plan(build_graph([capability_node(odd)]), {"capability": "odd"})
     assert out["capability_context_data"] == {"ODD": {"odd": {"value": kept}}}
+
+
+async def test_a_table_goes_from_step_to_step_by_reference() -> None:
+    @capability_node
+    def table() -> FRAME:
+        """Make a table."""
+        return pandas.DataFrame({"a": [1, 2]})
+
+    @capability_node
+    def rows(frame: FRAME) -> int:
+        """Count rows."""
+        return len(frame)
+
+    taken = {"capability": "rows", "parameters": {"frame": {"$from": "table"}}}
+    out = await run_plan(build_graph([table, rows]), {"capability": "table"}, taken)
+    assert out["capability_context_data"]["ROWS"] == {"rows": {"value": 2}}
+
+
+async def test_what_stands_for_an_argument_that_is_not_given() -> None:
+    @capability_node
+    def read(
+        progress: Progress | None = None,
+        attempt: AttemptNumber | None = None,
+        reading: Reading = Reading(metres=7),  # noqa: B008
+        copy: str = None,  # type: ignore[assignment]  # noqa: RUF013
+    ) -> str:
+        """Read."""
+        return f"{callable(progress)} {attempt} {reading.metres} {copy}"
+
+    assert text_of(await run_plan(build_graph([read]), {"capability": "read"})) == "True 1 7.0 None"
 
 
 def test_a_type_without_a_form_is_refused_with_the_way_to_write_it() -> None:
