@@ -305,12 +305,10 @@ def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
     return [*builder.schemas[builder.input_schema]], [*builder.schemas[builder.output_schema]]
 
 
-def is_resumed() -> bool:
-    """Tell whether the running task has been given an answer already."""
+def answers_there() -> int:
+    """Return how many answers the running task has been given, a new one among them."""
     pad = _configurable().get("__pregel_scratchpad")
-    if pad is None:
-        return False
-    return bool(pad.resume) or pad.get_null_resume(False) is not None
+    return 0 if pad is None else len(pad.resume) + (pad.get_null_resume(False) is not None)
 
 
 def goes_on() -> bool:

@@ -22,7 +22,7 @@ from framework.engine.caller_plan import plan_digest
 from framework.engine.routing import route
 from framework.engine.undo import closed
 from framework.engine.waiting import stands, wait_here, waits_in, waits_shown
-from framework.langgraph_compat import is_resumed, lent_saver
+from framework.langgraph_compat import answers_there, lent_saver
 from framework.state import AgentState, TurnView
 from framework.telemetry.audit import note
 
@@ -57,7 +57,7 @@ class ApprovalNode(BaseInfrastructureNode):
                 except PolicyError as exc:
                     problems = [str(exc)]
         keys = route(state, services.registry, services.limits).steps
-        if waits_in(view) and not (keys and is_resumed()):
+        if waits_in(view) and not (keys and answers_there()):
             _need_saver("A step waits")
             if woken := await stands(view, services):
                 return woken

@@ -15,7 +15,7 @@ from framework.approvals.questions import WORDS, words_question
 from framework.base.ports import Caller, Verdict
 from framework.engine.envelopes import as_task
 from framework.engine.services import Services
-from framework.langgraph_compat import is_resumed
+from framework.langgraph_compat import answers_there
 from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.run_config import current_caller
 from framework.state import TurnView
@@ -51,8 +51,13 @@ def ask_person(question: dict[str, Any], read: Read, problems: list[str] | None 
     Returns:
         The answer as it was given.
     """
-    if not is_resumed():
+    there = answers_there()
+    if not there:
         emit(ApprovalAsked(steps=question["steps"]))
+    if problems is None:
+        # Those before the last were refused; what has changed since must not make them count.
+        for _ in range(there - 1):
+            interrupt(question)
     while True:
         given = interrupt({**question, "problems": problems} if problems else question)
         problems = read(given)[1]

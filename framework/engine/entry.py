@@ -6,6 +6,7 @@ LangGraph drops unknown input keys and obeys a caller's ``Command(update=…)`` 
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -243,7 +244,15 @@ def _only_an_answer(given: Command[Any]) -> Command[Any]:
             update if isinstance(update, Mapping) else [p[0] for p in pairs if isinstance(p, tuple)]
         )
         more += [f"update of {key}" for key in keys] or ["update"]
-    if more or given.resume is None:
+    answers = given.resume
+    if answers == {} or (
+        isinstance(answers, Mapping) and not all(isinstance(k, str) for k in answers)
+    ):
+        raise ValidationError(
+            f"The answer {answers!r:.80} names no question.",
+            fix="Send a word for all that is asked, or answers by context key or by interrupt id.",
+        )
+    if more or answers is None:
         named = ", ".join(more) or "nothing"
         raise ValidationError(
             f"A caller's Command may only answer a question; this one holds {named}.",
@@ -255,7 +264,8 @@ def _only_an_answer(given: Command[Any]) -> Command[Any]:
 def _check_messages(given: Any) -> None:
     messages = given if isinstance(given, (list, tuple)) else [given]
     try:
-        convert_to_messages(list(messages))
+        said = [message.content for message in convert_to_messages(list(messages))]
+        json.dumps(said, ensure_ascii=False, default=str).encode()  # half a character cannot be
     except Exception as exc:
         raise ValidationError(
             f"The messages cannot be read: {exc!s:.300}.",

@@ -215,7 +215,7 @@ def written_by(writer: str, update: Any, keys: frozenset[str]) -> list[tuple[str
             f"{writer!r} returned {unknown}, which are no keys of the state and would be lost.",
             fix="Use keys of AgentState, or give build_graph a state_schema that has them.",
         )
-    if any(name == "control_goto" for name, _ in written):
+    if any(name == "control_goto" and item is not None for name, item in written):
         raise InfrastructureError(
             f"{writer!r} returned 'control_goto', which only the graph itself may write.",
             fix="Return Command(goto=…) to go elsewhere.",

@@ -26,7 +26,7 @@ from framework.engine.entry import ASKED
 from framework.engine.envelopes import Envelope, envelope_of, let_go, one_signal, own
 from framework.engine.routing import due_looks
 from framework.engine.services import Services
-from framework.langgraph_compat import called_back, is_resumed
+from framework.langgraph_compat import answers_there, called_back
 from framework.pipeline.failures import clear_failure, raise_failure
 from framework.pipeline.job import Door
 from framework.pipeline.retry_policy import RetryPolicy, declared_policy
@@ -304,7 +304,7 @@ class PlanRun:
 
         Where a step asked a person and has the answer, it has begun.
         """
-        return self._looking and not (door is not None and door.begun) and not is_resumed()
+        return self._looking and not (door is not None and door.begun) and not answers_there()
 
     async def _run_step(self, attempt: Attempt, door: Door) -> Envelope | None:
         try:

@@ -69,7 +69,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Write a checkpoint."""
-        # The base class keeps text channels beside the encrypted blobs, as they are.
+        # The base class keeps text channels beside the blobs, as they are.
         sealed = self._sealed(checkpoint)
         written: RunnableConfig = await super().aput(config, sealed, metadata, new_versions)
         return written
@@ -100,10 +100,12 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
                 ) from exc
 
     def _sealed(self, checkpoint: Checkpoint) -> Checkpoint:
-        if not isinstance(self.serde, EncryptedSerializer):
-            return checkpoint
+        secret = isinstance(self.serde, EncryptedSerializer)
         values = {
-            name: self._seal(value) if isinstance(value, str) else value
+            name: self._seal(value)
+            # PostgreSQL's JSON has no NUL; and what looks sealed must have been sealed by us.
+            if isinstance(value, str) and (secret or "\0" in value or value.startswith(_SEAL))
+            else value
             for name, value in checkpoint["channel_values"].items()
         }
         return {**checkpoint, "channel_values": values}
@@ -114,7 +116,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
 
     def opened(self, found: CheckpointTuple | None) -> CheckpointTuple | None:
         """Return what was read with its sealed texts opened."""
-        if found is None or not isinstance(self.serde, EncryptedSerializer):
+        if found is None:
             return found
         values = found.checkpoint["channel_values"]
         for name, value in values.items():

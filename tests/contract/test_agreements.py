@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import InvalidUpdateError
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
 from pydantic import BaseModel, Field
 
@@ -183,6 +184,22 @@ async def test_an_agreement_ends_with_its_turn(desk: Any, step: Any, paid: list[
     assert status(await answer(it, "approve")) == "completed"
     assert _asked(await it.ask("Do it again"))
     assert len(paid) == 1
+
+
+async def test_an_answer_that_was_refused_does_not_count_later(
+    desk: Any, step: Any, paid: list[Any]
+) -> None:
+    saver, remember = InMemorySaver(), {"decision": "approve", "remember": {"scope": "thread"}}
+    it = desk([step("a", "pay", {"amount": 5})], checkpointer=saver)
+    await it.ask()
+    assert "without a store" in shown(await answer(it, {"a": remember}))
+    it = desk([], checkpointer=saver, store=InMemoryStore())  # there the first one would be right
+    assert _asked(await answer(it, 5))
+    assert paid == []
+    half = {"a": {"decision": "approve", "reason": "\ud800"}}  # it is read from the saver without
+    assert _asked(await answer(it, half))
+    assert _asked(await answer(it, "nonsense"))
+    assert paid == []
 
 
 async def test_an_agreement_of_one_thread_is_none_in_another(

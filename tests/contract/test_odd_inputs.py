@@ -26,7 +26,7 @@ from framework import agents as g
 from framework import selection as r
 from framework import stores as s
 from framework import workflows as w
-from framework.base.errors import CapgraphError, ConfigurationError
+from framework.base.errors import CapgraphError, ConfigurationError, ValidationError
 from framework.graph import wake
 from framework.planning import Plan, Recipe, check_plan
 from framework.testing import ScriptedModel
@@ -328,6 +328,20 @@ async def test_a_state_without_a_thread_is_told(name: str, config: Any) -> None:
         await ended(getattr(graph, name)(config, *more))
     mine = graph.with_config({"configurable": {"thread_id": "1"}})
     await ended(getattr(mine, name)(config, *more))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"messages": [("user", "half \ud800 of one")]}, "messages cannot be read.*surrogates"),
+        (Command(resume={}), r"answer \{\} names no question"),
+        (Command(resume={1: "approve"}), "names no question"),
+    ],
+)
+async def test_what_cannot_be_kept_or_names_nothing_is_told(given: Any, told: str) -> None:
+    graph: Any = build_graph([cap], checkpointer=InMemorySaver())
+    with pytest.raises(ValidationError, match=told):
+        await graph.ainvoke(given, {"configurable": {"thread_id": "1"}})
 
 
 @pytest.mark.parametrize("given", [None, Command(resume="yes"), {"messages": [("user", "Go")]}])

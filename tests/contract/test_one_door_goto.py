@@ -180,6 +180,9 @@ async def test_a_jump_out_of_the_orchestrator_asks_first(
     bench = agent(Receipt, Pay, infrastructure=house, checkpointer=InMemorySaver())
     await declined_or_asked(bench)
     assert paid == []
+    # What was left open is no part of the next turn.
+    out = await bench.ask("Something else")
+    assert out["__interrupt__"]
 
 
 async def declined_or_asked(bench: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from framework import build_graph
 from framework.base.errors import ThreadBusyError
 from framework.stores import (
     fork_thread,
@@ -64,6 +65,18 @@ async def test_threads_are_encrypted_listed_forked_and_pruned(server: Any) -> No
     async with open_saver(url, encryption_key=KEY) as saver:
         assert await prune_threads(saver, policy="delete")
         assert await list_threads(saver) == []
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
+async def test_text_that_json_cannot_hold_or_that_looks_sealed_is_kept(
+    server: Any, key: str | None
+) -> None:
+    async with open_saver(server.database(), encryption_key=key) as saver:
+        for number, text in enumerate(("a\0b", "capgraph:sealed:null:", "capgraph:sealed:x")):
+            config: Any = {"configurable": {"thread_id": str(number)}}
+            graph = build_graph([], checkpointer=saver)
+            await graph.ainvoke({"messages": [("user", text)]}, config)
+            assert (await graph.aget_state(config)).values["task_current_task"] == text
 
 
 async def test_postgres_does_all_that_a_saver_can(server: Any) -> None:
