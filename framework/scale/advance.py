@@ -243,7 +243,7 @@ class Runner:
     async def _run_turn(self, run: LoggedRun, turn: Turn, translator: Translator) -> TurnEnd | None:
         if self.draining:
             return None
-        told = await self._log.take_up(run)
+        told, may = await self._log.take_up(run)
         if told and told[-1]["type"] in ENDS:
             # The process ended between the last event and the word of it.
             status = (told[-1].get("result") or {}).get("status", "failed")
@@ -251,7 +251,6 @@ class Runner:
             return None
         if why := run.request.get("unreadable"):
             raise PersistenceError(why[0], fix=why[1], unreadable=True)
-        may = await self._log.begin(run.run_id)
         values = {} if run.is_new_turn else await thread_values(self._graph, run.thread_id)
         begun = (
             translator.taken_up(told) if told else translator.started(values, step_states(values))

@@ -58,7 +58,16 @@ _TELL = (
     "INSERT INTO capgraph_run_events (run_id, seq, data) SELECT column1, column2, column3"
     " FROM (VALUES {marks}) AS told WHERE column1 IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = column1"
-    " AND p.teller <> column4) ON CONFLICT DO NOTHING"
+    " AND p.teller <> column4) ON CONFLICT DO NOTHING RETURNING run_id"
+)
+_BEGIN = (
+    "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ?"
+    " AND status IN ('queued', 'running') AND {held} RETURNING run_id"
+)
+_END = (
+    "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?"
+    " AND NOT EXISTS (SELECT 1 FROM capgraph_run_places p WHERE p.run_id = ?"
+    " AND p.teller <> COALESCE(?, p.teller)) RETURNING run_id"
 )
 _TAKE_UP = (
     "INSERT INTO capgraph_run_places (run_id, thread_id, begins, teller)"
@@ -81,6 +90,7 @@ _PLACES_BY_THREAD = (
     " ON capgraph_run_places (thread_id, begins)"
 )
 _COLUMNS = "run_id, thread_id, owner, status, opened, ended, request"
+Statement = tuple[str, tuple[Any, ...]]
 _PAGE = 200
 _MOST = 10_000
 _AT_ONCE = 500
@@ -181,6 +191,7 @@ class RunLog:
         self._serde: Any = saver.serde
         self._live: dict[str, _Live] = {}
         self._waiting: deque[tuple[str, int, str, str]] = deque()
+        self._ending: dict[str, tuple[str, float, asyncio.Future[None]]] = {}
         self._writer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._ears: Ears = kept_with(saver, Ears)
@@ -210,26 +221,29 @@ class RunLog:
             self._live[run.run_id] = _Live(run.thread_id)
         return True
 
-    async def take_up(self, run: LoggedRun) -> list[dict[str, Any]]:
-        """Tell of a run in this process from now on; returns what it has told so far.
+    async def take_up(self, run: LoggedRun) -> tuple[list[dict[str, Any]], bool]:
+        """Tell of a run in this process from now on, and say that it goes on.
 
         The first who does gives its events their place among those of the thread, whose runs
         follow each other.
+
+        Returns:
+            What it has told so far, and whether it may go on: nobody has stopped it.
         """
         told: list[dict[str, Any]] = []
-        teller = await self._place(run)
+        teller, may = await self._place(run)
         if run.status == "queued":
             self._live.setdefault(run.run_id, _Live(run.thread_id)).teller = teller
-            return told
+            return told, may
         seq = 0
         while page := await self._page(run.run_id, seq):
             told += [json.loads(text) for _, text in page]
             seq = page[-1][0]
         self._live[run.run_id] = _Live(run.thread_id, seq)
         self._live[run.run_id].teller = teller
-        return told
+        return told, may
 
-    async def _place(self, run: LoggedRun) -> str:
+    async def _place(self, run: LoggedRun) -> tuple[str, bool]:
         # Where nothing is known of earlier runs, numbers go on from the clock: those that were
         # given before what was told has been forgotten are behind it.
         at = int(1000 * time.time())
@@ -238,12 +252,16 @@ class RunLog:
         teller = lease.holder.owner if lease is not None and self._saver_rows is not None else ""
         held = "EXISTS (SELECT 1 FROM capgraph_leases WHERE owner = ?)" if teller else "? = ''"
         values = (run.run_id, run.thread_id, run.thread_id, at, teller, teller)
-        if not await self._run(_TAKE_UP.format(next=_NEXT_PLACE, held=held), values):
+        is_ours, may = await self._all(
+            (_TAKE_UP.format(next=_NEXT_PLACE, held=held), values),
+            (_BEGIN.format(held=held), (run.run_id, teller)),
+        )
+        if not is_ours:
             raise PersistenceError(
                 f"Another process has taken over the thread {run.thread_id!r}.",
                 fix="Nothing more is run here; look at the thread to see how it goes on.",
             )
-        return teller
+        return teller, may
 
     async def get(self, run_id: str) -> LoggedRun | None:
         """Return a run; ``None`` when there is none."""
@@ -282,24 +300,16 @@ class RunLog:
             *([owner] if owner is not None else []),
         )
 
-    async def begin(self, run_id: str) -> bool:
-        """Say that a run goes on; tells whether it may: nobody has stopped it."""
-        return bool(
-            await self._run(
-                "UPDATE capgraph_runs SET status = 'running' WHERE run_id = ? AND status <> ?"
-                " RETURNING run_id",
-                (run_id, STOPPING),
-            )
-        )
-
     async def end(self, run_id: str, status: str) -> None:
         """Say how a run ended; it tells nothing more."""
-        await self.flush()
-        await self._run(
-            "UPDATE capgraph_runs SET status = ?, ended = ? WHERE run_id = ?",
-            (status, time.time(), run_id),
-            told=[run_id],
-        )
+        # Written with the last events: whoever hears of the end finds the run ended.
+        written = asyncio.get_running_loop().create_future()
+        self._ending[run_id] = status, time.time(), written
+        self._hurry.set()
+        writer = self._keep_writing()
+        await asyncio.wait({written, writer}, return_when=asyncio.FIRST_COMPLETED)
+        if not written.done():
+            writer.result()
         if run_id in self._live:
             self._live[run_id].ended = True
         self.leave(run_id)
@@ -356,8 +366,8 @@ class RunLog:
             self._waiting.append((run_id, live.seq, text, live.teller))
         if live.heard:
             self._hurry.set()
-        if self._waiting and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._write())
+        if self._waiting:
+            self._keep_writing()
 
     async def flush(self) -> None:
         """Wait until everything that was told is written."""
@@ -365,29 +375,31 @@ class RunLog:
             self._hurry.set()
             await asyncio.shield(self._writer)
 
+    def _keep_writing(self) -> asyncio.Task[None]:
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+        return self._writer
+
     async def _write(self) -> None:
-        while self._waiting:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_GATHER_SECONDS):
-                    await self._hurry.wait()
+        while self._waiting or self._ending:
+            if not self._hurry.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GATHER_SECONDS):
+                        await self._hurry.wait()
             self._hurry.clear()
             batch = [self._waiting[place] for place in range(min(_AT_ONCE, len(self._waiting)))]
+            ending = dict(self._ending) if len(batch) == len(self._waiting) else {}
             told: dict[tuple[str, str], tuple[int, list[str]]] = {}
             for run_id, seq, text, teller in batch:
                 told.setdefault((run_id, teller), (seq, []))[1].append(text)
-            # Few lengths are few statements, which the database need not read anew.
-            rows = 1 << (len(told) - 1).bit_length()
-            marks = ", ".join(["(?, ?, ?, ?)"] * rows)
-            values: list[Any] = [
-                part
-                for (run_id, teller), (first, texts) in told.items()
-                for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
-            ]
-            values += [None] * (4 * rows - len(values))
-            names = {run_id for run_id, *_ in batch}
+            parts = [self._telling(told)] if told else []
+            for run_id, (status, ended, _) in ending.items():
+                mine = self._live[run_id].teller if run_id in self._live else None
+                parts.append((_END, (status, ended, run_id, run_id, mine)))
+            names = {run_id for run_id, *_ in batch} | ending.keys()
             names |= {self._live[name].thread for name in names if name in self._live}
             try:
-                await self._run(_TELL.format(marks=marks), tuple(values), told=names)
+                await self._all(*parts, tell=names)
             except PersistenceError as exc:
                 get_logger("framework", "run_log").warning("Events wait to be written: %s", exc)
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -396,6 +408,21 @@ class RunLog:
                 self._waiting.popleft()
                 if (live := self._live.get(run_id)) is not None:
                     live.publish(text)
+            for run_id, (_, _, written) in ending.items():
+                del self._ending[run_id]
+                if not written.done():
+                    written.set_result(None)
+
+    def _telling(self, told: Mapping[tuple[str, str], tuple[int, list[str]]]) -> Statement:
+        # Few lengths are few statements, which the database need not read anew.
+        rows = 1 << (len(told) - 1).bit_length()
+        values: list[Any] = [
+            part
+            for (run_id, teller), (first, texts) in told.items()
+            for part in (run_id, first + len(texts) - 1, self._packed(texts), teller)
+        ]
+        values += [None] * (4 * rows - len(values))
+        return _TELL.format(marks=", ".join(["(?, ?, ?, ?)"] * rows)), tuple(values)
 
     # --- listeners of other processes -----------------------------------------------------
 
@@ -497,23 +524,34 @@ class RunLog:
         )
         return [self._read(row) for row in found]
 
-    async def _run(
-        self, statement: str, values: tuple[Any, ...] = (), *, told: Collection[str] = ()
-    ) -> list[tuple[Any, ...]]:
-        """Run a statement; listeners of other processes hear the names of what told something."""
+    async def _all(self, *parts: Statement, tell: Collection[str] = ()) -> list[bool]:
+        """Run statements that return what they changed, on PostgreSQL as one; tells which changed something.
+
+        Args:
+            *parts: The statements and their values.
+            tell: Names that listeners of other processes hear.
+        """
+        if not self._ears.tells:
+            return [bool(await self._run(*part)) for part in parts]
+        named = ", ".join(f"part{n} AS ({part})" for n, (part, _) in enumerate(parts))
+        found = ", ".join(f"(SELECT count(*) FROM part{n}) > 0 AS is{n}" for n in range(len(parts)))
+        values = [value for _, given in parts for value in given]
+        if tell:
+            marks = ", ".join(["(?)"] * len(tell))
+            found += (
+                f", (SELECT count(pg_notify('{CHANNEL}', name)) FROM (VALUES {marks}) news (name))"
+            )
+            values += tell
+        rows = await self._run(f"WITH {named} SELECT {found}", tuple(values))
+        return list(rows[0][: len(parts)])
+
+    async def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         if not self._ready:
             if self._rows is self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
             for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
                 await self._rows.table(definition)
             self._ready = True
-        if told and self._ears.tells:
-            marks = ", ".join(["(?)"] * len(told))
-            statement = (
-                f"WITH put AS ({statement}) SELECT pg_notify('{CHANNEL}', name)"
-                f" FROM (VALUES {marks}) news (name)"
-            )
-            values = (*values, *told)
         return (await self._rows.run(statement, values))[1]
 
     async def _drop(self, condition: str, *values: Any) -> None:
@@ -544,5 +582,4 @@ class RunLog:
         return from_text(self._serde, text, "of the runs")
 
 
-def _text(event: Any) -> str:
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":"), default=str)
+_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str).encode

@@ -187,7 +187,8 @@ async def test_numbers_go_on_in_another_process(saver: Any) -> None:
     log.leave("r")
     (left,) = await other.unfinished()
     assert left.run_id == "r"
-    assert await other.take_up(LoggedRun("r", "t", "ann", "running")) == [{"n": 0}, {"n": 1}]
+    told, _ = await other.take_up(LoggedRun("r", "t", "ann", "running"))
+    assert told == [{"n": 0}, {"n": 1}]
     listening = asyncio.create_task(followed(log, "r"))
     other.tell("r", [{"n": 2}])
     await other.end("r", "failed")
@@ -202,7 +203,7 @@ async def test_runs_are_found_by_owner_and_thread_and_forgotten(saver: Any) -> N
     for number, status in enumerate(["waiting", "completed", "waiting", "running"]):
         run = LoggedRun(f"r{number}", f"t{number // 2}", "ann", opened=float(number + 1))
         await log.open(run)
-        await (log.begin(run.run_id) if status == "running" else log.end(run.run_id, status))
+        await (log.take_up(run) if status == "running" else log.end(run.run_id, status))
     await log.open(LoggedRun("b", "t9", "bob", opened=9.0))
     await log.end("b", "waiting")
     assert await log.waiting("ann") == []
