@@ -120,11 +120,13 @@ class PersistenceError(CapgraphError):
         ends_the_run: Whether it is the run's own records that cannot be kept; then the run stops,
             for nothing that it does could be reported.
         unreadable: Whether what was saved makes no sense here: trying again changes nothing.
+        away: Whether it could not be reached: the same may be had when it is there again.
     """
 
     code = "CG-PERSISTENCE"
     ends_the_run: bool = False
     unreadable: bool = False
+    away: bool = False
 
 
 class ThreadBusyError(PersistenceError):

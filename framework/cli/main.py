@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if logging.getLogger("capgraph").isEnabledFor(logging.DEBUG):
             raise
         print_error(exc)
-        code = ExitCode.USAGE
+        # What is away may be there again: that is nothing wrong with what was typed.
+        code = ExitCode.FAILED if getattr(exc, "away", False) else ExitCode.USAGE
     if arguments is None and "temporalio" in sys.modules and isinstance(code, int):
         # Its threads may be about to give back Python's lock; met by the interpreter's end, they
         # abort the process.

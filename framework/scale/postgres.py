@@ -310,4 +310,5 @@ def _reached() -> Iterator[None]:
         raise PersistenceError(
             f"The database of the orders cannot be reached: {str(exc) or type(exc).__name__}.",
             fix="Start it, or check the address; then try again.",
+            away=True,
         ) from exc

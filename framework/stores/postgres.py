@@ -90,6 +90,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
                     raise PersistenceError(
                         f"The database {self._name!r} was away for {self._patience:g} s: {exc}.",
                         fix="Bring it back, then run the thread again; it goes on where it stopped.",
+                        away=True,
                     ) from exc
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
@@ -198,4 +199,5 @@ def _reachable(location: Location) -> Iterator[None]:
         raise PersistenceError(
             f"The database {str(location)!r} cannot be reached: {str(exc).strip()}.",
             fix="Start it, and check address, user and rights; nothing is kept in memory instead.",
+            away=True,
         ) from exc

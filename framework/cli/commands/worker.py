@@ -17,7 +17,7 @@ import typer
 from configs.errors import ConfigurationError
 from framework.cli.exit_codes import ExitCode
 from framework.cli.options import Shared, takes
-from framework.cli.terminal import print_error, say, show_rows
+from framework.cli.terminal import say, show_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,6 @@ def worker(
 ) -> None:
     """Run turns and steps that others ask for; SIGTERM hands over what runs."""
     from configs.logger import configure_logging
-    from framework.base.errors import PersistenceError
     from framework.base.spec import QUEUE
 
     level = logging.getLogger("capgraph").getEffectiveLevel()
@@ -59,12 +58,7 @@ def worker(
             f"{','.join(served)!r:.80} names no queues.",
             fix="Name them with commas: --queues turns,gpu.",
         )
-    try:
-        code = asyncio.run(_work(shared, settings, served, concurrency, while_stdin))
-    except PersistenceError as exc:
-        print_error(exc)
-        raise typer.Exit(ExitCode.FAILED) from exc
-    raise typer.Exit(code)
+    raise typer.Exit(asyncio.run(_work(shared, settings, served, concurrency, while_stdin)))
 
 
 async def _work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -41,3 +42,25 @@ def test_a_process_that_runs_the_command_beside_other_things_goes_on() -> None:
     code += "try:\n    main(['--version'])\nexcept SystemExit:\n    print('goes on')\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "goes on"
+
+
+def test_a_database_that_is_away_is_nothing_typed_wrong() -> None:
+    """Every command that takes --db says that it cannot be reached, and ends with 1."""
+    commands = [
+        *(["ask", "Hello?"], ["ask", "Hello?", "--submit"], ["approvals"], ["threads", "list"]),
+        *(["worker"], ["workers"], ["schedule", "list"], ["signal", "t", "key"], ["stop", "t"]),
+        *(["usage"], ["audit", "verify"], ["serve", "--port", "0"]),
+    ]
+    code = (
+        "import sys\nfrom framework.cli.main import main\n"
+        f"for words in {commands}:\n"
+        "    try:\n        main([*words, '--db', 'postgresql://me@127.0.0.1:9/threads'])\n"
+        "    except SystemExit as ended:\n"
+        "        print('ended', ended.code, *words, file=sys.stderr, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    *said, rest = re.split(r"ended (\d .*)\n", done.stderr)
+    assert rest == ""
+    assert said[1::2] == [f"1 {' '.join(words)}" for words in commands]
+    for text in said[::2]:
+        assert "cannot be reached" in text
