@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from framework.base.errors import ValidationError
 from framework.state import TurnView
 
 NAMESPACE = ("capgraph", "approval_rules")
+_PATIENCE = 10.0
 _PAGE = 1000
 _FIX_UNKNOWN = "List the rules to see their ids."
 
@@ -142,10 +144,12 @@ async def standing_rules(store: BaseStore | None, now: float) -> StandingRules:
         return StandingRules(now=moment)
     broken: list[str] = []
     try:
-        rules = await _read(store, broken)
+        async with asyncio.timeout(_PATIENCE):
+            rules = await _read(store, broken)
     except Exception as exc:  # whatever a store raises: without it nothing is agreed to
-        get_logger("framework", "approval").warning("Standing rules cannot be read: %s", exc)
-        return StandingRules(problem=f"Standing rules cannot be read: {exc}", now=moment)
+        problem = f"Standing rules cannot be read: {exc or 'the store does not answer'}"
+        get_logger("framework", "approval").warning("%s", problem)
+        return StandingRules(problem=problem, now=moment)
     problem = f"Standing rules cannot be read: {', '.join(broken)}." if broken else ""
     return StandingRules(tuple(rules), problem, moment)
 

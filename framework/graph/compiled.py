@@ -19,7 +19,6 @@ from configs.streaming import is_heard
 from framework.base.errors import ConfigurationError, ValidationError
 from framework.base.ports import Sink
 from framework.engine.entry import addressed, admitted, need_thread
-from framework.engine.infrastructure import written_by
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
 from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
@@ -217,6 +216,8 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         values = update.values
         if self.services is None or not isinstance(values, Mapping):
             return update
+        from framework.engine.infrastructure import written_by
+
         keys = self.services.runner.schema.names
         return update._replace(values=dict(written_by("update_state", values, keys)))
 
