@@ -126,7 +126,7 @@ def _services(given: Services | None, alone: Services) -> Services:
         clock=(given or alone).clock,
         capacity=Capacity(),
     )
-    return replace(given or alone, runner=runner, permissions=None, flow=None)
+    return replace(given or alone, runner=runner, permissions=None, flow=None, engines=())
 
 
 def _capability(agent: BaseAgent) -> Any:

@@ -49,8 +49,10 @@ class GuardrailOutcome:
             raise ValueError(
                 f"{self.action!r} is no action of a guard. Fix: use one of {', '.join(_ACTIONS)}."
             )
-        if self.action == "allow" and not self.allowed:
-            raise ValueError("The action is 'allow' and allowed is False. Fix: say one of them.")
+        if (self.allowed, self.action) in ((False, "allow"), (True, "deny")):
+            raise ValueError(
+                f"allowed is {self.allowed} and the action is {self.action!r}. Fix: say one of them."
+            )
         if self.action == "rewrite" and self.value is None:
             raise ValueError("The action 'rewrite' needs a value. Fix: give what takes its place.")
 

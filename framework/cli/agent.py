@@ -162,6 +162,18 @@ def database_url(db: str | None, settings: Settings) -> str:
     return f"sqlite:///{quote(str(folder / 'threads.sqlite'))}"
 
 
+def is_there(db: str | None) -> bool:
+    """Tell whether the database that ``--db`` names can be there; only a file is looked for."""
+    from framework.stores.location import parse_url
+
+    if not db or db == MEMORY:
+        return True
+    place = parse_url(db) if "://" in db else None
+    if place is not None and (place.kind != "sqlite" or place.target == MEMORY):
+        return True
+    return Path(place.target if place is not None else db).expanduser().exists()
+
+
 @contextlib.asynccontextmanager
 async def open_database(
     url: str, settings: Settings

@@ -109,12 +109,31 @@ class Shared:
         ):
             yield agent, client
 
-    def on_database(self, work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]]) -> T:
+    def need_database(self) -> None:
+        """Make sure that ``--db`` names a database where one is read: opening it would make it.
+
+        Raises:
+            ConfigurationError: There is no such file.
+        """
+        if not opening.is_there(self.db):
+            raise ConfigurationError(
+                f"There is no database {self.db!r}.", fix="Check the path of --db."
+            )
+
+    def on_database(
+        self,
+        work: Callable[[BaseCheckpointSaver[Any], BaseStore], Awaitable[T]],
+        *,
+        new: bool = False,
+    ) -> T:
         """Open the database, without an agent, and do some work on it.
 
         Args:
             work: Given saver and store; what it returns is returned.
+            new: Whether it may be made.
         """
+        if not new:
+            self.need_database()
         settings = self.settings()
         url = opening.database_url(self.db, settings)
 
@@ -143,7 +162,7 @@ class Shared:
             finally:
                 await opened.close()
 
-        return self.on_database(run)
+        return self.on_database(run, new=True)
 
     def _shared_url(self, settings: Settings) -> str:
         from framework.scale.client import check_engine

@@ -7,7 +7,7 @@ what the step left behind.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     InfrastructureError,
+    StoppedError,
     ValidationError,
 )
 from framework.base.plan import PlannedStep
@@ -44,7 +45,7 @@ from framework.langgraph_compat import (
     times_asked,
 )
 from framework.pipeline.effect_ledger import digest_of
-from framework.pipeline.failures import clear_failure, raise_failure
+from framework.pipeline.failures import clear_failure, killed, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
 from framework.pipeline.run_config import current_runtime, paid_by, payer_around
@@ -94,16 +95,11 @@ async def run_capability_node(
             failures=failures,
         )
 
-    alone, began = in_run and not view.begun, bound.clock.now()
+    alone = in_run and not view.begun
     async with _entered(view, bound, budget):
         update = await failed_before(bound) if alone else {}
         if not update:
-            record, stopped = await run(attempt), None
-            if bound.engines and not view.begun:
-                from framework.engine.consult_policies import govern_node  # of no use without rules
-
-                about = (record, view, bound, budget, began)
-                record, stopped = await govern_node(*about, partial(run, attempt))
+            record, stopped = await _governed(partial(run, attempt), view, bound, budget)
             update = _update(record, view, plain=not in_run)
             if stopped is not None:
                 update |= raise_failure([stopped])
@@ -148,8 +144,29 @@ async def run_request(
     )
     apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
+    run = partial(_answered, attempt, view, bound, budget, apart=apart, state_keys=nowhere)
     async with _entered(view, bound, budget):
-        return await _answered(attempt, view, bound, budget, apart=apart, state_keys=nowhere)
+        again = lambda failures: run(failures=failures)  # noqa: E731
+        record, stopped = await _governed(again, view, bound, budget)
+    if stopped is None:
+        return record
+    return replace(record, error=stopped, updates=killed(StoppedError(stopped.message)))
+
+
+async def _governed(
+    run: Callable[[int], Awaitable[StepRecord]],
+    view: TurnView,
+    services: Services,
+    budget: TurnBudget,
+) -> tuple[StepRecord, Failure | None]:
+    """Run a step; where no router does it, have the rules of the operator act about it."""
+    began = services.clock.now()
+    record = await run(0)
+    if not services.engines or view.begun:
+        return record, None
+    from framework.engine.consult_policies import govern_node  # of no use without rules
+
+    return await govern_node(record, view, services, budget, began, run)
 
 
 @asynccontextmanager

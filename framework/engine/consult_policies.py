@@ -115,7 +115,7 @@ async def govern_node(
         if error is None or not more:
             return record, None
         if left := update.get("execution_step_results"):
-            return replace(record, error=None, skipped=left[record.key]["skipped"]), None
+            return replace(record, error=None, skipped=left[record.key]["error"]), None
         record = await again(error.attempts)
 
 

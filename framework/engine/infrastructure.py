@@ -158,7 +158,9 @@ async def _may_begin(
             f"The turn was sent on {budget.routings} times, and it does not end.",
             fix="Look at the nodes of your own that send it to the router, or say goto.",
         )
-    if services is not None and spec.name != _BEGIN:
+    # The router of a turn that a node found stopped has only to end it.
+    known = spec.name == "router" and view.state.get("control_is_killed")
+    if services is not None and spec.name != _BEGIN and not known:
         await services.journal().go_on(view.users)
 
 

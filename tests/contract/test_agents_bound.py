@@ -20,7 +20,7 @@ from framework.agents import (
     ReActAgent,
     SupervisorOrchestrator,
 )
-from framework.base.errors import LimitError
+from framework.base.errors import CapabilityError, LimitError, StoppedError
 from framework.behaviors import (
     BaseBehavior,
     FallbackBehavior,
@@ -28,7 +28,15 @@ from framework.behaviors import (
     GuardrailOutcome,
     GuardrailRule,
 )
-from framework.governance import PermissionMode, PermissionPolicy, RolePermissionConfig
+from framework.governance import (
+    AgentFailed,
+    PermissionMode,
+    PermissionPolicy,
+    PolicyActionData,
+    PolicyEngine,
+    PolicyRule,
+    RolePermissionConfig,
+)
 from framework.pipeline.capacity import Capacity
 from framework.telemetry import RingBufferSink
 from framework.testing import ScriptedModel
@@ -113,6 +121,37 @@ async def test_permissions_hold_for_tools_that_were_only_given_to_the_agent() ->
     assert "pay" in out["steps"][0]["observation"]
     assert out["steps"][1]["observation"] == "3"
     assert PAID == {}
+
+
+@pytest.mark.parametrize(
+    ("action", "tries", "told"),
+    [
+        ("retry_agent", 2, "paid Ann"),
+        ("advance_phase", 1, "goes on without"),
+        ("abort_phase", 1, ""),
+    ],
+)
+async def test_rules_of_the_services_act_about_single_calls(
+    action: str, tries: int, told: str
+) -> None:
+    def lend(whom: str) -> str:
+        """Lend somebody money."""
+        PAID[whom] += 1
+        if PAID[whom] == 1:
+            raise CapabilityError("The till is shut.")
+        return f"paid {whom}"
+
+    failed = PolicyRule("again", AgentFailed(), [PolicyActionData(action)])
+    services = bind([], policies=PolicyEngine([failed]), audit=True)
+    asked = calls(call("lend", "1", whom="Ann"))
+    agent = agent_with(services, asked, "Done.", tools=[lend])
+    if told:
+        result = await agent.execute("Lend Ann money.")
+        assert told in str(result.steps[0].observation)
+    else:
+        with pytest.raises(StoppedError, match="The rule 'again' stopped"):
+            await agent.execute("Lend Ann money.")
+    assert PAID["Ann"] == tries
 
 
 async def test_guards_of_the_services_stand_around_tools() -> None:

@@ -14,6 +14,7 @@ from framework.base import ConfigurationError, StoppedError
 from framework.governance import clear_stop, list_stops, stop
 from framework.state import AgentState
 from framework.stores import open_saver, stops_of
+from framework.telemetry import AuditLog
 from tests.support.doors import STAGES, Instead, last_words, status
 from tests.support.one_door import Reading, Receipt, measurer, payer
 
@@ -30,12 +31,15 @@ async def saver(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 
 
 async def test_a_stopped_thread_begins_nothing_until_it_is_let_go(
-    agent: Any, step: Any, saver: Any
+    agent: Any, step: Any, saver: Any, tmp_path: Any
 ) -> None:
     paid: list[int] = []
-    it = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], checkpointer=saver)
+    log = AuditLog(tmp_path / "audit.jsonl")
+    it = agent(Receipt, payer(paid), plans=[[step("a", "pay")]], checkpointer=saver, audit=log)
     await stop(saver, thread="1", reason="wrong price")
     out = await it.ask()
+    told = [record for record in await log.records() if record["kind"] == "refused"]
+    assert [record["data"]["code"] for record in told] == ["CG-STOPPED"]
     assert (status(out), paid) == ("stopped", [])
     assert out["control_is_killed"] is True
     assert "wrong price" in out["control_kill_reason"]

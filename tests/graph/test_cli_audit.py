@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -97,5 +98,23 @@ def test_a_thread_is_shown_without_content(asked):
 
 
 def test_an_empty_database_holds(capgraph):
+    Path("none.db").touch()
     assert capgraph("audit", "verify", "--db", "none.db")[0] == 0
     assert capgraph("audit", "export", "--db", "none.db")[1] == "[]\n"
+
+
+@pytest.mark.parametrize("db", ["typo.db", "sqlite:///typo.db"])
+def test_no_database_is_made_where_one_is_read(capgraph, db):
+    for words in (
+        "audit verify",
+        "stop t",
+        "usage",
+        "threads list",
+        "graph --thread t",
+        "signal t k",
+    ):
+        code, out, err = capgraph(*words.split(), "--db", db)
+        assert (code, "There is no database" in out + err) == (2, True), words
+    code, out, err = capgraph("check", "--db", db)
+    assert (code, "There is no database" in out + err) == (0, True)
+    assert not Path("typo.db").exists()

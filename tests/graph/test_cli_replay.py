@@ -188,6 +188,7 @@ def test_a_set_of_turns_is_replayed(asked: Command) -> None:
 
 def test_the_thread_that_was_saved_last(asked: Command) -> None:
     assert json.loads(asked("record", "--db", "t.db").output)["thread"] == "one"
+    Path("empty.db").touch()
     with pytest.raises(Exception, match="There are no threads"):
         asked("record", "--db", "empty.db")
 

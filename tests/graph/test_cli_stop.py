@@ -17,6 +17,7 @@ pytestmark = pytest.mark.may_block
 def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.db").touch()
 
     def run(*arguments: str) -> str:
         found = CliRunner().invoke(app, ["stop", *arguments, "--db", str(tmp_path / "t.db")])

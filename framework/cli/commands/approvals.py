@@ -114,7 +114,7 @@ def allow(
     Registry.from_settings(shared.settings()).capability(capability)
     until = datetime.now(UTC) + read_duration(lasting) if lasting is not None else None
     rule = Rule(capability=capability, thread_id=thread, expires_at=until, reason=reason)
-    shared.on_database(lambda _, store: add_rule(store, rule))
+    shared.on_database(lambda _, store: add_rule(store, rule), new=True)
     typer.echo(rule.id)
 
 

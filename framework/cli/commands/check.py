@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.errors import CapgraphError, ConfigurationError
-from framework.cli.agent import MEMORY, config_files, database_url, open_database
+from framework.cli.agent import MEMORY, config_files, database_url, is_there, open_database
 from framework.cli.exit_codes import ExitCode
 from framework.cli.options import Shared, takes
 
@@ -74,7 +74,10 @@ def findings(shared: Shared, *, ask: bool) -> Iterator[Finding]:
     yield from check_registry(settings, offline=not configured, url=url)
     yield from check_extras(settings, offline=not configured)
     yield from asyncio.run(check_models(configured, ask=ask))
-    if url:
+    if not is_there(shared.db):
+        told = f"There is no database {shared.db!r}, so nothing waits in it; a first run makes it."
+        yield Finding("database", "warning", told, "Check the path of --db.")
+    elif url:
         found = asyncio.run(check_database(url, settings))
         yield found
         if shared.db and found.level == "ok":

@@ -38,6 +38,7 @@ def graph(
     # Nothing is asked here, so no key and no package of a model is needed.
     settings = shared.settings().model_copy(update={"model": None, "models": {}})
     if thread is not None:
+        shared.need_database()
         say(asyncio.run(_run_mermaid(shared, settings, thread)))
         return
     from framework.graph import build_graph

@@ -49,6 +49,7 @@ def save(
     from framework.planning import Recipe, recipe_of
     from framework.registry import load_recipe, save_recipe
 
+    shared.need_database()
     settings = shared.settings()
     folders = [Path(place) for place in settings.recipes if not Path(place).suffix]
     target = output or (folders or [Path(_FOLDER)])[0] / f"{name}.yml"

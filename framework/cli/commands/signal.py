@@ -35,6 +35,7 @@ def signal_(
     from framework.cli.show import make_view
     from framework.graph import signal
 
+    shared.need_database()
     view = make_view(as_json=shared.as_json)
     with open_session(view, ("capgraph", "ask"), replace(shared, thread=thread)) as session:
         sent = signal(session.agent.graph, thread, key, read_value(value), run=False)

@@ -34,12 +34,12 @@ def test_outcomes_that_say_nothing_clear_are_refused() -> None:
     for wrong in (
         {"allowed": True, "action": "maybe"},
         {"allowed": False, "action": "allow"},
+        {"allowed": True, "action": "deny"},
         {"allowed": True, "action": "rewrite"},
     ):
         with pytest.raises(ValueError, match="Fix"):
             GuardrailOutcome(**wrong)
     assert GuardrailOutcome(True).decision == "allow"
-    assert GuardrailOutcome(True, action="deny").decision == "deny"
 
 
 def test_the_two_errors_are_one_tree_and_know_their_violations() -> None:
