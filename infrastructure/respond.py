@@ -19,7 +19,7 @@ from framework.engine.recipes import met
 from framework.engine.turn_outcome import outcome_of
 from framework.planning.strategies import AnswerRequest
 from framework.planning.summaries import missing_steps, step_summaries
-from framework.state import AgentState
+from framework.state import AgentState, TurnView
 from framework.telemetry import AnswerToken, TurnFinished, emit
 
 
@@ -89,6 +89,7 @@ async def answer(
             question=question,
             instructions=instructions,
             form=form,
+            problem=_refused(view),
         )
     )
     gate = services.answer_gate
@@ -105,6 +106,14 @@ async def answer(
             fix="Return an instance of the request's form.",
         )
     return found
+
+
+def _refused(view: TurnView) -> str:
+    """Say what was wrong with the last try of this answer; nothing of a service that failed."""
+    own = view.failure or {}
+    details = (own.get("classification") or {}).get("metadata") or {}
+    wrong = own.get("node_name") == "respond" and details.get("category") == "declared"
+    return str(own["user_message"]) if wrong else ""
 
 
 def without_own_failure(state: AgentState) -> AgentState:

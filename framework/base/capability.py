@@ -40,7 +40,8 @@ class BaseCapability(_Declared, ABC):
         name: Unique name (required).
         description: What it does (required).
         provides: Context types of its outputs, by name or as classes.
-        requires: Context types of its inputs; an entry is a type or ``(type, cardinality)``.
+        requires: Context types of its inputs; an entry is a type, ``(type, cardinality)`` or
+            ``(type, cardinality, role)``.
         Parameters: Pydantic model of a step's parameters.
 
     Further attributes (``effect``, ``requires_approval``, ``timeout_seconds`` and so on) are the
@@ -61,7 +62,7 @@ class BaseCapability(_Declared, ABC):
     name: str = None  # type: ignore[assignment]
     description: str = None  # type: ignore[assignment]
     provides: Sequence[ContextType] = []
-    requires: Sequence[ContextType | tuple[ContextType, str]] = []
+    requires: Sequence[ContextType | tuple[ContextType, str] | tuple[ContextType, str, str]] = []
     Parameters: ClassVar[type[BaseModel] | None] = None
 
     _context: StepContext

@@ -87,7 +87,12 @@ def _hints(function: Any) -> dict[str, Any]:
     several = {p.name for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     names = _Known({**vars(builtins), **function.__globals__})
     hints = get_type_hints(function, localns=names)
-    return {name: hint for name, hint in hints.items() if name not in several}
+    return {name: _bound(hint) for name, hint in hints.items() if name not in several}
+
+
+def _bound(hint: Any) -> Any:
+    variables = getattr(hint, "__parameters__", ())
+    return hint[tuple(one.__bound__ or Any for one in variables)] if variables else hint
 
 
 def fits(value: Any, hint: Any) -> bool:

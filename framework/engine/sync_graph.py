@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -28,13 +28,15 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
     a loop is running already (a notebook).
     """
 
-    def invoke(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
-        return in_own_loop(lambda: self.ainvoke(*args, **kwargs))
+    if not TYPE_CHECKING:  # what they take and give is what LangGraph's own do
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Run the graph and yield what it streams; takes what ``astream`` takes."""
-        return _iterate(lambda: self.astream(*args, **kwargs))
+        def invoke(self, *args: Any, **kwargs: Any) -> Any:
+            """Run the graph and wait for the result; takes what ``ainvoke`` takes."""
+            return in_own_loop(lambda: self.ainvoke(*args, **kwargs))
+
+        def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            """Run the graph and yield what it streams; takes what ``astream`` takes."""
+            return _iterate(lambda: self.astream(*args, **kwargs))
 
 
 GraphT = TypeVar("GraphT", bound=SyncGraph[Any])

@@ -61,9 +61,12 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         form = self.services.answer_type if self.services is not None else None
         value = out.get("execution_answer")
         if form is None or value is None:
+            status = (out.get("execution_outcome") or {}).get("status", "not ended")
             raise ValidationError(
-                "The turn has no answer of a type.",
-                fix="Give build_graph answer_type=, and look at out['execution_outcome'].",
+                f"The turn ({status}) has no answer of a type.",
+                fix="Look at out['execution_outcome'] and the last message."
+                if form is not None
+                else "Give build_graph answer_type=.",
             )
         return cast("AnswerT", form.model_validate(value))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.typing import ContextT
 
 from framework.graph.build import build_graph
+from framework.graph.compiled import AgentGraph, AnswerT
 from framework.registry import Registry
-from framework.state import AgentState
 
 if TYPE_CHECKING:
     from configs.settings import Settings
@@ -20,21 +19,25 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_graph(
-    registry: Registry,
+    registry: Registry | Iterable[Any],
     url: str | None = None,
     *,
     settings: Settings | None = None,
+    context_schema: type[ContextT] | None = None,
+    answer_type: type[AnswerT] | None = None,
     **options: Any,
-) -> AsyncIterator[CompiledStateGraph[AgentState, Any, AgentState, AgentState]]:
+) -> AsyncIterator[AgentGraph[ContextT, AnswerT]]:
     """Build a graph whose threads, standing rules and memories live in one database.
 
     ``build_graph`` takes open savers and stores; a URL needs a block that closes what it opened.
 
     Args:
-        registry: What the agent is made of.
+        registry: What the agent is made of: capabilities themselves, or a registry.
         url: ``sqlite:///file.db`` or ``postgresql://…``; ``None`` takes the settings'
             ``persistence.url``, and without one nothing is kept.
         settings: All other settings; the defaults when not given.
+        context_schema: As for ``build_graph``.
+        answer_type: As for ``build_graph``.
         **options: Further arguments of ``build_graph``.
 
     Raises:
@@ -63,8 +66,14 @@ async def open_graph(
     secret = key.get_secret_value() if key is not None else None
     async with open_saver(chosen, encryption_key=secret) as saver, open_store(chosen) as store:
         # A chat model reads certificates when it is made, which must not hold up the loop.
-        build = partial(
-            build_graph, registry, checkpointer=saver, store=store, settings=settings, **options
+        yield await asyncio.to_thread(
+            lambda: build_graph(
+                registry,
+                checkpointer=saver,
+                store=store,
+                settings=settings,
+                context_schema=context_schema,
+                answer_type=answer_type,
+                **options,
+            )
         )
-        graph: CompiledStateGraph[Any, Any, Any, Any] = await asyncio.to_thread(build)
-        yield graph

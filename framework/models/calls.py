@@ -37,7 +37,7 @@ from framework.base.ports import (
     RetryRule,
     TimeLimit,
 )
-from framework.base.values import json_in
+from framework.base.values import json_in, misfits
 from framework.models.roles import RoleModel
 from framework.pipeline import hooks
 from framework.pipeline.runner import in_order, innermost, is_rule
@@ -350,8 +350,11 @@ async def _errors(role: RoleModel) -> AsyncIterator[None]:
 
 def _malformed(role: RoleModel, text: str, cause: BaseException | None) -> Malformed:
     told = f"{_shown(text, 200)!r}" if text.strip() else "nothing"
+    told = f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for"
+    if isinstance(cause, PydanticValidationError):
+        told += f": {_shown('; '.join(misfits(cause)))}"
     error = Malformed(
-        f"The model {role.name!r} ({role.role}) answered {told}, which is not the form asked for.",
+        f"{told}.",
         fix="Use a model that supports structured output.",
         text=text,
     )

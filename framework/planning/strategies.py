@@ -139,6 +139,7 @@ class AnswerRequest:
         question: What is unclear, when ``purpose`` is ``clarify``.
         instructions: What the application, and system messages of the input, say besides.
         form: The form that the answer has to have; ``None`` for text.
+        problem: What was wrong with the answer before, which was refused.
     """
 
     task: str
@@ -150,6 +151,7 @@ class AnswerRequest:
     question: str = ""
     instructions: str = ""
     form: type[BaseModel] | None = None
+    problem: str = ""
 
 
 class Answerer(Protocol):

@@ -200,7 +200,7 @@ class ResponseGenerationPrompt(PromptBuilder):
     """Writes the answer.
 
     Context: ``task``, ``purpose`` (``results`` or ``conversation``), ``results`` (pairs of a
-    title and a text), ``missing``, ``abilities``.
+    title and a text), ``missing``, ``abilities``, ``problem`` (of the answer before).
     """
 
     role = "You write the message with which an agent answers a person."
@@ -222,14 +222,18 @@ class ResponseGenerationPrompt(PromptBuilder):
         results: Sequence[tuple[str, str]] = (),
         missing: Sequence[str] = (),
         abilities: str = "",
+        problem: str = "",
         **_: Any,
     ) -> str:
         """Show the request and the results, or what the agent can do."""
+        again = (
+            f"\n\nYour last answer was refused:\n{as_data('problem', problem)}" if problem else ""
+        )
         if purpose == "conversation":
             able = f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}"
             told = _report(task, "No capability fits this request.", missing=missing)
-            return f"{told}\n\n{able}"
-        return _report(task, "" if results else "There are no results.", results, missing)
+            return f"{told}\n\n{able}{again}"
+        return _report(task, "" if results else "There are no results.", results, missing) + again
 
 
 def _report(

@@ -175,6 +175,7 @@ async def test_an_answer_of_another_form_is_asked_for_again_and_then_an_error() 
     out = await graph.ainvoke(ASKED)
     assert graph.answer_of(out) == Report(value=3.5)
     assert len(model.calls) == 3
+    assert "value: Input should be a valid number" in model.calls[2].prompt
     half = AIMessage('{"value": 3.5, "comm', response_metadata={"finish_reason": "length"})
     graph, _ = graph_of(READ, half, answer_type=Report)
     out = await graph.ainvoke(ASKED)
@@ -191,6 +192,8 @@ async def test_small_talk_has_the_form_too() -> None:
 
 
 def test_a_form_without_a_model_is_refused_when_the_graph_is_built() -> None:
+    with pytest.raises(ConfigurationError, match=r"is <class 'str'>, not type\[BaseModel\]"):
+        build_graph([], answer_type=str)  # type: ignore[type-var]
     with pytest.raises(ConfigurationError, match="answer_type"):
         build_graph(sensor_registry(), settings=load_settings(), answer_type=Report)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from framework import BaseCapability, build_graph, capability_node
+from pydantic import BaseModel
+
+from framework import BaseCapability, CapabilityContext, build_graph, capability_node, open_graph
 from framework.behaviors import (
     AuditBehavior,
     CacheBehavior,
@@ -17,6 +19,31 @@ from framework.behaviors import (
     RetryBehavior,
     TimeoutBehavior,
 )
+
+
+class Level(CapabilityContext):
+    """A level."""
+
+    metres: float
+
+
+class Report(BaseModel):
+    """An answer."""
+
+    metres: float
+
+
+@capability_node
+class Change(BaseCapability):
+    """A capability with two inputs of one type."""
+
+    name = "change"
+    description = "Tell the change."
+    requires = [Level, (Level, "one", "old"), ("LEVEL", "optional")]
+
+    async def execute(self) -> dict[str, Any]:
+        """Tell it."""
+        return {}
 
 
 @capability_node
@@ -48,3 +75,12 @@ graph = build_graph(
         GuardrailBehavior(),
     ],
 )
+
+
+async def ask() -> float:
+    """Ask with a context, and read a typed answer."""
+    typed = build_graph([Read], context_schema=Level, answer_type=Report)
+    typed.invoke({}, context=Report(metres=1))  # type: ignore[call-overload]
+    async with open_graph([Read], context_schema=Level, answer_type=Report) as opened:
+        out = await opened.ainvoke({}, context=Level(metres=1))
+        return typed.answer_of(out).metres + opened.answer_of(out).metres
