@@ -147,8 +147,8 @@ class PlanRun:
         self._settled = {key: asyncio.Event() for key in self._places}
         self._called = 0
         self._found: list[Envelope | None] = []
-        self._watchers: set[asyncio.Task[None]] = set()
-        self._over = asyncio.Event()
+        self._calls: dict[asyncio.Future[Any], int] = {}
+        self._over: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
         self._error: BaseException | None = None
         self._stopping = self._looking = False
         self._control = getattr(current_runtime(), "control", None)
@@ -183,12 +183,13 @@ class PlanRun:
         token = _RUN.set(self)
         try:
             self._call_ready(self._places)
-            if self._watchers:
-                await self._over.wait()
+            while self._calls:
+                call = await self._over.get()
+                self._take(self._calls.pop(call), call)
         finally:
             _RUN.reset(token)
-            for watcher in self._watchers:
-                watcher.cancel()
+            for call in self._calls:
+                call.cancel()
         if self._error is not None:
             raise self._error
         if self._signals:
@@ -202,14 +203,16 @@ class PlanRun:
         while self._called <= max(ready, default=-1):
             index, step = self._pending[self._called]
             call = self._services.step_tasks[step["capability"]](_payload(index, step))
+            call.add_done_callback(self._over.put_nowait)
+            self._calls[call] = self._called
             self._found.append(None)
-            watcher = asyncio.create_task(self._watch(self._called, step["context_key"], call))
-            self._watchers.add(watcher)
             self._called += 1
 
-    async def _watch(self, place: int, key: str, call: Any) -> None:
+    def _take(self, place: int, call: asyncio.Future[Any]) -> None:
+        """Take up what a call gave, and call what can run now."""
+        key = self._pending[place][1]["context_key"]
         try:
-            self._found[place] = self._collect(key, own(key, await call))
+            self._found[place] = self._collect(key, own(key, call.result()))
         except GraphBubbleUp as signal:
             # Steps that do not need this one go on; the signal is raised when they are through.
             self._signals.append(signal)
@@ -222,9 +225,6 @@ class PlanRun:
         finally:
             # Whatever happened, nobody may wait for this step for ever.
             self._settled[key].set()
-            self._watchers.discard(asyncio.current_task())
-            if not self._watchers:
-                self._over.set()
 
     def _collect(self, key: str, envelope: Envelope | None) -> Envelope | None:
         # A step that finished before a restart comes back here without its body having run, so
