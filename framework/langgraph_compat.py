@@ -111,11 +111,17 @@ def prepare_task(function: Any, owner: Any) -> None:
     """Have LangGraph keep what it makes of a task's function, as long as the owner lives.
 
     It keeps this only for functions that can be imported, and makes it anew at every call of
-    others, which costs a tenth of a step.
+    others, which costs a tenth of a step. What a trace shows as input it finds out by the
+    function's signature at every call; here that is one argument, ``payload``.
     """
     key = (function, True)
-    CACHE[key] = get_runnable_for_task(function)
+    CACHE[key] = made = get_runnable_for_task(function)
+    vars(made)["trace_inputs"] = _argument
     weakref.finalize(owner, CACHE.pop, key, None)
+
+
+def _argument(call: tuple[tuple[Any], dict[str, Any]]) -> dict[str, Any]:
+    return {"payload": call[0][0]}
 
 
 STRICT_RESUME = {"__pregel_strict_resume": True}

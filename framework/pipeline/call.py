@@ -17,7 +17,7 @@ from framework.base.threads import in_thread, is_sync
 from framework.base.values import copied
 from framework.pipeline.job import CURRENT, Job
 from framework.pipeline.lifecycle import Lifecycle
-from framework.pipeline.run_config import current_caller, current_runtime
+from framework.pipeline.run_config import current_runtime
 from framework.pipeline.settle import announce
 from framework.pipeline.step_state import StepState
 
@@ -59,7 +59,7 @@ async def call(job: Job, attempt: Attempt) -> Any:
         task=attempt.objective,
         attempt=attempt.number,
         idempotency_key=attempt.idempotency_key or ledger.plain_key(attempt),
-        config=runner.settings.section(spec.name, current_caller().place),
+        config=runner.settings.section(spec.name, job.view.caller.place),
         model=runner.chat_model,
         runtime=current_runtime(),
         notify=job.door.notify or _streamed(attempt),
