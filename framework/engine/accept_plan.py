@@ -247,11 +247,12 @@ async def accept(
         version["labels"] = {key: dict(labels) for key, labels in words.items()}
     moved = carried.context_updates(view.labels)
     again = set(carried.rerun)
-    digest = plan_digest(plan)
     stamp: dict[str, Any] = {"id": _plan_id(view, author), "version": version["version"]}
     if one_by_one:
         stamp["one_by_one"] = True
     plan = ExecutionPlan(steps=plan["steps"], **bounds, stamp=stamp)  # type: ignore[typeddict-item]
+    accepted = Accepted.of(plan)
+    digest = str(accepted)
     emit(PlanMade(plan=dict(plan), version=version["version"], repairs=checked.repairs))
     note(
         "plan",
@@ -274,7 +275,7 @@ async def accept(
         "control_attempts": {k: 0 for k, n in view.attempts.items() if n and plan_key(k) in again},
         "control_budget": {"allowed_attempts": _allowance(plan, again, view, services)},
         "planning_execution_plan": plan,
-        "planning_accepted": Accepted(digest),
+        "planning_accepted": accepted,
         "planning_history": [dict(version)],
         "planning_ready_for_execution": True,
         "planning_current_step_index": 0,

@@ -11,7 +11,7 @@ from framework.base.approval_policy import ApprovalPolicy
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import plan_key
 from framework.base.ports import Caller, Failure, StepRecord
-from framework.engine.caller_plan import Accepted, plan_digest
+from framework.engine.caller_plan import Accepted
 from framework.engine.run_scope import brings_answer
 from framework.engine.services import Services
 from framework.engine.waiting import going_on
@@ -78,8 +78,7 @@ async def apply_answers(
     }
     if any(answer.decision == "edit" and key in steps for key, answer in answers.items()):
         plan = {**view.plan, "steps": list(steps.values())}
-        digest = Accepted(plan_digest(plan))
-        update |= {"planning_execution_plan": plan, "planning_accepted": digest}
+        update |= {"planning_execution_plan": plan, "planning_accepted": Accepted.of(plan)}
     if results:
         update["execution_step_results"] = results
     rejected = {key: a.reason for key, a in answers.items() if a.decision == "reject"}

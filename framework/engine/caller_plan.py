@@ -13,10 +13,27 @@ from framework.pipeline.effect_ledger import digest_of
 class Accepted(str):
     """The digest of a plan that went through the gate; a node of one's own cannot make one by name.
 
-    It says for the length of one update who wrote it; the state holds plain text.
+    It says for the length of one update who wrote it, and of which plan it is; the state holds
+    plain text.
     """
 
-    __slots__ = ()
+    __slots__ = ("plan",)
+    plan: Any
+
+    @classmethod
+    def of(cls, plan: Any) -> Accepted:
+        """Return the digest of a plan."""
+        made = cls(plan_digest(plan))
+        made.plan = plan
+        return made
+
+
+def is_accepted(state: Mapping[str, Any]) -> bool:
+    """Tell whether the plan of a state is the one that went through the gate last."""
+    plan, accepted = state["planning_execution_plan"], state.get("planning_accepted")
+    if isinstance(accepted, Accepted) and accepted.plan is plan:
+        return True
+    return accepted is not None and accepted == plan_digest(plan)
 
 
 def plan_digest(plan: Any) -> str:

@@ -13,7 +13,7 @@ from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
 from framework.base.plan import plan_key
 from framework.base.ports import Failure
-from framework.engine.caller_plan import plan_digest
+from framework.engine.caller_plan import is_accepted
 from framework.pipeline.retry_policy import RetryPolicy
 from framework.planning import CLOSING, Catalog, ready_steps
 from framework.planning.waits import WAIT
@@ -69,7 +69,7 @@ def route(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Route:
         if state.get("planning_active_capabilities") is None:
             return Route("classifier", "No capabilities are chosen yet.")
         return Route("orchestrator", "There is no plan yet.")
-    if state.get("planning_accepted") != plan_digest(state["planning_execution_plan"]):
+    if not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")
     return _next_steps(state, registry)
 
@@ -79,7 +79,7 @@ def _undoing(state: Mapping[str, Any], registry: Catalog, limits: Limits) -> Rou
     info = state.get("control_error_info")
     if state.get("control_has_error") and info:
         found = _after_failure(state, Failure.from_state(info), limits)
-    elif state.get("planning_accepted") != plan_digest(state["planning_execution_plan"]):
+    elif not is_accepted(state):
         return Route(ACCEPT, "The plan has not been checked.")
     else:
         found = _next_steps(state, registry)
