@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.data.query import Query
+from capabilities.periods.items import DataWindow, Period
 from framework.base import CapabilityContext
 
 
@@ -36,22 +37,6 @@ class DataSource(CapabilityContext):
     def get_summary(self) -> str:
         """Name the files."""
         return f"Data: {', '.join(Path(file).name for file in self.files)}."
-
-
-class Period(_Part):
-    """Local time from ``start`` up to, but without, ``end``; ``None`` leaves a side open."""
-
-    start: datetime | None = None
-    end: datetime | None = None
-    label: str
-
-
-class DataWindow(_Part):
-    """The first or last part of whatever the data covers, such as its last five years."""
-
-    edge: Literal["first", "last"]
-    amount: int = Field(ge=1)
-    unit: Literal["hour", "day", "week", "month", "quarter", "year", "decade"]
 
 
 class TimeRange(CapabilityContext):
@@ -90,14 +75,8 @@ class TimeRange(CapabilityContext):
     @property
     def whole(self) -> bool:
         """Whether the question leaves the time open."""
-        return not (
-            self.periods
-            or self.months
-            or self.days
-            or self.weekdays
-            or self.hours
-            or self.window is not None
-        )
+        limits = (self.periods, self.months, self.days, self.weekdays, self.hours, self.window)
+        return not any(limits)
 
     @property
     def start(self) -> datetime | None:

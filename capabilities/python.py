@@ -241,16 +241,8 @@ class RunPython(BaseCapability):
         _raise_for(outcome)
         folder = settings.output_folder / "figures"
         figures = [await asyncio.to_thread(_write, folder, item) for item in outcome.figures]
-        return CodeResult(
-            result=outcome.result,
-            figures=figures,
-            rejected_figures=outcome.rejected_figures,
-            stdout=outcome.stdout,
-            stderr=outcome.stderr,
-            code=code,
-            seconds=outcome.seconds,
-            isolation=str(outcome.level),
-        )
+        told = outcome.model_dump(include=CodeResult.model_fields.keys() - {"figures"})
+        return CodeResult(**told, figures=figures, code=code, isolation=str(outcome.level))
 
     def _code(self) -> str:
         """Take the code from the parameters, else from a CODE context."""

@@ -8,10 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from capabilities.contexts import DataWindow, Period, TimeRange
+from capabilities.contexts import TimeRange
 from capabilities.data.examples import examples
-from capabilities.periods.connect import ParsedTime
-from capabilities.periods.items import Interval
 from capabilities.periods.reading import MAX_TEXT, read_times
 from framework.base import (
     BaseCapability,
@@ -24,29 +22,6 @@ from framework.base import (
 )
 
 
-def to_time_range(parsed: ParsedTime, settings: Mapping[str, Any]) -> TimeRange:
-    """Turn what was parsed into the context type."""
-
-    def period(interval: Interval) -> Period:
-        return Period(start=interval.start, end=interval.end, label=interval.label)
-
-    window = None
-    if parsed.window is not None:
-        edge, amount, unit = parsed.window
-        window = DataWindow.model_validate({"edge": edge, "amount": amount, "unit": unit})
-    return TimeRange(
-        label=parsed.label,
-        periods=[period(interval) for interval in parsed.intervals],
-        endpoints=[period(interval) for interval in parsed.endpoints],
-        months=parsed.months,
-        days=parsed.days,
-        weekdays=parsed.weekdays,
-        hours=parsed.hours,
-        window=window,
-        timezone=settings.get("timezone") or "UTC",
-    )
-
-
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     """Read the time range of a question.
 
@@ -54,8 +29,9 @@ def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
     'the first half of 2009'
     """
     text = text[:MAX_TEXT]
-    found = to_time_range(read_times(text, settings), settings)
-    return found.model_copy(update={"read_from": text})
+    found = vars(read_times(text, settings))
+    told = {name: found[name] for name in found.keys() & TimeRange.model_fields.keys()}
+    return TimeRange(**told, timezone=settings.get("timezone") or "UTC", read_from=text)
 
 
 class TimeRangeParameters(BaseModel):

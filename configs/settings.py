@@ -229,21 +229,7 @@ class UploadSettings(Section):
     folder: str
     kinds: list[str] = Field(
         default_factory=lambda: (
-            [
-                ".csv",
-                ".tsv",
-                ".txt",
-                ".tab",
-                ".dat",
-                ".json",
-                ".jsonl",
-                ".ndjson",
-                ".parquet",
-                ".pq",
-                ".sqlite",
-                ".sqlite3",
-                ".db",
-            ]
+            [".csv", ".tsv", ".txt", ".tab", ".dat", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".sqlite", ".sqlite3", ".db"]
         )
     )
     max_file_bytes: int = Field(50_000_000, ge=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from capabilities.contexts import Answer, QueryResult, TimeRange
@@ -13,7 +12,6 @@ from capabilities.data.query import Query
 from capabilities.data.say import say
 from capabilities.data.schema import read_tables
 from capabilities.data.session import open_session
-from capabilities.periods.items import Interval
 from capabilities.periods.reading import MAX_TEXT, read_times
 from framework.base import ErrorSeverity, ValidationError
 
@@ -62,11 +60,8 @@ def answer_question(
     question = question[:MAX_TEXT]
     parsed = None
     if times is not None and times.read_from == question:
-        parsed = replace(
-            read_times(question, settings),
-            intervals=[Interval(p.start, p.end, p.label) for p in times.periods],
-            endpoints=[Interval(p.start, p.end, p.label) for p in times.endpoints],
-        )
+        parsed = read_times(question, settings)
+        parsed.periods, parsed.endpoints = times.periods, times.endpoints
     try:
         return _answers(
             files,

@@ -17,8 +17,7 @@ from capabilities.data.placing import BothError, Placing, Unplaced
 from capabilities.data.profile import TableProfile
 from capabilities.data.query import TIME_PARTS, Filter, Query
 from capabilities.data.words import blank, name_words, words_of
-from capabilities.periods.connect import ParsedTime
-from capabilities.periods.items import floor, shift
+from capabilities.periods.items import DataWindow, ParsedTime, floor, shift
 from capabilities.periods.reading import read_times
 from framework.base import ValidationError
 
@@ -165,7 +164,7 @@ class _Form(Placing):
             return form | {"order": _order(placed.rank.direction)}
         if placed.kind not in ("", "count") or placed.rank or placed.groups or placed.subject:
             return None
-        if numbers or placed.limits or not (placed.where or self.times.intervals):
+        if numbers or placed.limits or not (placed.where or self.times.periods):
             return None
         changed = {given.column for given in placed.where}
         form["where"] = [*(f for f in base.where if f.column not in changed), *placed.where]
@@ -175,7 +174,7 @@ class _Form(Placing):
         """Add what the times of the question limit."""
         times, profile = self.times, self.profile
         if not self.timed:
-            if times.intervals or times.window:
+            if times.periods or times.window:
                 raise self.unplaced(
                     times.label,
                     message=f"{profile.table.label} has no column with dates, so {times.label!r}"
@@ -185,7 +184,7 @@ class _Form(Placing):
             return
         if times.days:
             raise self.unplaced(times.label)
-        periods = [(i.start, i.end) for i in times.intervals]
+        periods = [(i.start, i.end) for i in times.periods]
         if times.endpoints and (CHANGE.search(self.text) or GREW.search(self.text)):
             periods = [(i.start, i.end) for i in times.endpoints]
         if times.window is not None and profile.first and profile.last:
@@ -252,7 +251,7 @@ class _Form(Placing):
             return {"aggregate": "values", "value": name, "limit": 1}
         if kind == "trend":
             return {"aggregate": "slope", "value": name}
-        if kind == "rolling" and len(self.times.intervals) == 1 and not placed.groups:
+        if kind == "rolling" and len(self.times.periods) == 1 and not placed.groups:
             return {"aggregate": "last", "value": name, "rolling": int(placed.number)}
         raise self.unplaced(kind)
 
@@ -427,7 +426,7 @@ class _Form(Placing):
 
     def _one_step(self) -> bool:
         """Say whether the asked time is one time of the table."""
-        frequency, intervals = self.profile.frequency, self.times.intervals
+        frequency, intervals = self.profile.frequency, self.times.periods
         if len(intervals) != 1 or frequency in (None, "minute"):
             return False
         start, end = intervals[0].start, intervals[0].end
@@ -441,7 +440,7 @@ class _Form(Placing):
             return column.kind == "text" or len(column.values) >= 0.98 * profile.rows
         return (
             subject in profile.series
-            and len(self.times.intervals) == 1
+            and len(self.times.periods) == 1
             and profile.frequency == "year"
         )
 
@@ -450,12 +449,10 @@ def _order(direction: str) -> str:
     return "highest" if direction == "max" else "lowest"
 
 
-def _window(
-    window: tuple[str, int, str], first: datetime, last: datetime
-) -> tuple[datetime, datetime]:
+def _window(window: DataWindow, first: datetime, last: datetime) -> tuple[datetime, datetime]:
     """Return the first or last part of whatever the data covers."""
-    edge, amount, unit = window
-    if edge == "last":
+    amount, unit = window.amount, window.unit
+    if window.edge == "last":
         end = shift(floor(last, unit), 1, unit)
         return shift(end, -amount, unit), end
     start = floor(first, unit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from capabilities.data.words import words_set
+from capabilities.periods import items
 
 _SYNONYMS = (
     "temperature temp tmax tmin tavg warm hot cold heat kalt warm heiss",
@@ -133,12 +134,7 @@ BEFORE_TIME = words_set(
     "at for within of am im seit vor nach bis zwischen the and"
 )
 MOVING = words_set("drop dropped fall fell rise rose go went get got climb climbed stay stayed")
-NUMBERS = {
-    word: number
-    for number, word in enumerate(
-        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    )
-}
+NUMBERS = {"zero": 0, **items.NUMBERS}
 SCALES = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "bn": 1e9}
 
 

@@ -19,7 +19,7 @@ from capabilities.data.profile import Column, TableProfile
 from capabilities.data.query import Filter
 from capabilities.data.units import TIMES, is_unit
 from capabilities.data.words import blank, fold, name_words, words_of
-from capabilities.periods.connect import ParsedTime
+from capabilities.periods.items import ParsedTime
 from framework.base import ValidationError
 
 
@@ -94,7 +94,7 @@ class Placing:
     ) -> None:
         self.profile, self.times, self.aspect = profile, times, aspect
         self.timed = profile.time is not None
-        spans = times.spans if self.timed or times.intervals or times.window else []
+        spans = times.spans if self.timed or times.periods or times.window else []
         self.spans = spans
         self.text = blank(text, spans)
         self.words = words_of(text)
@@ -156,7 +156,7 @@ class Placing:
 
     def compared(self) -> bool:
         """Say whether several times are compared."""
-        return len(self.times.intervals) > 1 or len(self.times.endpoints) == 2
+        return len(self.times.periods) > 1 or len(self.times.endpoints) == 2
 
     def by_concept(self, wanted: str, direction: str | None) -> list[Column]:
         """Return the columns that hold a quantity; of highs and lows those that are meant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +28,9 @@ _PARTS = {
     "iso_week": "week({t})",
 }
 _NAMES = {
-    "weekday": ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"],
-    "month_of_year": [
-        "january", "february", "march", "april", "may", "june", "july", "august", "september",
-        "october", "november", "december",
-    ],
-}  # fmt: skip
+    "weekday": [name.lower() for name in calendar.day_name],
+    "month_of_year": [name.lower() for name in calendar.month_name[1:]],
+}
 _YES, _NO = ("true", "yes", "1", "t", "y"), ("false", "no", "0", "f", "n")
 _SHOWN = 20
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 
-from capabilities.periods.items import Interval, Item, Options, long_date, resolve, season_months
+from capabilities.data.wording import date_text, listed
+from capabilities.periods.items import (
+    Item,
+    Options,
+    ParsedTime,
+    Period,
+    resolve,
+    season_months,
+)
 from capabilities.periods.recurring import find_recurring
 from capabilities.periods.scan import scan
 
@@ -32,39 +40,12 @@ _BEFORE = re.compile(r"\b(?:before|prior to|earlier than|preceding)(?:\s+the)?\s
 _UNTIL = re.compile(r"\b(?:until|till|through|thru|up to|up until|by)(?:\s+the)?\s*$", re.I)
 
 
-@dataclass
-class ParsedTime:
-    """What a text says about time.
-
-    Attributes:
-        intervals: The periods, in the order of the text; none means the whole data.
-        endpoints: For one range "from A to B": A and B as periods of their own.
-        months: Months of any year ("in March").
-        days: ``MM-DD`` of any year ("on 4 July").
-        weekdays: 0 is Monday.
-        hours: Hours of the day.
-        window: ``(edge, amount, unit)`` of whatever the data covers.
-        spans: Parts of the text that spoke of time.
-        label: The whole in words.
-    """
-
-    intervals: list[Interval] = field(default_factory=list)
-    endpoints: list[Interval] = field(default_factory=list)
-    months: list[int] = field(default_factory=list)
-    days: list[str] = field(default_factory=list)
-    weekdays: list[int] = field(default_factory=list)
-    hours: list[int] = field(default_factory=list)
-    window: tuple[str, int, str] | None = None
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    label: str = "the whole data"
-
-
 def parse(text: str, options: Options) -> ParsedTime:
     """Read every period that a text names.
 
     >>> from datetime import datetime
     >>> parsed = parse("between June and August 2015", Options(datetime(2020, 1, 1)))
-    >>> parsed.intervals[0].label
+    >>> parsed.periods[0].label
     '1 June 2015 to 31 August 2015'
     """
     items = scan(text, options)
@@ -72,21 +53,17 @@ def parse(text: str, options: Options) -> ParsedTime:
     masked = text
     for item in items:
         masked = masked[: item.begin] + "\0" * (item.end - item.begin) + masked[item.end :]
-    recurring = find_recurring(masked)
+    result = find_recurring(masked)
+    recurring = [" ".join(masked[begin:end].split()) for begin, end in result.spans]
     items = _give_years(text, items)
-    result = ParsedTime(
-        weekdays=sorted(set(recurring.weekdays)),
-        hours=sorted(set(recurring.hours)),
-        window=recurring.window,
-        spans=[*recurring.spans, *((item.begin, item.end) for item in items)],
-    )
+    result.spans += [(item.begin, item.end) for item in items]
     names: list[str] = []
     position = 0
     while position < len(items):
         used = _take(text, items, position, options, result, names)
         position += used
     _drop_containers(text, result)
-    result.label = _label(result, [*names, *recurring.words])
+    result.label = _label(result, [*names, *recurring])
     return result
 
 
@@ -178,28 +155,28 @@ def _take(
         if not item.lacks_year and not following.lacks_year:
             first, last = resolve(item, options.southern), resolve(following, options.southern)
             if first.start and last.end and first.start < last.end:
-                label = f"{long_date(first.start)} to {long_date(last.end - timedelta(days=1))}"
-                result.intervals.append(Interval(first.start, last.end, label))
+                label = f"{date_text(first.start)} to {date_text(last.end - timedelta(days=1))}"
+                result.periods.append(Period(first.start, last.end, label))
                 result.endpoints = [first, last]
                 return 2
     if item.lacks_year:
         _recur(item, options, result, names)
         return 1
-    result.intervals.append(_with_preposition(before, resolve(item, options.southern)))
+    result.periods.append(_with_preposition(before, resolve(item, options.southern)))
     return 1
 
 
-def _with_preposition(before: str, whole: Interval) -> Interval:
+def _with_preposition(before: str, whole: Period) -> Period:
     if _AFTER.search(before):
-        return Interval(whole.end, None, f"after {whole.label}")
+        return Period(whole.end, None, f"after {whole.label}")
     if _BEFORE.search(before):
-        return Interval(None, whole.start, f"before {whole.label}")
+        return Period(None, whole.start, f"before {whole.label}")
     if _FROM.search(before) and " to " in whole.label:
         return whole  # "from 3 to 5 May 2024"
     if _SINCE.search(before):
-        return Interval(whole.start, None, f"since {whole.label}")
+        return Period(whole.start, None, f"since {whole.label}")
     if _UNTIL.search(before):
-        return Interval(None, whole.end, f"until the end of {whole.label}")
+        return Period(None, whole.end, f"until the end of {whole.label}")
     return whole
 
 
@@ -252,17 +229,17 @@ def _recur_range(
 def _drop_containers(text: str, result: ParsedTime) -> None:
     """Leave out a period that only says where another one lies, and doubles."""
     if _COMPARE.search(text):
-        unique: list[Interval] = []
-        for interval in result.intervals:
+        unique: list[Period] = []
+        for interval in result.periods:
             if interval not in unique:
                 unique.append(interval)
-        result.intervals = unique
+        result.periods = unique
         return
-    kept: list[Interval] = []
-    for interval in result.intervals:
+    kept: list[Period] = []
+    for interval in result.periods:
         inside = [
             other
-            for other in result.intervals
+            for other in result.periods
             if other != interval
             and other.start
             and other.end
@@ -277,13 +254,12 @@ def _drop_containers(text: str, result: ParsedTime) -> None:
         ends = [i for i in kept if i.end and i.start is None]
         if starts and ends and starts[0].start and ends[0].end and starts[0].start < ends[0].end:
             label = f"{starts[0].label}, {ends[0].label}"
-            kept = [Interval(starts[0].start, ends[0].end, label)]
-    result.intervals = kept
+            kept = [Period(starts[0].start, ends[0].end, label)]
+    result.periods = kept
 
 
 def _label(result: ParsedTime, recurring: list[str]) -> str:
-    parts = [interval.label for interval in result.intervals]
-    text = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
+    text = listed([period.label for period in result.periods])
     extra = ", ".join(recurring)
     if text and extra:
         return f"{extra}, {text}"

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import calendar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Annotated, Literal
 
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked
+
+from capabilities.data.wording import date_text
 from framework.base import ValidationError
 
 MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_name) if number}
@@ -38,13 +43,49 @@ class Options:
     southern: bool = False
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A stretch of time from ``start`` up to, but without, ``end``; ``None`` is open."""
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Period:
+    """Local time from ``start`` up to, but without, ``end``; ``None`` leaves a side open."""
 
-    start: datetime | None
-    end: datetime | None
-    label: str
+    start: datetime | None = None
+    end: datetime | None = None
+    label: str = ""
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class DataWindow:
+    """The first or last part of whatever the data covers, such as its last five years."""
+
+    edge: Literal["first", "last"]
+    amount: Annotated[int, Field(ge=1)]
+    unit: Literal["hour", "day", "week", "month", "quarter", "year", "decade"]
+
+
+@dataclass
+class ParsedTime:
+    """What a text says about time.
+
+    Attributes:
+        periods: The periods, in the order of the text; none means the whole data.
+        endpoints: For one range "from A to B": A and B as periods of their own.
+        months: Months of any year ("in March").
+        days: ``MM-DD`` of any year ("on 4 July").
+        weekdays: 0 is Monday.
+        hours: Hours of the day.
+        window: A part of the data's own coverage.
+        spans: Parts of the text that spoke of time.
+        label: The whole in words.
+    """
+
+    periods: list[Period] = field(default_factory=list)
+    endpoints: list[Period] = field(default_factory=list)
+    months: list[int] = field(default_factory=list)
+    days: list[str] = field(default_factory=list)
+    weekdays: list[int] = field(default_factory=list)
+    hours: list[int] = field(default_factory=list)
+    window: DataWindow | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    label: str = "the whole data"
 
 
 @dataclass(frozen=True)
@@ -67,7 +108,7 @@ class Item:
     year: int | None = None
     part: int | str | tuple[int, int] | None = None
     portion: tuple[str, int, str] | None = None
-    interval: Interval | None = None
+    interval: Period | None = None
     text: str = ""
 
     @property
@@ -145,19 +186,7 @@ def season_months(season: str, southern: bool) -> list[int]:
     return [(first + offset - 1) % 12 + 1 for offset in range(3)]
 
 
-def long_date(moment: datetime) -> str:
-    """Write a date as people say it.
-
-    >>> long_date(datetime(2015, 7, 19))
-    '19 July 2015'
-    """
-    text = f"{moment.day} {calendar.month_name[moment.month]} {moment.year}"
-    if (moment.hour, moment.minute, moment.second) != (0, 0, 0):
-        text += f" {moment:%H:%M}"
-    return text
-
-
-def resolve(item: Item, southern: bool = False) -> Interval:
+def resolve(item: Item, southern: bool = False) -> Period:
     """Turn an item whose year is known into an interval."""
     if item.interval is not None:
         whole = item.interval
@@ -169,22 +198,22 @@ def resolve(item: Item, southern: bool = False) -> Interval:
     return _portion_of(whole, item.portion) if item.portion else whole
 
 
-def _whole(item: Item, year: int, southern: bool) -> Interval:
+def _whole(item: Item, year: int, southern: bool) -> Period:
     part = item.part
     if item.unit == "year":
-        return Interval(datetime(year, 1, 1), datetime(year + 1, 1, 1), str(year))
+        return Period(datetime(year, 1, 1), datetime(year + 1, 1, 1), str(year))
     if item.unit == "decade":
-        return Interval(datetime(year, 1, 1), datetime(year + 10, 1, 1), f"the {year}s")
+        return Period(datetime(year, 1, 1), datetime(year + 10, 1, 1), f"the {year}s")
     if item.unit == "day" and isinstance(part, tuple):
         start = checked_day(year, part[0], part[1], item.text)
-        return Interval(start, start + timedelta(days=1), long_date(start))
+        return Period(start, start + timedelta(days=1), date_text(start))
     if item.unit == "season" and isinstance(part, str):
         months = season_months(part, southern)
         # A season over the turn of the year carries the year of its January.
         start = datetime(year - 1 if months[0] == 12 else year, months[0], 1)
         end = add_months(start, 3)
-        days = f"{long_date(start)} to {long_date(end - timedelta(days=1))}"
-        return Interval(start, end, f"{part} {year} ({days})")
+        days = f"{date_text(start)} to {date_text(end - timedelta(days=1))}"
+        return Period(start, end, f"{part} {year} ({days})")
     if not isinstance(part, int):
         raise ValidationError(f"{item.text!r} is not a period.", fix="Write dates instead.")
     length = {"month": 1, "quarter": 3, "half": 6}[item.unit]
@@ -194,10 +223,10 @@ def _whole(item: Item, year: int, southern: bool) -> Interval:
         "quarter": f"Q{part} {year}",
         "half": f"the {'first' if part == 1 else 'second'} half of {year}",
     }[item.unit]
-    return Interval(start, add_months(start, length), name)
+    return Period(start, add_months(start, length), name)
 
 
-def _portion_of(whole: Interval, portion: tuple[str, int, str]) -> Interval:
+def _portion_of(whole: Period, portion: tuple[str, int, str]) -> Period:
     which, amount, unit = portion
     start, end = whole.start, whole.end
     if start is None or end is None:
@@ -210,8 +239,8 @@ def _portion_of(whole: Interval, portion: tuple[str, int, str]) -> Interval:
         else:
             days = (end - start).days
             cuts = [start + timedelta(days=round(days * n / 3)) for n in range(4)]
-        days_text = f"{long_date(cuts[third])} to {long_date(cuts[third + 1] - timedelta(days=1))}"
-        return Interval(cuts[third], cuts[third + 1], f"{which} {whole.label} ({days_text})")
+        days_text = f"{date_text(cuts[third])} to {date_text(cuts[third + 1] - timedelta(days=1))}"
+        return Period(cuts[third], cuts[third + 1], f"{which} {whole.label} ({days_text})")
     plural = f"{amount} {unit}s" if amount > 1 else unit
     if which == "last":
         begin, finish = shift(end, -amount, unit), end
@@ -220,4 +249,4 @@ def _portion_of(whole: Interval, portion: tuple[str, int, str]) -> Interval:
         skip = ORDINALS.get(which, 1) - 1
         begin = shift(start, skip, unit)
         finish = shift(begin, amount, unit)
-    return Interval(max(begin, start), min(finish, end), f"the {which} {plural} of {whole.label}")
+    return Period(max(begin, start), min(finish, end), f"the {which} {plural} of {whole.label}")

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from capabilities.periods.connect import ParsedTime, parse
-from capabilities.periods.items import Options
+from capabilities.periods.connect import parse
+from capabilities.periods.items import Options, ParsedTime
 from framework.base import ValidationError
 
 MAX_TEXT = 4000

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
-from capabilities.periods.items import NUMBERS, WEEKDAYS
+from capabilities.periods.items import NUMBERS, WEEKDAYS, DataWindow, ParsedTime
 
 _DAY_NAMES = "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
 _WEEKDAY = re.compile(
@@ -48,32 +48,13 @@ _WINDOW = re.compile(
 )
 
 
-@dataclass
-class Recurring:
-    """What the text says about times that come again.
-
-    Attributes:
-        weekdays: 0 is Monday.
-        hours: Hours of the day.
-        window: ``(edge, amount, unit)``: the first or last part of whatever the data covers.
-        spans: Where it was said.
-        words: How it was said.
-    """
-
-    weekdays: list[int]
-    hours: list[int]
-    window: tuple[str, int, str] | None
-    spans: list[tuple[int, int]]
-    words: list[str]
-
-
-def find_recurring(text: str) -> Recurring:
+def find_recurring(text: str) -> ParsedTime:
     """Find weekdays, times of day and stretches of the data.
 
     >>> find_recurring("average load on Mondays at 3 pm").hours
     [15]
     """
-    found = Recurring([], [], None, [], [])
+    found = ParsedTime()
     _find_weekdays(text, found)
     _find_hours(text, found)
     match = _WINDOW.search(text)
@@ -81,24 +62,21 @@ def find_recurring(text: str) -> Recurring:
         edge = (match["which"] or match["edge"]).lower()
         amount = match["count"] or match["amount"] or "1"
         number = int(amount) if amount.isdigit() else NUMBERS[amount.lower()]
-        side = "first" if edge in ("first", "earliest") else "last"
-        found.window = (side, number, (match["unit"] or match["unit2"]).lower())
-        _note(found, match)
+        side: Any = "first" if edge in ("first", "earliest") else "last"
+        unit: Any = (match["unit"] or match["unit2"]).lower()
+        found.window = DataWindow(side, max(number, 1), unit)
+        found.spans.append(match.span())
+    found.weekdays, found.hours = sorted(set(found.weekdays)), sorted(set(found.hours))
     return found
 
 
-def _note(found: Recurring, match: re.Match[str]) -> None:
-    found.spans.append(match.span())
-    found.words.append(" ".join(match[0].split()))
-
-
-def _find_weekdays(text: str, found: Recurring) -> None:
+def _find_weekdays(text: str, found: ParsedTime) -> None:
     for match in _WEEKDAY.finditer(text):
         # "On Monday 4 July 2011" is a date and no rule.
         if match["single"] and re.match(r",?\s+(?:the\s+)?\d", text[match.end() :]):
             continue
         found.weekdays.append(WEEKDAYS[(match["plural"] or match["single"]).lower()])
-        _note(found, match)
+        found.spans.append(match.span())
     ends, works = list(_WEEKEND.finditer(text)), list(_WORKDAY.finditer(text))
     if ends and works:
         return
@@ -106,7 +84,7 @@ def _find_weekdays(text: str, found: Recurring) -> None:
         for match in matches:
             if not _GROUPING_BEFORE.search(text[: match.start()]):
                 found.weekdays += [day for day in days if day not in found.weekdays]
-                _note(found, match)
+                found.spans.append(match.span())
 
 
 def _clock(hour: str, half: str | None) -> int:
@@ -116,7 +94,7 @@ def _clock(hour: str, half: str | None) -> int:
     return number % 12 if half and half.lower().startswith("a") else number
 
 
-def _find_hours(text: str, found: Recurring) -> None:
+def _find_hours(text: str, found: ParsedTime) -> None:
     for match in _BETWEEN_CLOCK.finditer(text):
         if match["c"]:
             first, last = int(match["c"]), int(match["d"])
@@ -126,15 +104,15 @@ def _find_hours(text: str, found: Recurring) -> None:
             if first > last and match["bh"] and not match["ah"]:  # "from 10 to 12 pm"
                 first = (first + 12) % 24
         found.hours += [(first + n) % 24 for n in range((last - first) % 24)]
-        _note(found, match)
+        found.spans.append(match.span())
     for match in _AT_NAME.finditer(text):
         found.hours.append(0 if match["name"].lower() == "midnight" else 12)
-        _note(found, match)
+        found.spans.append(match.span())
     if not found.hours:
         for match in _AT_CLOCK.finditer(text):
             found.hours.append(_clock(match["hour"] or match["full"], match["half"]))
-            _note(found, match)
+            found.spans.append(match.span())
     for match in _PART_OF_DAY.finditer(text):
         name = (match["a"] or match["b"] or "").lower()
         found.hours += [*_PARTS[name]] if name else [22, 23, 0, 1, 2, 3, 4, 5]
-        _note(found, match)
+        found.spans.append(match.span())

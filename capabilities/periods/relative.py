@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from capabilities.data.wording import date_text
 from capabilities.periods.items import (
     MONTHS,
     NUMBERS,
     WEEKDAYS,
-    Interval,
     Item,
     Options,
+    Period,
     floor,
-    long_date,
     resolve,
     shift,
 )
@@ -28,20 +28,21 @@ _UNIT = r"(?P<unit>minute|hour|day|week|month|quarter|year|decade)"
 _NOT_OF_DATA = r"(?!\s+(?:of|in|on)\s+(?:the\s+)?(?:data|record|file|series|measurements|dataset))"
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
+    """Read a number in digits or words; "a" is 1."""
     return int(text) if text.isdigit() else NUMBERS.get(text.lower(), 1)
 
 
 def fixed(match: Match, start: datetime, end: datetime, label: str) -> Item:
     """Return an expression that stands for one stretch of time."""
-    return Item(*match.span(), "fixed", interval=Interval(start, end, label), text=match[0])
+    return Item(*match.span(), "fixed", interval=Period(start, end, label), text=match[0])
 
 
 def _named(match: Match, start: datetime, end: datetime) -> Item:
     words = " ".join(match[0].lower().split()).removeprefix("the ")
     last = floor(end - timedelta(microseconds=1), "day")
-    dates = long_date(start) if floor(start, "day") == last else ""
-    dates = dates or f"{long_date(start)} to {long_date(last)}"
+    dates = date_text(start) if floor(start, "day") == last else ""
+    dates = dates or f"{date_text(start)} to {date_text(last)}"
     return fixed(match, start, end, f"{words} ({dates})")
 
 
@@ -62,7 +63,7 @@ def _this_or_last(match: Match, options: Options) -> Item:
 
 
 def _past(match: Match, options: Options) -> Item:
-    unit, count = match["unit"].lower(), _number(match["count"])
+    unit, count = match["unit"].lower(), number_of(match["count"])
     if match["which"].lower() == "next":
         start = options.now
         return _named(match, start, shift(start, count, unit))
@@ -75,7 +76,7 @@ def _past(match: Match, options: Options) -> Item:
 
 def _ago(match: Match, options: Options) -> Item:
     unit = match["unit"].lower()
-    start = shift(floor(options.now, unit), -_number(match["count"]), unit)
+    start = shift(floor(options.now, unit), -number_of(match["count"]), unit)
     return _named(match, start, shift(start, 1, unit))
 
 
@@ -94,7 +95,7 @@ def _last_name(match: Match, options: Options) -> Item | None:
             back = 7
         start = today - timedelta(days=back) + timedelta(days=7 if which == "next" else 0)
         return _named(match, start, start + timedelta(days=1))
-    found: Interval | None = None
+    found: Period | None = None
     for year in range(options.now.year - 2, options.now.year + 2):
         if name in MONTHS:
             item = Item(0, 0, "month", year, MONTHS[name])

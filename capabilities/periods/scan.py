@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
+from capabilities.data.wording import date_text
 from capabilities.periods.items import (
     MONTHS,
-    Interval,
+    ORDINALS,
     Item,
     Options,
+    Period,
     checked_day,
-    long_date,
 )
-from capabilities.periods.relative import RELATIVE, Match, Rule, fixed, rule
+from capabilities.periods.relative import RELATIVE, Match, Rule, fixed, number_of, rule
 from framework.base import ValidationError
 
 _MONTH = (
@@ -29,9 +31,6 @@ _CLOCK = r"(?:(?:T|\s+|,\s*|\s+at\s+)(?P<hour>[0-2]?\d):(?P<minute>[0-5]\d)(?::\
 _SEASON = r"(?P<season>spring|summer|autumn|fall|winter)s?"
 _ORDINAL = r"(?P<ordinal>first|second|third|fourth|1st|2nd|3rd|4th|last)"
 _OF = r"(?:\s+(?:of|in)(?:\s+the)?(?:\s+year)?|,)?\s+"
-
-_QUARTERS = {"first": 1, "1st": 1, "second": 2, "2nd": 2, "third": 3, "3rd": 3}
-_QUARTERS |= {"fourth": 4, "4th": 4, "last": 4}
 
 
 def _numbers(match: Match) -> tuple[int, int]:
@@ -54,7 +53,7 @@ def _moment(match: Match, year: int, month: int, day: int) -> Item:
         return Item(*match.span(), "day", year, (month, day), text=match[0])
     at = start.replace(hour=int(match["hour"]) % 24, minute=int(match["minute"]))
     until = at + (timedelta(hours=1) if at.minute == 0 else timedelta(minutes=1))
-    return Item(*match.span(), "fixed", interval=Interval(at, until, long_date(at)))
+    return Item(*match.span(), "fixed", interval=Period(at, until, date_text(at)))
 
 
 def _named_day(match: Match, _options: Options) -> Item:
@@ -73,7 +72,7 @@ def _day_range(match: Match, _options: Options) -> Item | None:
         return None
     start = checked_day(year, month, first, match[0])
     end = checked_day(year, month, last, match[0]) + timedelta(days=1)
-    label = f"{long_date(start)} to {long_date(end - timedelta(days=1))}"
+    label = f"{date_text(start)} to {date_text(end - timedelta(days=1))}"
     return fixed(match, start, end, label)
 
 
@@ -114,16 +113,14 @@ def _season(match: Match, _options: Options) -> Item | None:
     return Item(*match.span(), "season", year, name, text=match[0])
 
 
-def _quarter(match: Match, _options: Options) -> Item:
+def _quarter(match: Match, _options: Options, last: int = 4) -> Item:
     text = match.groupdict().get("ordinal")
-    number = _QUARTERS[text.lower()] if text else int(match["number"])
-    return Item(*match.span(), "quarter", _year_of(match), number, text=match[0])
+    number = ORDINALS.get(text.lower(), last) if text else int(match["number"])
+    unit = "quarter" if last == 4 else "half"
+    return Item(*match.span(), unit, _year_of(match), min(number, last), text=match[0])
 
 
-def _half(match: Match, _options: Options) -> Item:
-    text = match.groupdict().get("ordinal")
-    number = (1 if text.lower() in ("first", "1st") else 2) if text else int(match["number"])
-    return Item(*match.span(), "half", _year_of(match), number, text=match[0])
+_half = partial(_quarter, last=2)
 
 
 def _decade(match: Match, _options: Options) -> Item:
@@ -300,11 +297,7 @@ def _with_portion(text: str, item: Item) -> Item:
         portion = (which, 1, "")
     else:
         count = match["count"]
-        words = {
-            n: i
-            for i, n in enumerate(["zero", "one", "two", "three", "four", "five", "six", "seven"])
-        }
-        amount = int(count) if count and count.isdigit() else words.get((count or "one").lower(), 1)
+        amount = number_of(count or "one")
         which = match["which"].lower().replace("final", "last")
         portion = (which, amount, match["unit"].lower())
     return replace(item, begin=match.start(), portion=portion)

@@ -19,7 +19,7 @@ NOW = Options(datetime(2026, 11, 21, 10, 30))
 def spans(text: str, options: Options = NOW) -> list[tuple[str | None, str | None]]:
     return [
         (str(i.start)[:16] if i.start else None, str(i.end)[:16] if i.end else None)
-        for i in parse(text, options).intervals
+        for i in parse(text, options).periods
     ]
 
 
