@@ -9,17 +9,8 @@ from typing import ClassVar, Literal
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, ConfigDict, Field
 
-from framework.base import (
-    BaseCapability,
-    CapabilityContext,
-    ClassifierExample,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
-    ValidationError,
-    capability_node,
-)
+from capabilities.guided import Guided
+from framework.base import CapabilityContext, ValidationError, capability_node
 from framework.base.ports import now_text
 from framework.pipeline.run_config import caller_of, configurable
 
@@ -111,7 +102,7 @@ class MemoryParameters(BaseModel):
 
 
 @capability_node
-class MemoryCapability(BaseCapability):
+class MemoryCapability(Guided):
     """Keeps a person's facts in LangGraph's Store, apart from everybody else's."""
 
     name = "memory"
@@ -146,52 +137,6 @@ class MemoryCapability(BaseCapability):
             facts=facts[:MAX_FACTS],
             more=max(0, len(facts) - MAX_FACTS),
             thread_only=thread_only,
-        )
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        step = PlannedStep(
-            context_key="stored_fact",
-            capability="memory",
-            task_objective="Remember that the user's station is KSEA",
-            expected_output="MEMORY",
-            parameters={"action": "remember", "fact": "My station is KSEA"},
-        )
-        return OrchestratorGuide(
-            instructions=(
-                "Plan one step to keep a fact that the user states about themselves"
-                " (action remember, fact), to look facts up (action recall, query), or to remove"
-                " one (action forget, fact)."
-            ),
-            examples=[OrchestratorExample(step, "The user states a fact to keep")],
-            priority=50,
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        wanted = [
-            "Remember that my favourite station is KSEA",
-            "Please note that I work in metric units",
-            "Keep in mind that I am allergic to nuts",
-            "Don't forget that my name is Ada",
-            "What do you remember about me?",
-            "What is my name?",
-            "What did I tell you about my preferences?",
-            "Which units do I prefer?",
-            "Do you know where I live?",
-            "Forget what I told you about my address",
-            "Forget everything",
-        ]
-        unwanted = [
-            "What was the hottest day of 2014?",
-            "Plot the price of the stock over time",
-            "How many jobs were lost in 2009?",
-        ]
-        return TaskClassifierGuide(
-            instructions="Needed when the user states a fact about themselves to keep, or asks"
-            " what they told before.",
-            examples=[
-                *(ClassifierExample(q, True, "About the user's own facts") for q in wanted),
-                *(ClassifierExample(q, False, "About data, not the user") for q in unwanted),
-            ],
         )
 
 

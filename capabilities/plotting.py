@@ -10,16 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import Plot, QueryResult
 from capabilities.data.chart import Wanted, draw
-from capabilities.data.examples import examples
 from capabilities.data.work import Workers, classify_data_error
-from framework.base import (
-    BaseCapability,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
-    capability_node,
-)
+from capabilities.guided import Guided
+from framework.base import capability_node
 
 _SVG = re.compile(r"\bsvg\b", re.IGNORECASE)
 _BARS = re.compile(r"\bbars?\b|\bbar chart\b", re.IGNORECASE)
@@ -50,7 +43,7 @@ class PlottingParameters(BaseModel):
 
 
 @capability_node
-class Plotting(BaseCapability):
+class Plotting(Guided):
     """Draws measurements as a PNG or SVG file, the extremes marked.
 
     Settings: ``output_dir`` (default ``capgraph-output`` in the working directory), ``dpi``,
@@ -95,41 +88,3 @@ class Plotting(BaseCapability):
     def recognises(task: str) -> bool | None:
         """A request for a picture, whatever it is to show."""
         return True if _PICTURE.search(task) else None
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        return OrchestratorGuide(
-            instructions=(
-                "Plan this after query_data when a picture helps: movement over time, comparisons,"
-                " breakdowns. It draws the answer's groups, or the values behind it with the"
-                " extremes marked."
-            ),
-            examples=[
-                OrchestratorExample(
-                    step=PlannedStep(
-                        context_key="highs_plot",
-                        capability="plotting",
-                        task_objective="Plot the daily highs with the hottest day marked",
-                        success_criteria="A picture is written",
-                        expected_output="PLOT",
-                        parameters={},
-                        inputs=[{"QUERY_RESULT": "hottest_day"}],
-                    ),
-                    scenario_description="The request asks for a plot, or how values moved",
-                    context_requirements={"QUERY_RESULT": "the answer to draw"},
-                )
-            ],
-            priority=40,
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        return TaskClassifierGuide(
-            instructions=(
-                "Activate when the request asks for a picture, or how values moved over time."
-            ),
-            examples=examples(
-                picture="asks for a picture",
-                movement="movement is best seen",
-                timed="no: one value needs no picture",
-                unrelated="no: needs no data",
-            ),
-        )

@@ -19,18 +19,14 @@ from pydantic import ValidationError as PydanticValidationError
 from capabilities._sandbox.isolation import IsolationReport, Sandbox, SandboxSettings, sandbox_for
 from capabilities._sandbox.limits import MIB, Figure, SandboxLimits, SandboxOutcome
 from capabilities._sandbox.process import InputTooLargeError
+from capabilities.guided import Guided
 from framework.base import (
     BaseCapability,
     CapabilityContext,
     CapabilityError,
-    ClassifierExample,
     ConfigurationError,
     ErrorClassification,
     ErrorSeverity,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
     ValidationError,
     capability_node,
 )
@@ -199,7 +195,7 @@ async def isolation_report(config: Mapping[str, Any] | None = None) -> Isolation
 
 
 @capability_node
-class RunPython(BaseCapability):
+class RunPython(Guided):
     """Runs analysis code given by the user or written by the model, when a person agrees."""
 
     name = "python"
@@ -278,36 +274,6 @@ class RunPython(BaseCapability):
                 "traceback": exc.traceback,
             }
         return found
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        step = PlannedStep(
-            context_key="computed",
-            capability="python",
-            task_objective="Run the user's code",
-            expected_output="CODE_RESULT",
-            parameters={"code": "result = sum(range(10))"},
-        )
-        return OrchestratorGuide(
-            instructions=(
-                "Plan 'python' only for analysis that no other capability does. Code given by the "
-                "user goes into parameters.code, unchanged. Otherwise plan 'write_python' first "
-                "and connect its CODE. Connect the data the code needs as inputs. The code sees "
-                "the data as inputs['QUERY_RESULT'] and so on, and sets `result`; it has no network "
-                "and no files. A person is shown the code and must agree."
-            ),
-            examples=[OrchestratorExample(step, "The user gives Python code to run")],
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        return TaskClassifierGuide(
-            instructions="Needed when code is to be run, or for analysis nothing else can do.",
-            examples=[
-                ClassifierExample("Run this Python code: result = 2**64", True, "Gives code"),
-                ClassifierExample("Fit a damped oscillation to it in Python", True, "Needs code"),
-                ClassifierExample("What was the highest value?", False, "Plain statistics"),
-                ClassifierExample("What is Python?", False, "A question, nothing to run"),
-            ],
-        )
 
 
 async def collect_inputs(contexts: Mapping[str, Any]) -> dict[str, Any]:

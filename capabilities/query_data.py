@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic import ValidationError as PydanticError
 
 from capabilities.contexts import DataSource, QueryResult, TimeRange
 from capabilities.data.answer import answer_query, answer_question
-from capabilities.data.examples import examples
 from capabilities.data.fresh import made_in_this_plan
 from capabilities.data.query import Aggregate, Query
 from capabilities.data.schema import schema_of
 from capabilities.data.work import Workers, classify_data_error
-from framework.base import (
-    BaseCapability,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
-    capability_node,
-)
+from capabilities.guided import Guided
+from framework.base import capability_node
 
 _ASKS = re.compile(
     r"^\W*(?:and|what about|how about)\b|\b(?:mean|average|avg|total|sum|median|max(?:imum)?"
@@ -57,7 +50,7 @@ class QueryDataParameters(Query):
 
 
 @capability_node
-class QueryData(BaseCapability):
+class QueryData(Guided):
     """Computes one typed query with DuckDB over CSV, TSV, Parquet, JSON and SQLite files.
 
     Settings: ``timezone``, ``now``, ``day_first``, ``hemisphere``, and the bounds ``max_seconds``,
@@ -114,53 +107,6 @@ class QueryData(BaseCapability):
                 f"{key}:\n" + await QueryData.workers.run(config, schema_of, files, task, config)
             )
         return "\n".join(parts)
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        return OrchestratorGuide(
-            instructions=(
-                "One step for each question that has an answer of its own. State the whole query"
-                " as parameters, with the names of columns and values as the tables list them:"
-                " the words of the objective are not read. Give times as 'periods'."
-            ),
-            examples=[
-                OrchestratorExample(
-                    step=PlannedStep(
-                        context_key="hottest_day",
-                        capability="query_data",
-                        task_objective="Find the hottest day of the summer of 2015",
-                        success_criteria="The day and its value are known",
-                        expected_output="QUERY_RESULT",
-                        parameters=cast(
-                            "Any",
-                            {
-                                "aggregate": "values",
-                                "value": "temp_max",
-                                "order": "highest",
-                                "limit": 1,
-                                "periods": [["2015-06-01", "2015-09-01"]],
-                            },
-                        ),
-                        inputs=[{"DATA_SOURCE": "files"}],
-                    ),
-                    scenario_description="A question about the user's files",
-                    context_requirements={"DATA_SOURCE": "the files, given by the caller"},
-                )
-            ],
-            priority=20,
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        asked = "asks about data"
-        return TaskClassifierGuide(
-            instructions="Activate when the answer must come from the user's data files.",
-            examples=examples(
-                timed=asked,
-                untimed=asked,
-                movement=asked,
-                picture=asked,
-                unrelated="no: needs no data",
-            ),
-        )
 
 
 def _last_queries(state: Mapping[str, Any], files: list[str]) -> list[Query]:

@@ -9,17 +9,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from capabilities.contexts import TimeRange
-from capabilities.data.examples import examples
+from capabilities.guided import Guided
 from capabilities.periods.reading import MAX_TEXT, read_times
-from framework.base import (
-    BaseCapability,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
-    ValidationError,
-    capability_node,
-)
+from framework.base import ValidationError, capability_node
 
 
 def time_range_of(text: str, settings: Mapping[str, Any]) -> TimeRange:
@@ -49,7 +41,7 @@ class TimeRangeParameters(BaseModel):
 
 
 @capability_node
-class TimeRangeParsing(BaseCapability):
+class TimeRangeParsing(Guided):
     """Reads dates, months, quarters, seasons and relative times from the task.
 
     Settings: ``now`` (ISO time that relative words count from), ``timezone``, ``day_first``
@@ -80,36 +72,3 @@ class TimeRangeParsing(BaseCapability):
             return not time_range_of(task, {}).whole
         except ValidationError:
             return True  # the step then says what is wrong with it
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        return OrchestratorGuide(
-            instructions=(
-                "Plan this when a relative time such as 'last week' must be worked out; a time that"
-                " the request names outright is better stated as periods of the query."
-            ),
-            examples=[
-                OrchestratorExample(
-                    step=PlannedStep(
-                        context_key="summer_2015",
-                        capability="time_range_parsing",
-                        task_objective="Read the period: the summer of 2015",
-                        success_criteria="Start and end of the period are known",
-                        expected_output="TIME_RANGE",
-                        parameters={"time_expression": "the summer of 2015"},
-                        inputs=[],
-                    ),
-                    scenario_description="The request names a season, month, year or date",
-                )
-            ],
-            priority=10,
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        return TaskClassifierGuide(
-            instructions="Activate when the request is about data at certain times.",
-            examples=examples(
-                timed="names a time",
-                movement="is about data over time",
-                unrelated="no: needs no data",
-            ),
-        )

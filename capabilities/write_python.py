@@ -13,19 +13,9 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
+from capabilities.guided import Guided
 from capabilities.python import DATA_TYPES, Code, collect_inputs
-from framework.base import (
-    BaseCapability,
-    ClassifierExample,
-    ErrorSeverity,
-    ModelError,
-    OrchestratorExample,
-    OrchestratorGuide,
-    PlannedStep,
-    TaskClassifierGuide,
-    ValidationError,
-    capability_node,
-)
+from framework.base import ErrorSeverity, ModelError, ValidationError, capability_node
 from framework.prompts import get_framework_prompts
 
 _FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
@@ -33,7 +23,7 @@ _SAMPLE_ITEMS, _SAMPLE_TEXT, _SAMPLE_DEPTH = 3, 200, 8
 
 
 @capability_node
-class WritePython(BaseCapability):
+class WritePython(Guided):
     """Asks the chat model for analysis code; what it wrote is not run here."""
 
     name = "write_python"
@@ -59,33 +49,6 @@ class WritePython(BaseCapability):
         ]
         answer = await model.ainvoke(messages)
         return Code(code=extract_code(str(answer.text)), purpose=self.task)
-
-    def _create_orchestrator_guide(self) -> OrchestratorGuide:
-        step = PlannedStep(
-            context_key="oscillation_code",
-            capability="write_python",
-            task_objective="Fit a damped oscillation to the readings",
-            expected_output="CODE",
-            inputs=[{"QUERY_RESULT": "readings"}],
-        )
-        return OrchestratorGuide(
-            instructions=(
-                "Plan 'write_python' before 'python' when code is needed and the user gave none. "
-                "State in task_objective what is to be computed, and connect the same data as "
-                "inputs to both steps."
-            ),
-            examples=[OrchestratorExample(step, "The analysis needs code that nobody wrote yet")],
-        )
-
-    def _create_classifier_guide(self) -> TaskClassifierGuide:
-        return TaskClassifierGuide(
-            instructions="Needed for analysis that must be programmed and for which no code is given.",
-            examples=[
-                ClassifierExample("Fit a damped oscillation to it in Python", True, "To program"),
-                ClassifierExample("Run this Python code: result = 2**64", False, "Code is given"),
-                ClassifierExample("What was the highest value?", False, "Plain statistics"),
-            ],
-        )
 
 
 def extract_code(answer: str) -> str:
