@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partialmethod
 from typing import Any
 
 from configs.safe_text import SecretMasker, clean_text, mask_data, mask_secrets, use_masker
@@ -48,31 +48,20 @@ class ComponentLogger(logging.LoggerAdapter[logging.Logger]):
         kwargs["extra"] = extra
         return msg, kwargs
 
-    def success(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Report that something worked."""
-        self._kind("success", logging.INFO, msg, args, kwargs)
-
-    def key_info(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Report something that a reader of the log looks for."""
-        self._kind("key_info", logging.INFO, msg, args, kwargs)
-
-    def timing(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Report how long something took."""
-        self._kind("timing", logging.DEBUG, msg, args, kwargs)
-
-    def approval(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Report that a person is asked or has answered."""
-        self._kind("approval", logging.INFO, msg, args, kwargs)
-
-    def resume(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Report that a run goes on after a pause."""
-        self._kind("resume", logging.INFO, msg, args, kwargs)
-
-    def _kind(
-        self, kind: str, level: int, msg: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _kind(self, kind: str, level: int, msg: str, *args: Any, **kwargs: Any) -> None:
         kwargs["extra"] = {**(kwargs.get("extra") or {}), "kind": kind}
         self.log(level, msg, *args, **kwargs)
+
+    success = partialmethod(_kind, "success", logging.INFO)
+    """Report that something worked."""
+    key_info = partialmethod(_kind, "key_info", logging.INFO)
+    """Report something that a reader of the log looks for."""
+    timing = partialmethod(_kind, "timing", logging.DEBUG)
+    """Report how long something took."""
+    approval = partialmethod(_kind, "approval", logging.INFO)
+    """Report that a person is asked or has answered."""
+    resume = partialmethod(_kind, "resume", logging.INFO)
+    """Report that a run goes on after a pause."""
 
 
 def get_logger(

@@ -59,11 +59,12 @@ _PLAIN = (int, float, type(None))
 _MAPPINGS = (dict, Mapping)
 _LISTS = (list, tuple, set, frozenset)
 # Most text has none of these, and needs no regular expression.
-_HINTS = (
+_HINT_TEXT = (
     "key|token|secret|passw|pwd|passphrase|authorization|credential|cookie|bearer|basic |://|sk-"
     "|k_live|k_test|gho_|ghp_|ghr_|ghs_|ghu_|github_pat|glpat|xox|xapp|akia|asia|aiza|ya29|hf_"
     "|gsk_|npm_|eyj|xai-|pplx-|tvly-|lsv2_"
-).split("|")
+)
+_HINTS = _HINT_TEXT.split("|")
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from configs.yaml_files import deep_merge, explained, read_yaml
 
 _PREFIX = "CAPGRAPH_"
 _FILE_VARIABLE = "CAPGRAPH_CONFIG"
+_UPLOADED = ".csv .tsv .txt .tab .dat .json .jsonl .ndjson .parquet .pq .sqlite .sqlite3 .db"
 _file_values: ContextVar[Mapping[str, Any]] = ContextVar("capgraph_settings_files")
 
 
@@ -227,11 +228,7 @@ class UploadSettings(Section):
     """
 
     folder: str
-    kinds: list[str] = Field(
-        default_factory=lambda: (
-            [".csv", ".tsv", ".txt", ".tab", ".dat", ".json", ".jsonl", ".ndjson", ".parquet", ".pq", ".sqlite", ".sqlite3", ".db"]
-        )
-    )
+    kinds: list[str] = Field(default_factory=_UPLOADED.split)
     max_file_bytes: int = Field(50_000_000, ge=1)
     max_files: int = Field(200, ge=1)
     max_user_bytes: int = Field(500_000_000, ge=1)
