@@ -24,7 +24,7 @@ from framework.base.errors import (
     ModelError,
     ValidationError,
 )
-from framework.base.values import to_plain
+from framework.base.values import member, to_plain
 
 
 @dataclass
@@ -52,13 +52,7 @@ class ErrorClassification:
     metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        try:
-            self.severity = ErrorSeverity(self.severity)
-        except ValueError:
-            raise ValidationError(
-                f"{self.severity!r} is no severity.",
-                fix=f"Use one of: {', '.join(level.value for level in ErrorSeverity)}.",
-            ) from None
+        self.severity = member(ErrorSeverity, self.severity, "severity")
 
     def format_for_llm(self) -> str:
         """Render the classification as a section of a planning prompt."""

@@ -12,18 +12,39 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic import ValidationError as PydanticValidationError
 
 from framework.base.errors import ValidationError
 
+EnumT = TypeVar("EnumT", bound=Enum)
+
 _NUMPY_KINDS = "biufU"  # those whose items have exactly one plain form
 _HOW = (
     "Give text, numbers, lists or dictionaries; for another type declare a context type whose"
     " field has a serializer (pydantic: @field_serializer, or Annotated[T, PlainValidator(...), PlainSerializer(...)])."
 )
+
+
+def member(kind: type[EnumT], given: Any, what: str) -> EnumT:
+    """Return the member of an enumeration that a value or a name says.
+
+    Args:
+        kind: The enumeration.
+        given: A member, its value or its name.
+        what: What it is, for the message.
+
+    Raises:
+        ValidationError: There is none; names all.
+    """
+    try:
+        named = kind.__members__.get(given.upper()) if isinstance(given, str) else None
+        return kind(given) if named is None else named
+    except ValueError:
+        known = ", ".join(name.lower() for name in kind.__members__)
+        raise ValidationError(f"{given!r} is no {what}.", fix=f"Use one of: {known}.") from None
 
 
 def to_plain(value: Any, where: str = "value", *, lenient: bool = False) -> Any:

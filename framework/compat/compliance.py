@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from configs.logger import clean_text, get_logger
 from framework.base.errors import CapgraphError, ErrorSeverity, ValidationError
+from framework.base.values import member
 
 REPORTING_DAYS = 15
 """Within so many days a serious incident has to be reported."""
@@ -55,15 +57,8 @@ class Risk:
     residual: ResidualRiskLevel
 
     def __post_init__(self) -> None:
-        given: Any = self.residual
-        try:
-            level = ResidualRiskLevel[given.upper()] if isinstance(given, str) else given
-            object.__setattr__(self, "residual", ResidualRiskLevel(level))
-        except (KeyError, ValueError):
-            known = ", ".join(one.name for one in ResidualRiskLevel)
-            raise ValidationError(
-                f"{given!r} is no level of the risk {self.id!r}.", fix=f"Use one of: {known}."
-            ) from None
+        level = member(ResidualRiskLevel, self.residual, f"level of the risk {self.id!r}")
+        object.__setattr__(self, "residual", level)
 
 
 class RiskRegistry:
@@ -141,14 +136,8 @@ class IncidentReport:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detected_at", _moment(self.detected_at))
-        try:
-            object.__setattr__(self, "severity", IncidentSeverity(self.severity))
-        except ValueError:
-            known = ", ".join(IncidentSeverity)
-            raise ValidationError(
-                f"{self.severity!r} is no severity of the incident {self.id!r}.",
-                fix=f"Use one of: {known}.",
-            ) from None
+        what = f"severity of the incident {self.id!r}"
+        object.__setattr__(self, "severity", member(IncidentSeverity, self.severity, what))
 
     @property
     def reporting_deadline(self) -> datetime:
@@ -300,9 +289,7 @@ def transparency_report(
         incidents: What went wrong.
         now: When the report is made.
     """
-    kinds: dict[str, int] = {}
-    for record in records:
-        kinds[str(record.get("kind"))] = kinds.get(str(record.get("kind")), 0) + 1
+    kinds = Counter(str(record.get("kind")) for record in records)
     return {
         "made_at": (now or datetime.now(UTC)).isoformat(),
         "records": dict(sorted(kinds.items())),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import functools
 import io
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, overload
 from uuid import UUID, uuid4
@@ -279,6 +280,17 @@ class _found:  # noqa: N801  reads as a word at its place
             ) from None
 
 
+def _in_turn(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Return a method that is done after whoever holds the pile with ``async with``."""
+
+    @functools.wraps(method)
+    async def waited(self: Any, *args: Any, **kwargs: Any) -> Any:
+        async with self:
+            return method(self, *args, **kwargs)
+
+    return waited
+
+
 class Pile(Generic[ElementT]):
     """An ordered collection of elements by id, safe to use from several threads.
 
@@ -511,27 +523,8 @@ class Pile(Generic[ElementT]):
     async def __aexit__(self, *_: object) -> None:
         self._async_lock.release()
 
-    async def ainclude(self, items: Any) -> bool:
-        """:meth:`include`, after whoever holds the pile with ``async with``."""
-        async with self:
-            return self.include(items)
-
-    async def aexclude(self, refs: Any) -> bool:
-        """:meth:`exclude`, after whoever holds the pile with ``async with``."""
-        async with self:
-            return self.exclude(refs)
-
-    async def aupdate(self, items: Any) -> None:
-        """:meth:`update`, after whoever holds the pile with ``async with``."""
-        async with self:
-            self.update(items)
-
-    async def apop(self, ref: Any = -1, default: Any = _MISSING) -> Any:
-        """:meth:`pop`, after whoever holds the pile with ``async with``."""
-        async with self:
-            return self.pop(ref, default)
-
-    async def aget(self, ref: Any, default: Any = _MISSING) -> Any:
-        """:meth:`get`, after whoever holds the pile with ``async with``."""
-        async with self:
-            return self.get(ref, default)
+    ainclude = _in_turn(include)
+    aexclude = _in_turn(exclude)
+    aupdate = _in_turn(update)
+    apop = _in_turn(pop)
+    aget = _in_turn(get)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from framework.base.errors import ValidationError
+from framework.base.values import member
 from framework.compat.element import Element
 
 _MOST_ERRORS = 100
@@ -112,11 +112,7 @@ class Event(Element):
 
     @status.setter
     def status(self, value: EventStatus | str) -> None:
-        try:
-            self.execution.status = EventStatus(value)
-        except ValueError:
-            known = ", ".join(one.value for one in EventStatus)
-            raise ValidationError(f"{value!r} is no status.", fix=f"Use one of: {known}.") from None
+        self.execution.status = member(EventStatus, value, "status")
         if self.status.ended:
             for waiting in self._ended:
                 waiting.set()

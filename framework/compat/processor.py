@@ -262,6 +262,10 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     await _ended(tasks)
 
 
+def _of(status: EventStatus) -> Any:
+    return property(lambda self: self.pile.filter(lambda event: event.status is status))
+
+
 class Executor:
     """Keeps events and hands them to a processor, which it makes when it needs one.
 
@@ -349,33 +353,16 @@ class Executor:
             self.processor = await self.processor_type.create(**self.processor_config)
         return self.processor
 
-    def _of(self, status: EventStatus) -> Pile[Event]:
-        return self.pile.filter(lambda event: event.status is status)
-
-    @property
-    def completed_events(self) -> Pile[Event]:
-        """Those that did what they should."""
-        return self._of(EventStatus.COMPLETED)
-
-    @property
-    def pending_events(self) -> Pile[Event]:
-        """Those that have not begun."""
-        return self._of(EventStatus.PENDING)
-
-    @property
-    def failed_events(self) -> Pile[Event]:
-        """Those that failed."""
-        return self._of(EventStatus.FAILED)
-
-    @property
-    def cancelled_events(self) -> Pile[Event]:
-        """Those that were cancelled while they ran."""
-        return self._of(EventStatus.CANCELLED)
-
-    @property
-    def skipped_events(self) -> Pile[Event]:
-        """Those that were denied."""
-        return self._of(EventStatus.SKIPPED)
+    completed_events = _of(EventStatus.COMPLETED)
+    """Those that did what they should."""
+    pending_events = _of(EventStatus.PENDING)
+    """Those that have not begun."""
+    failed_events = _of(EventStatus.FAILED)
+    """Those that failed."""
+    cancelled_events = _of(EventStatus.CANCELLED)
+    """Those that were cancelled while they ran."""
+    skipped_events = _of(EventStatus.SKIPPED)
+    """Those that were denied."""
 
     @property
     def status_counts(self) -> dict[str, int]:

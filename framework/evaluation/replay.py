@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import UsageMetadataCallbackHandler
@@ -94,9 +94,7 @@ class Replay:
         found: dict[str, Any] = mask_data(
             {
                 "same": self.same,
-                "differences": [
-                    {name: getattr(one, name) for name in one.__slots__} for one in self.differences
-                ],
+                "differences": [asdict(one) for one in self.differences],
                 "unrecorded": list(self.unrecorded),
                 "ran": list(self.ran),
                 "recorded": self.recorded.model_dump(mode="json"),

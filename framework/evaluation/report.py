@@ -103,11 +103,7 @@ class CaseResult:
             "passed": self.passed,
             "problems": self.problems,
             **told,
-            "chosen": list(self.chosen),
-            "nodes": list(self.nodes),
             "edges": [" -> ".join(edge) for edge in self.edges],
-            "results": list(self.results),
-            "recorded": list(self.recorded),
             "seconds": round(self.seconds, 4),
         }
 
