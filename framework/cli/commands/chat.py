@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _HISTORY_SHOWN = 6
-_HISTORY_KEPT = 1000
 _PROMPT = "you> "
 
 
@@ -37,9 +36,11 @@ def chat(shared: Shared) -> None:
 
         submit_lines(shared)
         return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - lines can be edited and recalled, where the platform has it
     view = make_view(plain=shared.plain, heading=False)
     code = ExitCode.ANSWERED
-    with open_session(view, ("capgraph", "chat"), shared) as session, _line_editing():
+    with open_session(view, ("capgraph", "chat"), shared) as session:
         talk = _Chat(session, make_console())
         try:
             talk.welcome()
@@ -150,33 +151,3 @@ class _Chat:
         if self.session.state().values:
             command = one_line(self.session.resume_command(), 4000)
             self.console.print(f"resume with: {command}", soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _line_editing() -> Iterator[None]:
-    """Edit lines and recall earlier ones, where the platform has readline."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    if not is_interactive():
-        yield
-        return
-    import os
-
-    from framework.cli.agent import data_folder
-
-    folder = data_folder()
-    file = folder / "chat_history"
-    readline.set_history_length(_HISTORY_KEPT)
-    with contextlib.suppress(OSError):
-        readline.read_history_file(file)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Made by us first: what a person typed is nobody else's to read.
-            os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
-            readline.write_history_file(file)
