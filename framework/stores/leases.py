@@ -30,7 +30,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from configs.logger import get_logger
 from framework.base.errors import CapgraphError, PersistenceError, ThreadBusyError
 from framework.base.ports import Rows
-from framework.stores.rows import kept_with
+from framework.stores.rows import PostgresRows, kept_with
 
 if TYPE_CHECKING:
     from configs.settings import ScaleSettings
@@ -284,6 +284,8 @@ class Leases:
                     await asyncio.sleep(_TRUSTED * self.beat_seconds)
                     continue
                 self._silent[place] = holder.beat
+                if isinstance(rows, PostgresRows):
+                    await rows.end_frozen(self.ttl_seconds)
             values = (*who, lease.thread_id, holder.owner, holder.beat)
             lease.confirmed = self._now()
             count, _ = await rows.run(_REPLACE, values)

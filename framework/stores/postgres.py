@@ -27,6 +27,7 @@ from psycopg_pool import AsyncConnectionPool
 from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
 from framework.stores.location import Location
+from framework.stores.rows import OURS
 
 T = TypeVar("T")
 
@@ -159,6 +160,7 @@ async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIt
 @asynccontextmanager
 async def _pool(location: Location) -> AsyncIterator[AsyncConnectionPool[Any]]:
     options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    options["fallback_application_name"] = OURS
     url = location.target
     with _reachable(location):
         probe = await psycopg.AsyncConnection.connect(url, connect_timeout=CONNECT_SECONDS)

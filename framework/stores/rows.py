@@ -27,7 +27,15 @@ if TYPE_CHECKING:  # the library is loaded where there is such a database
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
 
+OURS = "capgraph"
+"""What connections are called, unless the address says it."""
+
 _KEPT = "_capgraph_rows"
+_END_FROZEN = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'ClientRead'"
+    f" AND datname = current_database() AND usename = current_user AND application_name = '{OURS}'"
+    " AND xact_start < clock_timestamp() - make_interval(secs => ?)"
+)
 
 
 def rows_of(saver: BaseCheckpointSaver[Any]) -> SaverRows | None:
@@ -267,6 +275,16 @@ class PostgresRows(SaverRows):
                     yield told.payload
         except psycopg.Error as exc:
             raise _refused(exc) from exc
+
+    async def end_frozen(self, seconds: float) -> None:
+        """End connections of ours whose process left a transaction open so long ago, with its locks.
+
+        In the middle of a pipeline no time limit of older servers ends them.
+
+        Args:
+            seconds: So long nothing was heard of the process.
+        """
+        await self.run(_END_FROZEN, (seconds,))
 
     async def _create(self, definition: str) -> None:
         name = definition.partition("EXISTS ")[2].partition(" ")[0]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from configs.settings import load_settings
@@ -247,6 +248,31 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
         async with asyncio.timeout(60):
             for name in "bcdefgh":
                 await taker.take(name)
+
+
+async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: str) -> None:
+    if url.startswith("sqlite"):
+        pytest.skip("it has no pipelines")
+    config = {"configurable": {**CONFIG["configurable"], "checkpoint_ns": "", "checkpoint_id": "1"}}
+    saver: Any
+    async with open_saver(url) as saver, open_saver(url) as other:
+        assert other is not None
+        await _asleep(saver).take("t")
+        async with saver.conn.connection() as frozen:
+            pipeline = frozen.pipeline()
+            await pipeline.__aenter__()
+            await frozen.execute(
+                "INSERT INTO checkpoint_writes (thread_id, checkpoint_id, task_id, idx, channel,"
+                " blob) VALUES ('t', '1', 'task', 0, 'x', '')"
+            )
+            frozen.pgconn.send_flush_request()
+            frozen.pgconn.flush()
+            await asyncio.sleep(0.4)
+            await _elsewhere(other).take("t")
+            async with asyncio.timeout(60):
+                await other.aput_writes(config, [("x", 2)], "task")
+            with pytest.raises(psycopg.OperationalError):
+                await pipeline.__aexit__(None, None, None)
 
 
 def _asleep(saver: Any) -> Any:
