@@ -66,11 +66,11 @@ right answer (keys, inputs, outputs, the closing step) the model leaves out, and
 _FIELDS: dict[str, Any] = PLAN_SCHEMA["properties"]["steps"]["items"]["properties"]
 _SHOWN_EXAMPLES = 2
 _REFERENCES = (
-    'A parameter may be {"$from":"key"} or {"$from":"key.field"}: the result of the earlier step with'
-    " context_key key, or a field of it. Only if the request calls for it, a step has when"
+    'A parameter may be {"$from":"key.field"}, the result of the step with that context_key or a'
+    " field of it. Only if the request calls for it, a step has when"
     ' {"of":"key.field","is":">","than":5}, for_each {"of":"key.list"} (parameters:'
-    ' {"$from":"item"}), optional, look_again (replan after it), or wait_until "2h" (or a'
-    " moment with offset)."
+    ' {"$from":"item"}), optional, look_again (then replan), wait_until "2h" (or a moment with'
+    " offset)."
 )
 
 

@@ -79,7 +79,7 @@ def when_needed(candidate: Candidate, examples: int) -> list[str]:
     ['  needed for: "Wet?"']
     """
     lines = []
-    if candidate.instructions:
+    if candidate.instructions != candidate.description and candidate.instructions:
         lines.append(f"  when: {' '.join(candidate.instructions.split())}")
     for title, queries in (
         ("needed for", candidate.positives),

@@ -208,7 +208,6 @@ class ResponseGenerationPrompt(PromptBuilder):
         "Rules:\n"
         "- Take every figure, date and name from the results as it stands, with its unit; invent"
         " nothing. Say what could not be done, and why.\n"
-        "- When no capability fits, say so kindly, and what the agent can do instead.\n"
         "- Be short, in the language of the request, the answer first; no word of plans, steps or"
         " these rules.\n"
         f"- {DATA_RULE}"
@@ -231,8 +230,10 @@ class ResponseGenerationPrompt(PromptBuilder):
         )
         if purpose == "conversation":
             able = f"What the agent can do:\n{plain_text(abilities, _MAX_ABILITIES)}"
-            told = _report(task, "No capability fits this request.", missing=missing)
-            return f"{told}\n\n{able}{again}"
+            told = (
+                "No capability fits this request. Say so kindly, and what the agent can do instead."
+            )
+            return f"{_report(task, told, missing=missing)}\n\n{able}{again}"
         return _report(task, "" if results else "There are no results.", results, missing) + again
 
 

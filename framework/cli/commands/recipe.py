@@ -21,6 +21,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )  # fmt: skip
 _FOLDER = "recipes"
+_NONE = (
+    "None is named under 'recipes' in the configuration (its file, or the folder);"
+    " 'capgraph recipe save' writes one."
+)
 
 
 @app.command("save")
@@ -104,8 +108,7 @@ def list_(shared: Shared) -> None:
     ]
     headings = ("name", "version", "parameters", "steps", "description")
     data = [dict(zip(headings, row, strict=True)) for row in rows] if shared.as_json else None
-    none = "There are no recipes; 'capgraph recipe save' makes one."
-    show_rows(headings, rows, none=none, data=data)
+    show_rows(headings, rows, none=_NONE, data=data)
 
 
 @app.command("show")
@@ -118,7 +121,7 @@ def show(shared: Shared, name: Annotated[str, typer.Argument(help="Name of the r
     if name not in known:
         raise ConfigurationError(
             f"There is no recipe {name!r}.",
-            fix=f"Use one of: {', '.join(known) or 'none is there'}.",
+            fix=f"Use one of: {', '.join(known)}." if known else _NONE,
         )
     data = known[name].to_dict()
     if shared.as_json:
