@@ -40,6 +40,8 @@ INTERRUPT = "__interrupt__"
 """The channel of a checkpoint's writes that holds open questions."""
 RESUME = "__resume__"
 """The one that holds what was answered to a task's questions, in order."""
+_OF_NO_RESULT = frozenset({INTERRUPT, RESUME, "__error__", "__error_source_node__"})
+"""Those that hold what happened to a task, not what it gave."""
 RETURN = "__return__"
 """The one that holds what a task inside a node gave."""
 COUNTERS = "counters_since_delta_snapshot"
@@ -145,8 +147,18 @@ def is_own_key(name: str) -> bool:
 
 
 def open_interrupts(writes: Any) -> list[Interrupt]:
-    """Return the questions among a checkpoint's pending writes."""
-    return [item for _, channel, value in writes or () if channel == INTERRUPT for item in value]
+    """Return the questions among a checkpoint's pending writes that nobody has answered.
+
+    The question of a task stays beside what the task gave once it had the answer, until the next
+    checkpoint is saved.
+    """
+    ended = {task for task, channel, _ in writes or () if channel not in _OF_NO_RESULT}
+    return [
+        item
+        for task, channel, value in writes or ()
+        if channel == INTERRUPT and task not in ended
+        for item in value
+    ]
 
 
 def answers_tried(writes: Any) -> list[tuple[str, int]]:

@@ -117,6 +117,27 @@ async def test_open_questions_and_nodes_to_run_are_told() -> None:
     assert not compat.is_between_nodes(found.checkpoint["channel_values"])
 
 
+async def test_a_question_is_closed_as_soon_as_what_its_task_gave_is_saved() -> None:
+    class Ends(InMemorySaver):
+        over = False
+
+        async def aput(self, *args: Any) -> Any:
+            if self.over:
+                raise ConnectionError("the process ended")
+            return await super().aput(*args)
+
+    saver = Ends()
+    graph = graph_of(lambda state: {"seen": [interrupt("How many?")]}, saver)
+    await graph.ainvoke({"seen": []}, CONFIG)
+    saver.over = True
+    with pytest.raises(ConnectionError):
+        await graph.ainvoke(Command(resume="3"), CONFIG)
+    found, saver.over = await saver.aget_tuple(CONFIG), False
+    assert compat.INTERRUPT in [channel for _, channel, _ in found.pending_writes]
+    assert compat.open_interrupts(found.pending_writes) == []
+    assert (await graph.ainvoke(None, CONFIG))["seen"] == ["3"]
+
+
 async def test_a_resume_that_names_a_closed_question_is_refused() -> None:
     graph = graph_of(lambda state: {"seen": [interrupt("How many?")]}, InMemorySaver())
     strict: Any = {"configurable": {**CONFIG["configurable"], **compat.STRICT_RESUME}}
