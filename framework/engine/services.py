@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from langgraph.errors import GraphBubbleUp
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -18,7 +19,9 @@ from configs.limits import Limits
 from configs.logger import SecretMasker
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.awaiting import awaited
+from framework.base.classify import classify_exception
 from framework.base.clock import Clock
+from framework.base.errors import CapgraphError, InfrastructureError
 from framework.base.ports import (
     AnyBehavior,
     Gate,
@@ -215,8 +218,22 @@ class Services:
         """Return what the application and the system messages of the input tell the models."""
         from framework.planning.strategies import system_text
 
-        own = self.system_prompt(view) if callable(self.system_prompt) else self.system_prompt
-        text = str(await awaited(own) or "").strip()
+        own: Any = self.system_prompt or ""
+        if callable(own):
+            try:
+                own = await awaited(own(view))
+            except (CapgraphError, GraphBubbleUp):
+                raise
+            except Exception as exc:
+                raise InfrastructureError(
+                    f"The function given as system_prompt failed: {type(exc).__name__}: {exc}.",
+                    severity=classify_exception(exc, "system_prompt").severity,
+                ) from exc
+        if not isinstance(own, str | None):
+            raise InfrastructureError(
+                f"The function given as system_prompt returned {own!r:.80}.", fix="Return text."
+            )
+        text = (own or "").strip()
         return "\n\n".join(part for part in (text, system_text(view.messages)) if part)
 
     @property

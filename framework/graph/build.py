@@ -102,7 +102,12 @@ def build_graph(
     with use_prompts(services.prompts) if services.prompts is not None else nullcontext():
         validate(known)
     offline = isinstance(services.planner, ChainPlanner)
-    for text in warnings_of(known, offline=offline, saved=checkpointer is not None):
+    told = warnings_of(known, offline=offline, saved=checkpointer is not None)
+    if services.system_prompt and not (
+        services.chat_model("planning") or services.chat_model("answer")
+    ):
+        told.append("No chat model reads the system_prompt. Fix: give a model, or leave it out.")
+    for text in told:
         get_logger("framework", "build_graph").warning("%s", text)
     services.step_tasks.update({name: _step_task(name, services) for name in known.capabilities})
     state_schema = options.get("state_schema", AgentState)

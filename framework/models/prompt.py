@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 
-from framework.planning.strategies import AnswerRequest, PlanRequest, attached
+from framework.planning.strategies import AnswerRequest, PlanRequest, attached, words_of
 from framework.prompts import PromptBuilder
 from framework.prompts.data import plain_text
 
@@ -61,10 +61,10 @@ def split_last(messages: Sequence[AnyMessage]) -> tuple[list[BaseMessage], str]:
     >>> [message.content for message in earlier], last
     (['Hi', 'Hello'], 'Bye')
     """
-    said = [m for m in messages if isinstance(m, (HumanMessage, AIMessage)) and str(m.text).strip()]
+    said = [m for m in messages if isinstance(m, (HumanMessage, AIMessage)) and words_of(m)]
     last = ""
     if said and isinstance(said[-1], HumanMessage):
-        last = str(said.pop().text).strip()
+        last = words_of(said.pop())
     start = max(0, -(-(len(said) - _KEPT_MESSAGES) // _BLOCK) * _BLOCK)
     kept = [_short(message) for message in said[start:]]
     if sum(len(str(m.text)) for m in kept) > _ALL_CHARACTERS and len(kept) > _BLOCK:
@@ -91,5 +91,5 @@ def _summary(left_out: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 def _short(message: BaseMessage) -> BaseMessage:
     # Only text goes on: tool calls without their results are refused by most providers.
-    text = plain_text(str(message.text), _KEPT_CHARACTERS)
+    text = plain_text(words_of(message), _KEPT_CHARACTERS)
     return HumanMessage(text) if isinstance(message, HumanMessage) else AIMessage(text)

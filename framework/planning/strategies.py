@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field
 
 from framework.base.errors import ValidationError
@@ -165,7 +165,7 @@ class Answerer(Protocol):
         """
 
 
-def attached(messages: Sequence[AnyMessage]) -> list[Any]:
+def attached(messages: Sequence[BaseMessage]) -> list[Any]:
     """Return the images, files and other blocks of the person's last message that has some.
 
     >>> image = {"type": "image", "url": "https://example.org/tank.png"}
@@ -187,18 +187,24 @@ def system_text(messages: Sequence[AnyMessage]) -> str:
     )
 
 
+def words_of(message: BaseMessage) -> str:
+    """Return what a message says; one that is an image or a file alone says that.
+
+    >>> words_of(HumanMessage([{"type": "image", "url": "https://example.org/tank.png"}]))
+    'See what is attached.'
+    """
+    return str(message.text).strip() or ("See what is attached." if attached([message]) else "")
+
+
 def last_request(messages: Sequence[AnyMessage]) -> str:
     """Return the text of the last message that a person wrote.
 
     Raises:
         ValidationError: There is none, or it is empty.
     """
-    for message in reversed(messages):
-        if isinstance(message, HumanMessage):
-            text = str(message.text).strip()
-            if text:
-                return text
-            break
+    last = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    if last is not None and (text := words_of(last)):
+        return text
     raise ValidationError(
         "The message is empty, so there is nothing to do.", fix="Write what you want to know."
     )

@@ -62,6 +62,26 @@ async def test_a_system_prompt_may_be_a_function_of_the_turn() -> None:
     assert all(text.endswith(told) for text in systems(model))
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(KeyError("place"), "failed: KeyError: 'place'"), (5, "returned 5. Fix: Return text.")],
+)
+async def test_a_system_prompt_that_gives_no_text_is_named(given: Any, told: str) -> None:
+    def prompt(view: TurnView) -> Any:
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    graph, _ = graph_of(READ, system_prompt=prompt)
+    out = await graph.ainvoke(ASKED)
+    assert f"The function given as system_prompt {told}" in out["messages"][-1].content
+
+
+def test_a_system_prompt_that_no_model_reads_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    build_graph([], system_prompt="Speak like a pirate.")
+    assert "No chat model reads the system_prompt" in caplog.text
+
+
 async def test_past_the_budget_small_talk_is_answered_by_who_knows_the_system_prompt() -> None:
     choice = {"reason": "small talk", "capabilities": [], "answer": "Hello!"}
     graph, model = graph_of(
@@ -81,6 +101,14 @@ async def test_system_messages_and_images_of_the_input_reach_the_models() -> Non
     await graph.ainvoke({"messages": [SystemMessage("Answer in Latin."), question]})
     for call in model.calls:
         assert str(call.messages[0].text).endswith("Answer in Latin.")
+        assert IMAGE in call.messages[-1].content
+
+
+async def test_a_picture_alone_is_a_request() -> None:
+    graph, model = graph_of(READ, "It reads 3.5.")
+    await graph.ainvoke({"messages": [HumanMessage([IMAGE])]})
+    for call in model.calls:
+        assert "See what is attached." in str(call.messages[-1].text)
         assert IMAGE in call.messages[-1].content
 
 
