@@ -113,5 +113,5 @@ def _need_saver(why: str = "A person has to decide") -> None:
         raise ConfigurationError(
             f"{why}, and nothing would keep the turn until then.",
             fix="Give build_graph a checkpointer; or set approvals.steps to 'none', and let no step"
-            " wait.",
+            " wait and no policy ask.",
         )

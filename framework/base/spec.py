@@ -343,10 +343,11 @@ ROLES = (
 """The infrastructure nodes without which there is no graph."""
 
 INSERTION_POINTS: dict[str, tuple[str, ...]] = {
-    "before": ("task_extraction", "classifier", "orchestrator"),
+    "before": ("task_extraction", "classifier", "orchestrator", "respond", "clarify"),
     "after": ("task_extraction", "classifier", "orchestrator", "respond", "clarify", "error"),
 }
-"""Where a node that has no role of its own can stand: beside roles with a straight edge."""
+"""Where a node that has no role of its own can stand: beside roles that do not choose their ways.
+Before ``error`` a failure of its own would hide the one that is to be told."""
 
 
 @dataclass(frozen=True, slots=True)

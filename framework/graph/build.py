@@ -182,7 +182,7 @@ class _Layout:
             self._edge(builder, name, then)
         builder.add_edge("approval", "router")
         for role in _CLOSING:
-            line = [role, *self.after.get(role, [])]
+            line = self._around(role)
             for name, then in zip(line, [*line[1:], END], strict=True):
                 self._edge(builder, name, then)
 

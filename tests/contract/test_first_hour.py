@@ -873,9 +873,13 @@ async def test_a_node_of_ones_own_stands_where_it_says() -> None:
         told = {"name": name, "description": "Watch.", "execute": staticmethod(execute)}
         return infrastructure_node(type(name, (BaseInfrastructureNode,), {**told, **where}))
 
-    nodes = node("first", before="classifier"), node("last", after="respond")
+    nodes = (
+        node("first", before="classifier"),
+        node("ready", before="respond"),
+        node("last", after="respond"),
+    )
     out = await build_graph(Registry().with_(label, *nodes)).ainvoke({"messages": [("user", "Hi")]})
-    assert seen == ["first", "last"]
+    assert seen == ["first", "ready", "last"]
     assert text_of(out)
     with pytest.raises(RegistryError, match=r"'lost'.*never run.*task_extraction, classifier"):
         Registry().register(node("lost"))
