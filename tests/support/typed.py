@@ -39,7 +39,7 @@ class Change(BaseCapability):
 
     name = "change"
     description = "Tell the change."
-    requires = [Level, (Level, "one", "old"), ("LEVEL", "optional")]
+    requires = [Level, (Level, "one", "old"), ("LEVEL", "optional", "new")]
 
     async def execute(self) -> dict[str, Any]:
         """Tell it."""
