@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 
 # Hundreds of processes are started: they are not to compile what they import, whatever is set here.
 test: check browser
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # The console's tests want a browser; where none can be had they say so.
 browser:
@@ -32,7 +32,7 @@ pictures: $(VENV)/.dev browser
 SEED ?= 1
 test-long: check browser faults
 	env -u PYTHONDONTWRITEBYTECODE LONG_TESTS=1 SEED=$(SEED) \
-	  $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+	  $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 	  --timeout 3600 --hypothesis-seed=$(SEED)
 
 # The tests on every Python of PYTHONS that is on the machine, with the newest versions of what is

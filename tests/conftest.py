@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +22,7 @@ from framework.selection import Candidate, Selection
 from framework.testing import FakeClock
 from tests.faults.databases import Server as Database
 from tests.faults.databases import postgres
-from tests.support.sweeps import LONG
+from tests.support.sweeps import LONG, SEED
 from tests.support.temporal_server import Server, temporal
 
 # The same examples at every run of the short form, and no bound on the time of one.
@@ -37,6 +39,25 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.is_registered(capgraph_pytest):
         config.pluginmanager.register(capgraph_pytest, "capgraph")
     config.addinivalue_line("markers", "may_block: blocking calls of this test are wanted")
+    config.addinivalue_line(
+        "markers", "sampled(share): the short form tries so much of what a test is parametrised by"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of the short form what the seed does not choose of each sampled test."""
+    families: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items if not LONG else ():
+        if item.get_closest_marker("sampled"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    left: set[pytest.Item] = set()
+    for name, found in families.items():
+        (share,) = found[0].get_closest_marker("sampled").args  # type: ignore[union-attr]
+        size = max(1, round(share * len(found)))
+        left |= {*found} - {*random.Random(f"{SEED}{name}").sample(found, size)}
+    if left:
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(autouse=True, scope="module")

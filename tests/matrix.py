@@ -56,7 +56,18 @@ def run(version: str, python: str, pins: list[str], options: list[str]) -> str:
     wanted = ["--constraint", FOLDER / f"{name}.txt", "--editable", ".[dev]"]
     if subprocess.run([*install, *wanted], cwd=ROOT, check=False).returncode:
         return "cannot be installed"
-    tests = [environment, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *options]
+    tests = [
+        environment,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        *options,
+    ]
     code = subprocess.run(tests, cwd=ROOT, check=False).returncode
     return "passed" if code == 0 else f"failed (exit {code})"
 

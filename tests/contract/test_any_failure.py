@@ -76,7 +76,7 @@ def build(story: dict[str, Any], agent: Any, step: Any) -> tuple[Any, list[Any]]
 
 
 @settings(
-    max_examples=examples(60),
+    max_examples=examples(30),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(stories())

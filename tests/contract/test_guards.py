@@ -182,12 +182,12 @@ async def test_a_rewrite_is_what_is_shown_agreed_to_keyed_and_run() -> None:
     ran: list[Any] = []
 
     def masked(given: dict[str, Any]) -> GuardrailOutcome:
-        words = given["words"].replace("4711", "***")
+        words = given["words"].replace("Sesame", "***")
         return GuardrailOutcome(True, action="rewrite", value={**given, "words": words})
 
     pay = writer(ran, requires_approval=True, effect="once")
     graph = made(pay, Says(lambda given: masked(given) if "words" in given else None))
-    out = await graph.ainvoke(planned(step("pin 4711")), THREAD)
+    out = await graph.ainvoke(planned(step("pin Sesame")), THREAD)
     asked = out["__interrupt__"][0].value["steps"][0]
     assert asked["parameters"]["words"] == "pin ***"
     out = await graph.ainvoke(Command(resume="approve"), THREAD)
@@ -589,10 +589,10 @@ async def test_a_conversation_that_is_brought_is_looked_at_whole_and_once() -> N
 
 
 async def test_a_rewritten_message_is_the_one_that_everything_reads() -> None:
-    guard = Says(pre=masks("4711"))
+    guard = Says(pre=masks("Sesame"))
     graph = made(writer([]), guard)
-    out = await graph.ainvoke({"messages": [("user", "Write a note for 4711")]}, THREAD)
-    assert "4711" not in json.dumps(out, default=str)
+    out = await graph.ainvoke({"messages": [("user", "Write a note for Sesame")]}, THREAD)
+    assert "Sesame" not in json.dumps(out, default=str)
     assert out["messages"][0].content == "Write a note for ***"
     with_nothing_new = await graph.ainvoke({"messages": []}, THREAD)
     assert "nothing new" in said(with_nothing_new)
@@ -654,12 +654,12 @@ async def test_data_that_a_caller_brings_is_looked_at() -> None:
 
 @pytest.mark.parametrize("mode", ["custom", "messages", "updates", "values"])
 async def test_no_word_of_an_answer_is_streamed_before_it_passed(mode: Any) -> None:
-    secret = "The code is 4711 and that is that."
-    guard = Says(post=lambda value: masks("4711")(value) if isinstance(value, str) else None)
+    secret = "The code is Sesame and that is that."
+    guard = Says(post=lambda value: masks("Sesame")(value) if isinstance(value, str) else None)
     graph = made(writer([]), guard, model=model_of(each=lambda call: secret))
     streamed = [piece async for piece in graph.astream(planned(step()), THREAD, stream_mode=mode)]
     shown = json.dumps(streamed, default=str)
-    assert "4711" not in shown
+    assert "Sesame" not in shown
     assert "***" in shown
     if mode == "custom":
         kinds = [event["event_type"] for event in streamed]
@@ -695,11 +695,11 @@ async def test_a_person_is_asked_about_an_answer_before_it_is_given(
             out = (await graph.aget_state(THREAD)).values
             if not isinstance(given, Command):
                 [asked] = [e for e in streamed if e["event_type"] == "approval_asked"]
-                assert asked["steps"][0]["result"] == "The code is 4711."
+                assert asked["steps"][0]["result"] == "The code is Sesame."
                 assert "says: It names a code." in asked["steps"][0]["reason"]
                 assert not any(e["event_type"] == "answer_token" for e in streamed)
     assert said_so == [1], "what was agreed to is given, not made anew"
-    assert ("4711" in said(out)) is (decision == "approve")
+    assert ("Sesame" in said(out)) is (decision == "approve")
     assert status(out) == ("completed" if decision == "approve" else "failed")
     ends = [e for e in streamed if e["event_type"] == "turn_finished"]
     assert [e["outcome"]["status"] for e in ends] == [status(out)]
@@ -737,7 +737,7 @@ async def test_a_person_is_asked_about_what_a_model_is_told(role: str, decision:
 
 @pytest.mark.parametrize("guarded", [True, False])
 async def test_no_word_that_a_guarded_step_has_a_model_write_is_streamed(guarded: bool) -> None:
-    guards = GuardrailBehavior(guardrails=[PatternGuardrail(["4711"], name="codes")])
+    guards = GuardrailBehavior(guardrails=[PatternGuardrail(["Sesame"], name="codes")])
 
     @capability_node
     class Write(BaseCapability):
@@ -750,11 +750,11 @@ async def test_no_word_that_a_guarded_step_has_a_model_write_is_streamed(guarded
             model = self.chat_model()
             return Note(text="".join([str(c.text) async for c in model.astream("Write")]))
 
-    graph = build_graph([Write], model={"capability": model_of(each=lambda call: "It is 4711.")})
+    graph = build_graph([Write], model={"capability": model_of(each=lambda call: "It is Sesame.")})
     given = planned({"context_key": "k", "capability": "write"})
     pieces = [p async for p in graph.astream(given, stream_mode="messages")]
     of_the_step = [p for p, about in pieces if about["langgraph_node"] not in {"respond", "error"}]
-    assert ("4711" in "".join(str(p.text) for p in of_the_step)) is not guarded
+    assert ("Sesame" in "".join(str(p.text) for p in of_the_step)) is not guarded
 
 
 async def test_without_a_guard_an_answer_is_streamed_piece_by_piece() -> None:
@@ -766,11 +766,11 @@ async def test_without_a_guard_an_answer_is_streamed_piece_by_piece() -> None:
 
 
 async def test_a_refused_answer_is_replaced_by_the_reason() -> None:
-    refuses = PatternGuardrail(["4711"], name="codes")
-    graph = made(writer([]), refuses, model=model_of(each=lambda call: "It is 4711."))
+    refuses = PatternGuardrail(["Sesame"], name="codes")
+    graph = made(writer([]), refuses, model=model_of(each=lambda call: "It is Sesame."))
     events = [e async for e in graph.astream(planned(step()), THREAD, stream_mode="custom")]
     out = (await graph.aget_state(THREAD)).values
-    assert "4711" not in json.dumps([events, out["messages"][-1].content], default=str)
+    assert "Sesame" not in json.dumps([events, out["messages"][-1].content], default=str)
     assert "codes" in said(out)
     assert status(out) == "failed"
     assert [e["event_type"] for e in events].count("turn_finished") == 1
@@ -800,14 +800,14 @@ async def test_a_typed_answer_is_looked_at_and_keeps_its_form() -> None:
         text: str
 
     def answers(call: Any) -> Any:
-        return {"text": "It is 4711."}
+        return {"text": "It is Sesame."}
 
-    guard = Says(post=lambda value: masks("4711")(value) if isinstance(value, str) else None)
+    guard = Says(post=lambda value: masks("Sesame")(value) if isinstance(value, str) else None)
     graph = made(writer([]), guard, model=model_of(each=answers), answer_type=Answer)
     events = [e async for e in graph.astream(planned(step()), THREAD, stream_mode="custom")]
     out = (await graph.aget_state(THREAD)).values
     assert out["execution_answer"] == {"text": "It is ***."}
-    assert "4711" not in json.dumps([events, said(out)], default=str)
+    assert "Sesame" not in json.dumps([events, said(out)], default=str)
 
 
 async def test_the_model_of_a_role_judges() -> None:
@@ -836,13 +836,13 @@ async def test_the_model_of_a_role_judges() -> None:
 async def test_a_guard_of_a_models_role_sees_prompt_and_answer() -> None:
     guard = Says(
         pre=masks("hunter2"),
-        post=lambda value: masks("4711")(value) if isinstance(value, str) else None,
+        post=lambda value: masks("Sesame")(value) if isinstance(value, str) else None,
     )
-    model = model_of(each=lambda call: "It is 4711.")
+    model = model_of(each=lambda call: "It is Sesame.")
     role = {"model": model, "behaviors": [GuardrailBehavior(guardrails=[guard])]}
     graph = build_graph([writer([])], model={"answer": role})
     given = {**planned(step("hunter2")), "messages": [("user", "Write hunter2")]}
     events = [e async for e in graph.astream(given, stream_mode=["custom", "messages"])]
     assert "hunter2" not in model.calls[-1].prompt
-    assert "4711" not in json.dumps(events, default=str)
+    assert "Sesame" not in json.dumps(events, default=str)
     assert "***" in json.dumps(events, default=str)

@@ -312,6 +312,7 @@ def test_what_is_refused_before_anybody_is_asked(served: Served, ann: Stranger) 
     assert all(family.name.startswith("capgraph_") for family in families)
 
 
+@pytest.mark.sampled(0.5)
 @pytest.mark.parametrize("db", ["sqlite", pytest.param("postgres", marks=pytest.mark.service)])
 def test_two_processes_over_one_database(
     db: str, tmp_path: Path, request: pytest.FixtureRequest

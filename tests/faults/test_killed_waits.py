@@ -20,7 +20,7 @@ pytestmark = pytest.mark.may_block
 
 def sweep(url: str, folder: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.faults.waiting_scene", url, folder, "1" if LONG else "23"],
+        [sys.executable, "-m", "tests.faults.waiting_scene", url, folder, "1" if LONG else "43"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

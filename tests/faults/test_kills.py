@@ -14,7 +14,11 @@ from tests.faults.databases import sqlite_url
 from tests.faults.driver import Killer, Tally, Zygote
 from tests.support.sweeps import LONG, SEED, examples, sample
 
-pytestmark = [pytest.mark.may_block, pytest.mark.timeout(10_000 if LONG else 900)]
+pytestmark = [
+    pytest.mark.may_block,
+    pytest.mark.timeout(10_000 if LONG else 900),
+    pytest.mark.sampled(0.5),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,7 @@ def _clean(tally: Tally) -> None:
 
 def test_killed_at_instants(killer: Killer) -> None:
     total = Tally()
-    for instant in sample(range(1, killer.instants + 1), 8):
+    for instant in sample(range(1, killer.instants + 1), 6):
         total += killer.at_instants(instant)
     _clean(total)
 

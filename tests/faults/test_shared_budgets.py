@@ -25,7 +25,7 @@ from framework.testing import ScriptedModel
 from tests.support.redis_server import redis_server
 from tests.support.sweeps import SEED, examples
 
-pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.may_block, pytest.mark.timeout(900), pytest.mark.sampled(0.34)]
 _SERVER = pytest.param("postgresql", marks=pytest.mark.service)
 
 

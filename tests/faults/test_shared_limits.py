@@ -23,7 +23,7 @@ from framework.stores import open_saver
 from tests.support.redis_server import redis_server
 from tests.unit.behaviors.test_rate_limit import ManualClock
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.sampled(0.5)]
 
 
 @pytest.fixture(params=["postgres", "redis"])

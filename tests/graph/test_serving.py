@@ -134,6 +134,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.may_block
+@pytest.mark.sampled(0.5)
 def test_a_killed_server_goes_on_with_its_runs_under_their_ids(place: Place) -> None:
     place.start()
     thread, run = place.begun(FILL)
@@ -156,6 +157,7 @@ def test_a_killed_server_goes_on_with_its_runs_under_their_ids(place: Place) -> 
 
 
 @pytest.mark.may_block
+@pytest.mark.sampled(0.5)
 def test_sigterm_hands_over_what_runs_and_ends_well(place: Place) -> None:
     place.start()
     waits, asking = place.begun(OPEN)

@@ -18,7 +18,7 @@ from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.world import Broken, SimLeases, live
 from tests.support.sweeps import LONG, SEED
 
-SEEDS = int(os.environ.get("SEEDS") or (100_000 if LONG else 200))
+SEEDS = int(os.environ.get("SEEDS") or (100_000 if LONG else 100))
 PARTS = 100 if SEEDS >= 1000 else 2 if SEEDS > 1 else 1
 
 pytestmark = [pytest.mark.may_block, pytest.mark.timeout(3600)]

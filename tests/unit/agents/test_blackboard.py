@@ -68,6 +68,7 @@ def _write(where: Where, number: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.sampled(0.34)
 def test_no_write_of_200_at_once_in_each_of_four_processes_is_lost(shared: Where) -> None:
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=_write, args=(shared, number)) for number in range(4)]

@@ -31,7 +31,7 @@ from tests.support.sweeps import examples
 
 TYPES = [f"T{number}" for number in range(6)]
 QUICK = settings(
-    max_examples=examples(120),
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -340,7 +340,7 @@ def test_each_fault_is_found(name: str, data: st.DataObject) -> None:
     assert code in {problem.code for problem in world.check()}
 
 
-@settings(QUICK, max_examples=examples(400))
+@settings(QUICK, max_examples=examples(200))
 @given(st.data(), st.sampled_from(sorted(FAULTS)), st.sampled_from(sorted(FAULTS)))
 def test_faults_in_pairs_do_not_hide_each_other(
     data: st.DataObject, first: str, second: str
@@ -352,7 +352,7 @@ def test_faults_in_pairs_do_not_hide_each_other(
     assert codes <= {problem.code for problem in world.check()}
 
 
-@settings(QUICK, max_examples=examples(300))
+@settings(QUICK, max_examples=examples(150))
 @given(st.data(), st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=2))
 def test_repair_mends_what_it_says_and_leaves_the_rest(
     data: st.DataObject, faults: list[str]
@@ -455,7 +455,7 @@ FETCH = StaticCatalog.of(
 )
 
 
-@settings(QUICK, max_examples=examples(400))
+@settings(QUICK, max_examples=examples(200))
 @given(LIKE_A_PLAN | JSON)
 def test_no_json_makes_checking_repairing_or_drawing_raise(plan: Any) -> None:
     problems = check_plan(plan, FETCH, {"T0": ["a"]}, active=["fetch"])
@@ -515,7 +515,7 @@ def _feasible(names: list[str], catalog: StaticCatalog, stored: dict[str, list[s
             del left[spec.name]
 
 
-@settings(QUICK, max_examples=examples(300))
+@settings(QUICK, max_examples=examples(150))
 @given(st.data())
 def test_a_chained_plan_is_right_minimal_and_repeatable(data: st.DataObject) -> None:
     catalog = data.draw(catalogs())

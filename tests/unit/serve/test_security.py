@@ -101,7 +101,8 @@ def table(served: Served) -> list[Entry]:
 
 
 @pytest.fixture(
-    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.service)]
+    scope="module",
+    params=sample(["sqlite", pytest.param("postgres", marks=pytest.mark.service)], 1),
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

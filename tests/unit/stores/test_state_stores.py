@@ -411,6 +411,7 @@ def _work(where: Where, number: int, results: Any) -> None:
     results.put(asyncio.run(run()))
 
 
+@pytest.mark.sampled(0.34)
 def test_four_processes_lose_nothing(shared: Where) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
