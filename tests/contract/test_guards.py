@@ -677,7 +677,7 @@ async def test_a_person_is_asked_about_an_answer_before_it_is_given(
 
     def answered(call: Any) -> str:
         said_so.append(1)
-        return f"The code is {4710 + len(said_so)}."
+        return "The code is Sesame." if len(said_so) == 1 else "The code is another."
 
     asks = GuardrailOutcome(False, "It names a code.", "ask")
     guard = Says(post=lambda value: asks if "code is" in str(value) else None)

@@ -26,7 +26,7 @@ from tests.support.temporal_server import Server
 
 pytestmark = [pytest.mark.service, pytest.mark.may_block]
 ROOT = Path(__file__).parents[2]
-SECRET = "The code of the safe is 4711. "
+SECRET = "The code of the safe is Sesame. "
 
 
 @pytest.fixture
