@@ -12,11 +12,13 @@ import asyncio
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,14 +31,24 @@ from tests.benchmarks.scale_toys import PLAN
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 10
 LEASE = 30.0
+_WARM = 50
+"""So many turns each process runs before it is measured: each connection of its pool plans a statement
+anew until it has seen it five times, and that is paid once a process, not once a turn."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ONE_NODE = [
     part
-    for kind in ("Read", "Write")
-    for part in ("--dynamic-config-value", f"matching.numTaskqueue{kind}Partitions=1")
+    for value in (
+        *(f"matching.numTaskqueue{kind}Partitions=1" for kind in ("Read", "Write")),
+        "system.enableActivityEagerExecution=true",
+    )
+    for part in ("--dynamic-config-value", value)
 ]
-"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain."""
-_ENDED = "SELECT count(*), count(*) FILTER (WHERE status <> 'completed') FROM capgraph_runs WHERE ended > 0"
+"""A queue has several parts for the sake of several nodes; one node hands its orders around in vain. A
+worker that has a place is given a thread's order with the answer that asks for it, as the guide advises."""
+_ENDED = (
+    "SELECT count(*), count(*) FILTER (WHERE status <> 'completed'), max(ended)"
+    " FROM capgraph_runs WHERE ended > 0"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +134,23 @@ async def _plain(url: str, turns: int, few: int) -> None:
             assert out["execution_outcome"]["status"] == "completed", out
             return time.perf_counter() - began
 
-        await asyncio.gather(*(turn(f"warm{number}") for number in range(AT_ONCE)))
-        print("ready", flush=True)
+        me = os.getpid()
+        for _ in range(_WARM // AT_ONCE):
+            await asyncio.gather(*(turn(f"warm{uuid.uuid4()}") for _ in range(AT_ONCE)))
+        print("1", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         began, cpu = time.perf_counter(), time.process_time()
         names = iter(range(turns))
 
         async def some() -> None:
             for name in names:
-                await turn(f"t{name}")
+                await turn(f"t{me}-{name}")
 
         await asyncio.gather(*(some() for _ in range(AT_ONCE)))
         seconds, used = time.perf_counter() - began, time.process_time() - cpu
         print(json.dumps({"seconds": seconds, "cpu": used}), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        took = await _one_by_one(few, turns / seconds / 2, lambda n: turn(f"l{n}"))
+        took = await _one_by_one(few, turns / seconds / 2, lambda n: turn(f"l{me}-{n}"))
         print(json.dumps(took), flush=True)
 
 
@@ -148,37 +162,46 @@ async def _one_by_one(count: int, rate: float, ask: Callable[[int], Awaitable[An
     return await asyncio.gather(*asked)
 
 
-def _in_one_process(server: Any, options: Any) -> Result:
+def _in_plain_processes(server: Any, options: Any, count: int) -> Result:
     url = server.database()
     command = [sys.executable, "-m", "tests.benchmarks.scale", "--plain", url]
-    command += ["--turns", str(options.turns), "--few", str(options.few)]
-    child = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
+    command += ["--turns", str(options.turns // count), "--few", str(options.few // count)]
+    children = [
+        subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for _ in range(count)
+    ]
+
+    def said() -> list[Any]:
+        return [json.loads(child.stdout.readline()) for child in children if child.stdout]
+
+    def go_on() -> None:
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+
     meter = Meter({"database": [postmaster(server)]}, url)
-    child.stdout.readline()
+    said()
     before = meter.read()
-    child.stdin.write("go\n")
-    told = json.loads(child.stdout.readline())
+    go_on()
+    told = said()
     after = meter.read()
-    child.stdin.write("go\n")
-    took = sorted(json.loads(child.stdout.readline()))
-    child.wait()
-    child.stdin.close()
-    child.stdout.close()
-    each = 1000 / options.turns
+    go_on()
+    took = sorted(one for told in said() for one in told)
+    for child in children:
+        child.communicate()
+    turns = options.turns // count * count
     return Result(
-        "one process",
-        options.turns / told["seconds"],
+        "one process" if count == 1 else f"{count} processes",
+        sum(options.turns // count / one["seconds"] for one in told),
         statistics.median(took),
         took[int(len(took) * 0.99)],
         0.0,
-        told["cpu"] * each,
-        (after["database"] - before["database"]) * each,
+        1000 * sum(one["cpu"] for one in told) / turns,
+        1000 * (after["database"] - before["database"]) / turns,
         0.0,
-        (after["commits"] - before["commits"]) / options.turns,
+        (after["commits"] - before["commits"]) / turns,
     )
 
 
@@ -248,21 +271,22 @@ async def _on_workers(
                 url,
             )
 
-            async def ended(turns: int) -> None:
+            async def ended(turns: int) -> float:
+                # Seldom: whoever asks hears of ends, and need not count.
                 while True:
                     row = await (await connection.execute(_ENDED)).fetchone()
                     if row[1]:
                         raise RuntimeError(f"{row[1]} turns did not complete.")
                     if row[0] >= turns:
-                        return
-                    await asyncio.sleep(0.2)
+                        return float(row[2])
+                    await asyncio.sleep(1.0)
 
             # Each worker's connections have seen what they are asked before it is measured.
-            for number in range(AT_ONCE * count):
+            for number in range(_WARM * count):
                 await client.submit(f"warm{number}", plan=PLAN)
-            await ended(AT_ONCE * count)
+            await ended(_WARM * count)
             await connection.execute("DELETE FROM capgraph_runs")
-            before, began = meter.read(), time.perf_counter()
+            before, began = meter.read(), time.time()
             names = iter(range(options.turns))
 
             async def some() -> None:
@@ -270,8 +294,8 @@ async def _on_workers(
                     await client.submit(f"t{number}", plan=PLAN)
 
             await asyncio.gather(*(some() for _ in range(4)))
-            await ended(options.turns)
-            seconds, after = time.perf_counter() - began, meter.read()
+            seconds = await ended(options.turns) - began
+            after = meter.read()
             rate = options.turns / seconds
             await _one_by_one(
                 options.few, rate / 2, lambda number: client.submit(f"l{number}", plan=PLAN)
@@ -300,8 +324,8 @@ async def _on_workers(
 
 def told(results: list[Result], options: Any) -> str:
     """Return the figures as text of the guide."""
-    plain = results[0]
-    heading = ["", "turns/s", "median", "99th", "asks", "works", "database", "engine", "CPU"]
+    heading = ["", "turns/s", "median", "99th", "asks", "works", "database", "engine"]
+    heading += ["beside one", "beside as many"]
     rows = [
         [
             one.name,
@@ -309,7 +333,7 @@ def told(results: list[Result], options: Any) -> str:
             f"{1000 * one.median:.0f} ms",
             f"{1000 * one.p99:.0f} ms",
             *(f"{ms:.1f}" for ms in (one.asking, one.working, one.database, one.engine)),
-            f"{_all(one) / _all(plain):.2f}",
+            *(f"{share:.2f}" for share in _beside(one, results)),
         ]
         for one in results
     ]
@@ -319,13 +343,14 @@ def told(results: list[Result], options: Any) -> str:
     if any(one.engine for one in results):
         busy += (
             f" Temporal's server is its development server on one node; it keeps what it knows {kept},"
-            " and a queue in one part."
+            " a queue in one part, and activities are handed out eagerly."
         )
     parts = [
         f"{options.turns:,} turns of six steps, one of them with an effect, on {cores} cores that workers,"
         f" database and whoever asks share ({platform.machine()}).{busy} Median and 99th are from question"
         " to end, at half of the turns a second that go through. The columns behind them are ms of"
-        " processor a turn; the last is their sum beside that of one process.",
+        " processor a turn; the last two are their sum beside that of one process without workers, and"
+        " beside that of as many: on a machine that is busy all over, the same work takes more of them.",
         table(heading, rows),
     ]
     parts += [_on_paper(one) for one in results if one.name.endswith(" 1 worker")]
@@ -334,6 +359,14 @@ def told(results: list[Result], options: Any) -> str:
 
 def _all(one: Result) -> float:
     return one.asking + one.working + one.database + one.engine
+
+
+def _beside(one: Result, results: list[Result]) -> tuple[float, float]:
+    """Return the processor time beside that of one process, and beside as many processes."""
+    count = re.search(r"\d+", one.name)
+    plain = {result.name: _all(result) for result in results}
+    many = plain.get(f"{count[0]} processes" if count else "", plain["one process"])
+    return _all(one) / plain["one process"], _all(one) / many
 
 
 def _on_paper(one: Result) -> str:
@@ -358,7 +391,8 @@ async def _measured(options: Any) -> AsyncIterator[Result]:
 
     with postgres() as server, tempfile.TemporaryDirectory(prefix="capgraph-scale-") as name:
         folder = Path(name)
-        yield _in_one_process(server, options)
+        for count in sorted({1, *options.workers}):
+            yield _in_plain_processes(server, options, count)
         for engine in options.engines:
             temporal = None
             if engine == "temporal":
@@ -380,7 +414,8 @@ async def _run(options: Any) -> None:
             f"{one.name:<24}{one.rate:8.1f} turns/s   median {1000 * one.median:7.0f} ms"
             f"   99th {1000 * one.p99:7.0f} ms   ms a turn: asks {one.asking:.1f},"
             f" works {one.working:.1f}, database {one.database:.1f}, engine {one.engine:.1f};"
-            f" {one.commits:.0f} commits; CPU x {_all(one) / _all(results[0]):.2f}",
+            f" {one.commits:.0f} commits; CPU x"
+            f" {' and '.join(f'{share:.2f}' for share in _beside(one, results))}",
             flush=True,
         )
     if options.docs:

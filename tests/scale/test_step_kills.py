@@ -19,6 +19,7 @@ import pytest
 
 from framework import build_graph
 from framework.scale import Client, open_engine
+from framework.stores import rows_of
 from tests.scale import step_worker
 from tests.scale.step_worker import INSTANTS, TTL, TURNS_INSTANTS, capabilities, notes
 from tests.support.remote_steps import plan, thread, until
@@ -158,6 +159,52 @@ async def test_a_worker_frozen_past_its_lease_begins_no_second_effect(
         await asyncio.sleep(TTL)
         assert state["execution_outcome"]["status"] == "completed"
         assert len(notes("acted")) == 1
+
+
+@pytest.mark.parametrize("engine", sample(ENGINES, 1))
+async def test_a_step_ends_while_no_router_lives_and_its_engine_forgets_everything(
+    make: Any, engine: str
+) -> None:
+    async with make(engine, "once") as scene, asyncio.timeout(200):
+        scene.start("turns", "order>", "SIGKILL")
+        name = f"t{next(_numbers)}"
+        await scene.client.submit(name, plan=plan(*STEPS)["planning_execution_plan"])
+        await until(lambda: notes("SIGKILL"), 60)
+        scene.start("gpu")
+        rows = rows_of(scene.client.graph.checkpointer)
+        assert rows is not None
+        while not (await rows.run("SELECT 1 FROM capgraph_steps WHERE ended > 0"))[1]:
+            await asyncio.sleep(0.05)
+        await (_forget_at_temporal(scene, name) if engine == "temporal" else _forget_jobs(rows))
+        scene.start("turns")
+        state = await scene.ended(name)
+        assert state["capability_context_data"]["MASK"] == {"m": {"of": 7}}
+        assert state["execution_outcome"]["status"] == "completed"
+        assert len(notes("acted")) == 1
+
+
+async def _forget_jobs(rows: Any) -> None:
+    await rows.run("TRUNCATE procrastinate_jobs CASCADE")
+
+
+async def _forget_at_temporal(scene: Scene, name: str) -> None:
+    from temporalio.api.common.v1 import WorkflowExecution
+    from temporalio.api.workflowservice.v1 import (
+        DeleteActivityExecutionRequest,
+        DeleteWorkflowExecutionRequest,
+    )
+
+    engine: Any = scene.client.engine
+    service, where = engine._client.workflow_service, {"namespace": "default"}
+    turn = WorkflowExecution(workflow_id=f"capgraph/{name}")
+    await service.delete_workflow_execution(
+        DeleteWorkflowExecutionRequest(**where, workflow_execution=turn)
+    )
+    rows: Any = rows_of(scene.client.graph.checkpointer)
+    for (step,) in (await rows.run("SELECT step_id FROM capgraph_steps"))[1]:
+        await service.delete_activity_execution(
+            DeleteActivityExecutionRequest(**where, activity_id=engine._of + step)
+        )
 
 
 @pytest.mark.parametrize("engine", sample(ENGINES, 1))
