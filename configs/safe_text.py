@@ -89,6 +89,8 @@ class SecretMasker:
         # The longest first: one secret may be the beginning of another.
         self._values = sorted(known, key=len, reverse=True)
         self._joined: WeakKeyDictionary[SecretMasker, SecretMasker] = WeakKeyDictionary()
+        # Few names stand in most data, again and again.
+        self._name = functools.lru_cache(1024)(self.text)
 
     @classmethod
     def of(cls, settings: BaseModel, values: Iterable[str] = ()) -> SecretMasker:
@@ -143,7 +145,7 @@ class SecretMasker:
             return value
         if isinstance(value, _MAPPINGS):
             return {
-                self.text(key) if isinstance(key, str) else key: (
+                self._name(key) if isinstance(key, str) else key: (
                     self._hidden(item) if item and _is_secret(key) else self.data(item)
                 )
                 for key, item in value.items()

@@ -9,7 +9,7 @@ from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from framework.base.errors import ValidationError
+from framework.base.errors import PersistenceError, ValidationError
 from framework.scale.engine import Engine
 from framework.stores.reading import as_text, from_text
 from framework.stores.rows import rows_of
@@ -30,12 +30,14 @@ class Schedule:
         cron: When, as five fields of cron, in UTC.
         message: What is asked.
         thread: Thread that it is asked in; empty for a new one each time.
+        unreadable: Why nobody can say what is asked; then nothing is.
     """
 
     id: str
     cron: str
     message: str
     thread: str = ""
+    unreadable: str = ""
 
 
 class Schedules:
@@ -81,15 +83,24 @@ class Schedules:
 
     async def all(self) -> Sequence[Schedule]:
         """Return the schedules, by id."""
-        found = await self._run("SELECT id, cron, request FROM capgraph_schedules ORDER BY id")
-        return [
-            Schedule(name, cron, *from_text(self._serde, request, "of the schedules"))
-            for name, cron, request in found
-        ]
+        return await self._find("")
 
     async def get(self, schedule_id: str) -> Schedule | None:
         """Return a schedule; ``None`` when it is gone."""
-        return next((one for one in await self.all() if one.id == schedule_id), None)
+        return next(iter(await self._find(schedule_id)), None)
+
+    async def _find(self, schedule_id: str) -> list[Schedule]:
+        statement = (
+            "SELECT id, cron, request FROM capgraph_schedules WHERE ? IN ('', id) ORDER BY id"
+        )
+        return [self._read(*row) for row in await self._run(statement, (schedule_id,))]
+
+    def _read(self, name: str, cron: str, request: str) -> Schedule:
+        try:
+            message, thread = from_text(self._serde, request, "of the schedules")
+        except PersistenceError as exc:
+            return Schedule(name, cron, "", unreadable=str(exc))  # it hides no other one
+        return Schedule(name, cron, message, thread)
 
     async def remove(self, schedule_id: str, engine: Engine) -> bool:
         """Forget a schedule; tells whether there was one."""

@@ -215,7 +215,7 @@ class TemporalEngine:
             draining: When set, no further order is taken.
             ready: Set here when orders are taken.
         """
-        desk = _Desk(handler, concurrency, draining)
+        desk = _Desk(handler, concurrency, draining, len({*queues} - {TURNS}))
         stop = asyncio.Event()
         home = asyncio.get_running_loop()
         loop = asyncio.new_event_loop()
@@ -356,13 +356,15 @@ class _Desk:
     They are begun in the loop of the engine's thread and do their work in the one of the worker.
     """
 
-    def __init__(self, handler: Handler, concurrency: int, draining: asyncio.Event) -> None:
+    def __init__(
+        self, handler: Handler, concurrency: int, draining: asyncio.Event, step_queues: int
+    ) -> None:
         self._handler = handler
         self._draining = draining
         self._home = asyncio.get_running_loop()
         self._loop = self._home
         self._under_way: dict[Hashable, asyncio.Future[None]] = {}
-        self.concurrency = concurrency
+        self.concurrency, self.step_queues = concurrency, step_queues
         self.changed = asyncio.Event()
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -451,10 +453,10 @@ class _Desk:
 
 
 class _Slots(CustomSlotSupplier):
-    """The places of one queue: as many as the worker has, and none while other queues fill them."""
+    """The places of a queue of steps beside others: none while those fill them."""
 
-    def __init__(self, desk: _Desk, steps: bool) -> None:
-        self._desk, self._steps = desk, steps
+    def __init__(self, desk: _Desk) -> None:
+        self._desk = desk
         self._given = 0
         self._lock = threading.Lock()
 
@@ -466,7 +468,7 @@ class _Slots(CustomSlotSupplier):
     def try_reserve_slot(self, ctx: SlotReserveContext) -> SlotPermit | None:
         # Places are given back, and some are asked for, by the SDK's own threads.
         with self._lock:
-            if self._desk.is_full(self._steps) or self._given >= self._desk.concurrency:
+            if self._desk.is_full(steps=True) or self._given >= self._desk.concurrency:
                 return None
             self._given += 1
         return SlotPermit()
@@ -485,6 +487,8 @@ def _worker(
 ) -> Worker:
     fixed = FixedSizeSlotSupplier(_WORKFLOW_TASKS)
     turns = queue == TURNS
+    # Places that queues share are asked for in Python, which costs as much as a small activity.
+    shared = not turns and desk.step_queues > 1
     return Worker(
         client,
         task_queue=queue + at,
@@ -496,7 +500,7 @@ def _worker(
         workflow_task_executor=threads,
         tuner=WorkerTuner.create_composite(
             workflow_supplier=fixed,
-            activity_supplier=_Slots(desk, not turns),
+            activity_supplier=_Slots(desk) if shared else FixedSizeSlotSupplier(desk.concurrency),
             local_activity_supplier=fixed,
             nexus_supplier=fixed,
         ),

@@ -174,7 +174,10 @@ class Worker:
         at = datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%S")
         thread = found.thread or f"{schedule}-{at}"
         run_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{schedule}/{at}"))
-        await self._client.submit(thread, found.message, run_id=run_id)
+        if found.unreadable:
+            get_logger("scale", "worker").error("%s asks nothing: %s", found.id, found.unreadable)
+        else:
+            await self._client.submit(thread, found.message, run_id=run_id)
         await self._client.engine.schedule(found.id, found.cron, after=moment)
 
     # --- what nobody else looks after -----------------------------------------------------

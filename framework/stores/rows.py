@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import sys
@@ -324,7 +325,12 @@ class PostgresRows(SaverRows):
         return psycopg.Error
 
     def _ready(self, statement: str, values: tuple[Any, ...]) -> tuple[Any, Any]:
-        return statement.format(**self.words).replace("?", "%s"), values or None
+        return _worded(statement), values or None
+
+
+@functools.lru_cache(512)
+def _worded(statement: str) -> str:
+    return statement.format(**PostgresRows.words).replace("?", "%s")
 
 
 class OwnRows(Rows, ABC):

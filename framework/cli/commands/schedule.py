@@ -41,7 +41,10 @@ def list_(shared: Shared) -> None:
     from framework.scale.schedules import Schedules
 
     found = shared.on_engine(lambda _, saver: Schedules(saver).all())
-    rows = [(one.id, one.cron, one.thread or "a new one each", one.message) for one in found]
+    rows = [
+        (one.id, one.cron, one.thread or "a new one each", one.message or one.unreadable)
+        for one in found
+    ]
     show_rows(
         ("schedule", "when", "thread", "question"),
         rows,

@@ -1,0 +1,32 @@
+"""Schedules of a database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.scale.schedules import Schedule, Schedules
+from framework.stores import open_saver
+from framework.stores.rows import rows_of
+
+
+class Clockwork:
+    """Keeps no time."""
+
+    async def schedule(self, name: str, cron: str, *, after: float = 0.0) -> None:
+        """Ask for nothing."""
+
+
+async def test_one_that_cannot_be_read_hides_no_other() -> None:
+    engine: Any = Clockwork()
+    async with open_saver("sqlite://:memory:") as saver:
+        assert saver is not None
+        schedules = Schedules(saver)
+        for name in "ab":
+            await schedules.add(Schedule(name, "0 7 * * *", f"{name}?"), engine)
+        rows: Any = rows_of(saver)
+        await rows.run("UPDATE capgraph_schedules SET request = 'x' WHERE id = 'a'")
+        bad, good = await schedules.all()
+        assert "cannot be read" in bad.unreadable
+        assert (bad.id, bad.cron, bad.message) == ("a", "0 7 * * *", "")
+        assert good == await schedules.get("b") == Schedule("b", "0 7 * * *", "b?")
+        assert await schedules.get("c") is None
