@@ -159,6 +159,7 @@ def _done(view: TurnView, services: Services, turn: str = "") -> list[_Done]:
             if key in view.contexts.get(kind, {})
         }
         outputs = {kind: view.contexts[kind][key] for kind, key in keys.items()}
+        outputs |= entry.get("data") or {}  # of an effect inside a step
         step = DoneStep(str(entry["step"]), spec.name, entry.get("parameters") or {}, outputs)
         found.append(_Done(step, keys, undo))
     return found

@@ -28,6 +28,7 @@ from framework.pipeline.journal import Journal
 from framework.pipeline.ledger import acted
 from framework.pipeline.observe import run_limit_reached
 from framework.pipeline.settle import failed_record
+from framework.pipeline.state_update import with_inside
 from framework.planning.parameters import validated_parameters
 from framework.state import ContextTypes, TurnView, load_context
 from framework.telemetry.metered import counted_elsewhere, current_budget
@@ -285,6 +286,8 @@ async def run_sent(
             values=values,
         )
         result: Result = await runner.inside(spec, bounded=job.bounded)(job, attempt)
+        if isinstance(result, StepRecord):
+            result = with_inside(result, job.inside)
     except GraphBubbleUp as signal:
         result = await failed_record(job, attempt, _cannot_ask(spec.name, signal))
     except FatalExecutionError as exc:

@@ -103,6 +103,7 @@ class Job:
         worked: What the capability gave, whatever failed afterwards.
         effect_done: Whether the effect happened, so that no later failure may repeat it.
         acted_inside: Whether an attempt inside acted once.
+        inside: The effects that attempts inside had, as the state keeps them.
         cut_off: Whether a time limit of ours ended the try, so that nobody knows how far it came.
         agreed: What people agreed to of this very step; ``None`` when nobody was asked.
         agreed_until: When that lapses, by the graph's clock; ``None`` for never.
@@ -129,6 +130,7 @@ class Job:
     worked: tuple[Any] | None = None
     effect_done: bool = False
     acted_inside: bool = False
+    inside: dict[str, Any] = field(default_factory=dict)
     cut_off: bool = False
     agreed: Question | None = None
     agreed_until: float | None = None

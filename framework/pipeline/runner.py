@@ -48,6 +48,7 @@ from framework.pipeline import (
 )
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.job import CURRENT, Door, Inner, Job, Result, standing_in
+from framework.pipeline.state_update import told_outside, with_inside
 from framework.registry import Registry
 from framework.state import AgentState, StateSchema
 
@@ -183,10 +184,13 @@ class StepRunner:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
             job.labels = {**(outer.labels if outer is not None else {}), **given}
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
-        if job.flow is None or not isinstance(result, StepRecord):
+        if not isinstance(result, StepRecord):
             return result
-        record = job.flow.labelled(result, spec, job.labels, door.view)
+        record = with_inside(result, job.inside)
+        if job.flow is not None:
+            record = job.flow.labelled(record, spec, job.labels, door.view)
         if outer is not None:
+            outer.inside |= told_outside(record, outer.key)
             for labels in record.labels.values():
                 outer.labels = {**labels, **outer.labels}
         return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from langgraph.channels import DeltaChannel
@@ -44,18 +45,50 @@ def to_state(record: StepRecord, plan: str = "") -> dict[str, Any]:
     update["execution_step_results"] = {record.key: record.entry()}
     if record.error is not None:
         update["control_attempts"] = {record.key: record.error.attempts}
-    if record.effect is not None and record.success:
-        update["execution_effects"] = {
-            record.effect: {
-                "capability": record.capability,
-                "plan": plan,
-                "step": record.key,
-                "objective": record.objective,
-                "outputs": record.outputs,
-                "parameters": dict(record.values),
-            }
-        }
+    if effects := effects_of(record, plan):
+        update["execution_effects"] = effects
     return update
+
+
+def effects_of(record: StepRecord, plan: str = "") -> dict[str, dict[str, Any]]:
+    """Return the effects that a step stands for, those that were done inside of it first.
+
+    Args:
+        record: What it left behind.
+        plan: Stamp of the plan that it belongs to.
+    """
+    found = dict(record.updates.get("execution_effects") or {})
+    if record.effect is not None and record.success:
+        found[record.effect] = {
+            "capability": record.capability,
+            "plan": plan,
+            "step": record.key,
+            "objective": record.objective,
+            "outputs": record.outputs,
+            "parameters": dict(record.values),
+        }
+    return found
+
+
+def with_inside(record: StepRecord, inside: Mapping[str, Any]) -> StepRecord:
+    """Return a record that knows of the effects that attempts inside of it had."""
+    if not inside:
+        return record
+    return replace(record, updates={**record.updates, "execution_effects": dict(inside)})
+
+
+def told_outside(record: StepRecord, outer: str) -> dict[str, dict[str, Any]]:
+    """Return a step's effects for the step around it: their outputs stay in no state.
+
+    Args:
+        record: What it left behind.
+        outer: Key of the step around it.
+    """
+    found = effects_of(record)
+    if record.effect in found:
+        made = {kind: data[key] for kind, data in record.contexts.items() for key in data}
+        found[record.effect] |= {"outputs": {}, "data": made}
+    return {name: {**one, "step": f"{outer}_{one['step']}"} for name, one in found.items()}
 
 
 def last_result(entry: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:

@@ -168,6 +168,7 @@ class Checker:
         self._head = Head()
         self._count = 0
         self._start: Head | None = None
+        self._dropped = 0
         self._seen = self._anchor in (None, NOTHING)
         self._problem: str | None = None
         self._last = Head()
@@ -200,6 +201,7 @@ class Checker:
         if not self._count and seq != 1:
             # The beginning was dropped; a record further on has to say so.
             self._head = self._start = Head(seq - 1, record["prev"])
+            self._dropped = seq - 1
         if seq != self._head.seq + 1 or record["prev"] != self._head.hash:
             raise Broken("it does not follow the record before it")
         self._head = Head(seq, record["hash"])
@@ -221,4 +223,7 @@ class Checker:
             problem = f"The end was cut off: record {self._last.seq} is gone."
         if problem is None and not self._seen:
             problem = f"The head {self._anchor} is not in the chain."
+            if self._dropped:
+                problem += f" Records 1 to {self._dropped} are too old and were dropped (sealed):"
+                problem += " a head from then is gone with them; keep a newer one."
         return Verification(problem is None, self._count, self._head.hash, problem)

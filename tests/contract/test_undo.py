@@ -88,6 +88,32 @@ def turn(agent: Any, step: Any) -> Any:
     return make
 
 
+async def test_effects_inside_of_steps_are_offered_too(agent: Any, step: Any) -> None:
+    house = House()
+    book = house.items[-1]
+    node = bind([*house.items]).node(book)
+
+    @capability_node
+    class Travel(BaseCapability):
+        name = "travel"
+        description = "Book two rooms"
+
+        async def execute(self) -> dict[str, Any]:
+            for _ in range(2):
+                await node({})
+            return {}
+
+    plan = [step("t", "travel"), step("u", "travel"), step("f", "fail", after=["t", "u"])]
+    fail = breaker("fail", CapabilityError("no power"))
+    options: dict[str, Any] = {"limits": {"max_parallel": 1}, "checkpointer": InMemorySaver()}
+    it = agent(*house.items, Travel, fail, plans=[plan], **options)
+    (entry,) = question(await it.ask())["steps"]
+    undone = [s["parameters"] for s in entry["parameters"]["steps"] if s["capability"] == "cancel"]
+    assert undone == [{"number": number, "nights": 2} for number in (4, 3, 2, 1)]
+    await it.graph.ainvoke(Command(resume="approve"), it.config())
+    assert house.log[4:] == [f"cancel {number} 2" for number in (4, 3, 2, 1)]
+
+
 @pytest.mark.parametrize("undo", ["cancel", None, Undo("cancel")], ids=["name", "class", "Undo"])
 async def test_after_a_failure_a_person_is_offered_to_undo_what_was_done(
     turn: Any, undo: Any

@@ -163,8 +163,10 @@ def test_the_old_can_go_and_the_rest_holds(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(audit_chain, "now_text", lambda d=day: f"2026-01-0{d}T00:00:00+00:00")
         log.append("effect", {"day": day})
     monkeypatch.undo()
+    first = log.records()[0]["hash"]
     log.append("effect", {"day": "today"})
     assert log.prune() == 6
+    assert "Records 1 to 6 are too old" in log.verify(anchor=first).problem
     assert log.prune() == 0
     kept = log.records()
     assert [record["data"].get("day") for record in kept] == ["today", None]
