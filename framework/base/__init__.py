@@ -1,5 +1,7 @@
 """What a user subclasses, writes or receives: capabilities, nodes, plans, context, errors."""
 
+from typing import TYPE_CHECKING
+
 from configs.lazy import contents
 from framework.base.approval_policy import ApprovalPolicy as ApprovalPolicy
 from framework.base.capability import BaseCapability as BaseCapability
@@ -40,10 +42,6 @@ from framework.base.plan import ExecutionPlan as ExecutionPlan
 from framework.base.plan import PlannedStep as PlannedStep
 from framework.base.plan import load_execution_plan_from_file as load_execution_plan_from_file
 from framework.base.plan import save_execution_plan_to_file as save_execution_plan_to_file
-from framework.base.results import CapabilityMatch as CapabilityMatch
-from framework.base.results import ExecutionError as ExecutionError
-from framework.base.results import ExecutionRecord as ExecutionRecord
-from framework.base.results import ExecutionResult as ExecutionResult
 from framework.base.spec import CapabilitySpec as CapabilitySpec
 from framework.base.spec import Declarations as Declarations
 from framework.base.spec import Effect as Effect
@@ -53,5 +51,11 @@ from framework.base.spec import Requirement as Requirement
 from framework.base.step_context import StepContext as StepContext
 from framework.base.undo import DoneStep as DoneStep
 from framework.base.undo import Undo as Undo
+
+if TYPE_CHECKING:
+    from framework.base.results import CapabilityMatch as CapabilityMatch
+    from framework.base.results import ExecutionError as ExecutionError
+    from framework.base.results import ExecutionRecord as ExecutionRecord
+    from framework.base.results import ExecutionResult as ExecutionResult
 
 __getattr__, __dir__ = contents(__name__)

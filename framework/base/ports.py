@@ -41,8 +41,7 @@ Source = Literal["run", "ledger", "cache", "fallback", "record"]
 """Where a step's result comes from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """A result that is there already; ``settle`` takes it in place of calling what is inside.
 
     Attributes:

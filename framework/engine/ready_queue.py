@@ -13,8 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
@@ -43,8 +42,7 @@ _BY_TYPE = ("capability_context_data", "capability_context_labels")
 _RUN: ContextVar[PlanRun | None] = ContextVar("capgraph_plan_run", default=None)
 
 
-@dataclass(slots=True)
-class Pass:
+class Pass(NamedTuple):
     """What a pass over a plan changed.
 
     Attributes:
@@ -54,10 +52,10 @@ class Pass:
         proposed: The plans that capabilities proposed, each with the name of its author.
     """
 
-    writes: Writes = field(default_factory=list)
-    state: dict[str, Any] = field(default_factory=dict)
-    over: bool = False
-    proposed: list[tuple[Any, str]] = field(default_factory=list)
+    writes: Writes
+    state: dict[str, Any]
+    over: bool
+    proposed: list[tuple[Any, str]]
 
 
 async def run_ready_steps(view: TurnView, services: Services) -> Pass:

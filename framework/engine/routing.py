@@ -6,8 +6,7 @@ It reads the state and writes nothing; the router node does what the route says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.limits import Limits
 from framework.base.errors import ErrorSeverity
@@ -30,8 +29,7 @@ _ANSWERED_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """Where the run goes next.
 
     Attributes:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from framework.base.approval_policy import ApprovalPolicy
 from framework.base.ports import Caller
@@ -19,8 +18,7 @@ from framework.pipeline.journal import Journal
 _ANYBODY = ApprovalPolicy()
 
 
-@dataclass(frozen=True, slots=True)
-class Consent:
+class Consent(NamedTuple):
     """How far people have agreed to a step.
 
     Attributes:

@@ -14,8 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
@@ -55,8 +54,7 @@ class UnknownOutcome(GraphBubbleUp):
         self.question = question
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The record that a step stands for.
 
     Attributes:
@@ -212,7 +210,7 @@ class EffectLedger:
             kept: Keys of those steps, where their results do not name their records.
         """
         if (known := self._claimed) is not None:
-            return replace(known, record=await self._read(known.name))
+            return known._replace(record=await self._read(known.name))
         base = f"{self.turn}/{spec.name}/{effect_key(spec, attempt)}"
         number, asks = 0, self._owner(attempt.key)
         async with self._lock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from langgraph.errors import GraphBubbleUp
 
@@ -26,8 +26,7 @@ from framework.state import dump_context
 from framework.telemetry.sinks import about
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """In place of a result: nobody will run this step.
 
     Attributes:
@@ -76,7 +75,7 @@ async def _gave(job: Job, attempt: Attempt, inner: Inner) -> Sorted | Result:
         return passed_over(job, attempt, result)
     if job.door.unsorted and isinstance(result, Mapping) and not job.stored:
         # No schema could drop a key here: a unit test looks at what was returned.
-        return Sorted(updates=dict(result))
+        return Sorted(dict(result), {}, None)
     if job.door.types is not None:
         for context in contexts_in(result, job.stored):
             job.door.types.setdefault(context.CONTEXT_TYPE, type(context))

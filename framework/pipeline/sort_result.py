@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.types import Overwrite
@@ -46,8 +45,7 @@ writes there would be believed."""
 PLAN_KEY = "planning_execution_plan"
 
 
-@dataclass(frozen=True, slots=True)
-class Sorted:
+class Sorted(NamedTuple):
     """A result, sorted.
 
     Attributes:
@@ -56,9 +54,9 @@ class Sorted:
         plan: A plan that was proposed.
     """
 
-    updates: dict[str, Any] = field(default_factory=dict)
-    contexts: Contexts = field(default_factory=dict)
-    plan: Any = None
+    updates: dict[str, Any]
+    contexts: Contexts
+    plan: Any
 
 
 def sort_result(

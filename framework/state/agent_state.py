@@ -1,7 +1,5 @@
 """The graph's state: flat, prefixed keys that hold plain JSON-able values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Annotated, Any

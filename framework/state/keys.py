@@ -15,6 +15,7 @@ from typing import (
     Any,
     Final,
     Literal,
+    NamedTuple,
     NotRequired,
     Required,
     Union,
@@ -56,8 +57,7 @@ OfTurn: Final = Key(lifetime="turn")
 """Marks a key of one's own state class that is emptied when a turn begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateKey:
+class StateKey(NamedTuple):
     """One key of a state.
 
     Attributes:

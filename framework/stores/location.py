@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from configs.logger import mask_secrets
@@ -12,8 +11,7 @@ from framework.base.errors import ConfigurationError
 MEMORY = ":memory:"
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """A database.
 
     Attributes:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -25,8 +24,7 @@ Kind = Literal["thread", "user", "all"]
 _CELLS = "stop/"
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """What is to stop.
 
     Attributes:

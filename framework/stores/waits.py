@@ -11,8 +11,8 @@ import hashlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
@@ -28,8 +28,7 @@ _CELLS = "wait/"
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A thread that waits.
 
     Attributes:
@@ -40,7 +39,7 @@ class Due:
 
     thread_id: str
     moment: float
-    caller: Caller = field(default_factory=Caller)
+    caller: Caller = Caller()
 
 
 class Waits:

@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
@@ -25,8 +24,7 @@ _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predic
 _TOKENS_OF_A_BLOCK = 1000  # an image or a file; none of them says how many
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
+class ModelCall(NamedTuple):
     """A call of a model that is about to be sent.
 
     Attributes:
@@ -105,7 +103,7 @@ class ModelCashier(AsyncCallbackHandler):
         """Reserve for a call before it is sent."""
         for account in _here():
             call = _call(run_id, serialized, messages, more)
-            await account.asked(replace(call, task=asyncio.current_task()))
+            await account.asked(call._replace(task=asyncio.current_task()))
 
     async def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], **more: Any
