@@ -146,13 +146,18 @@ def is_own_key(name: str) -> bool:
     return not name.startswith(("__", "branch:"))
 
 
-def open_interrupts(writes: Any) -> list[Interrupt]:
+def open_interrupts(writes: Any, *, again: bool = False) -> list[Interrupt]:
     """Return the questions among a checkpoint's pending writes that nobody has answered.
 
     The question of a task stays beside what the task gave once it had the answer, until the next
     checkpoint is saved.
+
+    Args:
+        writes: The pending writes.
+        again: Whether those count that were answered: somebody goes back to this checkpoint.
     """
-    ended = {task for task, channel, _ in writes or () if channel not in _OF_NO_RESULT}
+    given = () if again else writes or ()
+    ended = {task for task, channel, _ in given if channel not in _OF_NO_RESULT}
     return [
         item
         for task, channel, value in writes or ()

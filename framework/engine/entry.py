@@ -134,7 +134,9 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
     asked = await read_record(saver, str(thread), ASKED)
     found = await saver.aget_tuple(config) if asked else None
     questions: dict[str, list[str]] = {}
-    for question in open_interrupts(found.pending_writes) if found is not None else ():
+    again = bool((config.get("configurable") or {}).get("checkpoint_id"))
+    open_ = open_interrupts(found.pending_writes, again=again) if found is not None else []
+    for question in open_:
         if (key := asked.get(question.id)) and question.id not in questions.get(key, ()):
             questions.setdefault(key, []).append(question.id)
     if not given.resume.keys() <= questions.keys():

@@ -102,7 +102,8 @@ async def _check_question(saver: BaseCheckpointSaver[Any], asked: Mapping[str, A
     # A question of an earlier checkpoint can be answered again: that is a fork.
     moment = asked.get("checkpoint_id") or None
     found = await saver.aget_tuple(thread_config(str(asked["thread_id"]), checkpoint_id=moment))
-    open_ = [] if found is None else open_interrupts(found.pending_writes)
+    again = moment is not None
+    open_ = [] if found is None else open_interrupts(found.pending_writes, again=again)
     if all(is_wait(item.value) for item in open_):
         raise ValidationError(
             f"The thread {asked['thread_id']!r} asks nothing, so the answer changes nothing.",
