@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import aiosqlite
@@ -24,6 +24,24 @@ LOCK_SECONDS = 30.0
 """How long to wait for another process that has the database locked."""
 
 
+class _Connection(sqlite3.Connection):
+    """Commits what one call changes before it returns.
+
+    LangGraph's saver commits with a further call, for which a busy loop lets the other connections
+    of the process wait with the file locked.
+    """
+
+    def cursor(self, factory: Any = None) -> Any:
+        return super().cursor(factory or _Cursor)
+
+
+class _Cursor(sqlite3.Cursor):
+    def executemany(self, statement: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+        with self.connection:
+            self.connection.execute("BEGIN IMMEDIATE")
+            return super().executemany(statement, rows)
+
+
 class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
     """``AsyncSqliteSaver`` whose errors are the project's and which checks what it reads.
 
@@ -37,16 +55,16 @@ class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
         super().__init__(conn, serde=serde)
         self._name = name
 
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Drop a thread; it is there until nothing else is left of it."""
+        await self._rows.run("DELETE FROM writes WHERE thread_id = ?", (str(thread_id),))
+        await super().adelete_thread(thread_id)
+
     async def guarded(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Do an operation; one that failed leaves nothing behind."""
         try:
             return await call()
         except sqlite3.Error as exc:
-            # A statement whose commit failed would be carried along by the next commit. Every
-            # operation holds the lock until it is committed, so nothing else is rolled back.
-            with suppress(sqlite3.Error, ValueError):
-                async with self.lock:
-                    await self.conn.rollback()
             raise unusable(self._name, what, exc) from exc
 
 
@@ -73,7 +91,7 @@ async def sqlite_saver(
         PersistenceError: It cannot be opened, read or written.
     """
     path = location.target
-    async with _connected(path) as conn:
+    async with _connected(path, isolation_level=None, factory=_Connection) as conn:
         saver = SqliteSaver(conn, serde=serde, name=path)
         with _usable(path):
             await saver.setup()
