@@ -21,8 +21,6 @@ browser:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || echo "No Chromium: the console's tests are skipped."
-	@test -e .cache/axe/node_modules || npm install --silent --no-save --prefix .cache/axe axe-core@4 \
-	  || echo "No axe-core: the console's accessibility is not tried."
 
 # The pictures of the console in its guide.
 pictures: $(VENV)/.dev browser

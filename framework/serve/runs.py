@@ -271,11 +271,9 @@ class Runs:
     async def follow(
         self, caller: Caller, run_id: str, after: int = 0
     ) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yield the events of a run as JSON, as many at a time as there are; see :meth:`events`."""
+        """Return the events of a run as JSON, as many at a time as there are; see :meth:`events`."""
         await self._mine(caller, run_id)
-        async with aclosing(self._log.follow(run_id, after)) as pages:  # type: ignore[type-var]
-            async for page in pages:
-                yield page
+        return self._log.follow(run_id, after)
 
     async def events(
         self, caller: Caller, run_id: str, after: int = 0
@@ -290,7 +288,8 @@ class Runs:
         Raises:
             NotThereError: There is no such run.
         """
-        async with aclosing(self.follow(caller, run_id, after)) as pages:  # type: ignore[type-var]
+        pages = await self.follow(caller, run_id, after)
+        async with aclosing(pages):  # type: ignore[type-var]
             async for page in pages:
                 for seq, text in page:
                     yield seq, json.loads(text)

@@ -156,6 +156,7 @@ class _Live:
         self.changed = asyncio.Event()
         self.ended = self.left = self.heard = False
         self.teller = ""
+        self.quiet: asyncio.TimerHandle | None = None
 
     def publish(self, text: str) -> None:
         self.written += 1
@@ -165,6 +166,12 @@ class _Live:
     def wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+        if self.quiet is not None:
+            self.quiet.cancel()
+            self.quiet = None
+        if self.heard and not self.left:
+            # One timer of the run: each listener's own would be made anew for every event.
+            self.quiet = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self.wake)
 
     def after(self, seq: int) -> list[tuple[int, str]] | None:
         """Return what is at hand after a number; ``None`` where it is further back."""
@@ -440,8 +447,9 @@ class RunLog:
             live = self._live.get(run_id, live)
             if live is not None and live.left and not live.ended:
                 live = None
-            if live is not None:
+            if live is not None and not live.heard:
                 live.heard = True
+                live.wake()
             over = live.ended if live is not None else await self._has_ended(run_id)
             changed = live.changed if live is not None else self._ears.of(run_id)
             page = live.after(after) if live is not None else None
@@ -455,8 +463,13 @@ class RunLog:
                 continue
             if over:
                 return
+            if live is not None:
+                await changed.wait()
+                if live.written == after:
+                    yield []
+                continue
             try:
-                async with asyncio.timeout(_QUIET_SECONDS if live is not None else _LOOK_SECONDS):
+                async with asyncio.timeout(_LOOK_SECONDS):
                     await changed.wait()
             except TimeoutError:
                 yield []

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
 
-AXE = Path(__file__).parents[2] / ".cache/axe/node_modules/axe-core/axe.min.js"
 REQUIRED = os.environ.get("BROWSER_TESTS") == "required"
 """Set by the continuous integration: there, what is missing is a failure."""
 
@@ -27,12 +27,20 @@ serve: {evaluations: evaluations}
 """
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """Skip, or fail where a browser has to be at hand."""
     told = f"{what} is missing: 'apt-get install chromium' and the dev extra bring what is needed"
     if REQUIRED:
         pytest.fail(told)
     pytest.skip(told)
+
+
+def axe() -> str:
+    """Return the path of axe's rules for accessibility."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        missing("axe-playwright-python")
+    return str(Path(found.origin).with_name("axe.min.js"))
 
 
 class Served:

@@ -71,7 +71,7 @@ async def _begun(runs: Runs, caller: Caller, given: RunAgentInput) -> Pages:
             plan=more.get("plan"),
             context=more.get("context"),
         )
-    return _named(runs.follow(caller, run.run_id), run.run_id, given.run_id)
+    return _named(await runs.follow(caller, run.run_id), run.run_id, given.run_id)
 
 
 def _answer(entry: Any) -> Any:

@@ -186,8 +186,7 @@ def _run_routes(runs: Runs, threads: Threads, uploads: Uploads | None) -> list[R
     async def events(request: Request) -> Response:
         caller, run_id = caller_of(request), request.path_params["id"]
         after = after_of(request.headers.get("last-event-id"))
-        await runs.get(caller, run_id)
-        return stream(runs.follow(caller, run_id, after))
+        return stream(await runs.follow(caller, run_id, after))
 
     async def questions(request: Request) -> Response:
         thread = request.query_params.get("thread_id") or None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
@@ -88,6 +90,23 @@ async def test_a_statement_with_the_moment_is_the_same_each_time(path: Path) -> 
         _, found = await rows.run("SELECT name, round({now} - at) FROM toys ORDER BY name")
     assert [name for name, _ in found] == ["ball", "bear"]
     assert all(7 <= age < 1000 for _, age in found)
+
+
+async def test_a_busy_loop_holds_no_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_saver(f"sqlite:///{path}") as saver:
+        other = sqlite3.connect(path, timeout=0, isolation_level=None)
+
+        async def commit() -> None:
+            other.execute("CREATE TABLE IF NOT EXISTS toys (name TEXT)")
+
+        monkeypatch.setattr(saver.conn, "commit", commit)
+        config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        put = await saver.aput(config, empty_checkpoint(), {}, {})
+        await saver.aput_writes(put, [("channel", 1), ("channel", 2)], "task")
+        found = await saver.aget_tuple(config)
+        assert found is not None
+        assert len(found.pending_writes or ()) == 2
+        other.close()
 
 
 async def test_rows_are_for_savers_whose_database_is_known(saver: Any) -> None:
