@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,8 @@ OPEN = frozenset({"/healthz", "/readyz", "/.well-known/agent-card.json", "/", "/
 _RETURNS = frozenset({"/login/oidc/callback"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _BODY_SECONDS = 30.0
+_KNOWN_SECONDS = 4.0
+"""So often it is made sure of who listens to a stream."""
 _LINGER_SECONDS = 5.0
 """So long a refused body is read: whoever still sends would lose the answer with the connection."""
 _POLICY = "; ".join(
@@ -98,7 +101,7 @@ class Shield:
         if scope["type"] != "http":
             await _refuse_scope(scope, receive, send)
             return
-        sent = _Sent(send, self._headers)
+        sent = _Sent(send, self._headers, lambda: self._identity.caller(scope))
         try:
             await self._answer(scope, receive, sent)
         except ClientDisconnect:
@@ -108,7 +111,7 @@ class Shield:
                 raise
             await problem_of(exc)(scope, receive, sent)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: _Sent) -> None:
         headers = Headers(scope=scope)
         refusal = self._foreign(scope, headers)
         caller = None if refusal else await self._identity.caller(scope)
@@ -122,7 +125,7 @@ class Shield:
         if refusal is not None:
             await _refuse(refusal, scope, receive, send)
             return
-        scope["capgraph.caller"] = caller
+        scope["capgraph.caller"] = send.caller = caller
         if caller is not None:
             scope["user"] = _User(caller)
         await self._app(scope, receive, send)
@@ -189,18 +192,34 @@ class Shield:
 
 
 class _Sent:
-    """What is sent, with the security headers on every answer."""
+    """What is sent, with the security headers on every answer, for as long as who asked may ask."""
 
-    def __init__(self, send: Send, headers: Mapping[str, str]) -> None:
-        self._send, self._headers = send, headers
-        self.begun = False
+    def __init__(
+        self,
+        send: Send,
+        headers: Mapping[str, str],
+        known: Callable[[], Awaitable[Caller | None]],
+    ) -> None:
+        self._send, self._headers, self._known = send, headers, known
+        self._seen = time.monotonic()
+        self.begun = self._lasts = self._over = False
+        self.caller: Caller | None = None
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if self._lasts and time.monotonic() - self._seen > _KNOWN_SECONDS:
+            # It ends with the token, or the session, by which it was asked for.
+            self._seen = time.monotonic()
+            if await self._known() != self.caller:
+                self._over, self._lasts = True, False
+                await self._send({"type": "http.response.body"})
+        if self._over:
+            return
         if message["type"] == "http.response.start":
             self.begun = True
             headers = MutableHeaders(scope=message)
             for name, value in self._headers.items():
                 headers.setdefault(name, value)
+            self._lasts = headers.get("content-type", "").startswith("text/event-stream")
         await self._send(message)
 
 

@@ -106,7 +106,7 @@ _LAST = tuple(f'{{"type":"{name}"' for name in ENDS)
 """What the event begins with that ends a run."""
 _GATHER_SECONDS = 0.02
 """So long an event waits for others that are written with it, unless somebody waits for it."""
-_QUIET_SECONDS = 15.0
+_QUIET_SECONDS = 5.0
 """How often a listener is given nothing, so that it is seen whether it is still there."""
 _LAST_ENDED = "SELECT run_id FROM capgraph_runs WHERE ended > 0 ORDER BY ended DESC LIMIT ?"
 _IN_MEMORY = 1000
@@ -465,7 +465,7 @@ class RunLog:
                 return
             if live is not None:
                 await changed.wait()
-                if live.written == after:
+                if live.written <= after:
                     yield []
                 continue
             try:

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiosqlite
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -36,7 +36,7 @@ class _Connection(sqlite3.Connection):
 
 
 class _Cursor(sqlite3.Cursor):
-    def executemany(self, statement: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+    def executemany(self, statement: str, rows: Iterable[Any], /) -> Self:
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             return super().executemany(statement, rows)

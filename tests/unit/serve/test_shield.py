@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from configs.settings import ProxySettings, ServeSettings
@@ -28,6 +30,19 @@ async def who(request: Request) -> JSONResponse:
     return JSONResponse({"user": caller.user_id, "role": caller.role, "bytes": len(body)})
 
 
+async def told(request: Request) -> StreamingResponse:
+    """Tell without end, and log whoever listens out after the second word."""
+
+    async def words() -> AsyncIterator[str]:
+        for number in count(1):
+            if number == 3:
+                request.app.state.sessions._known.clear()
+            yield f"data: {number}\n\n"
+            await asyncio.sleep(0)
+
+    return StreamingResponse(words(), media_type="text/event-stream")
+
+
 async def health(_: Request) -> JSONResponse:
     return JSONResponse({"ok": True})
 
@@ -36,7 +51,8 @@ def made(settings: ServeSettings | None = None, tokens: TokenFile | None = None,
     settings = settings or ServeSettings()
     logins = Logins(settings, tokens, settings.base_url or "")
     paths = [Route("/api/who", who, methods=["GET", "POST"]), Route("/healthz", health)]
-    app = Starlette(routes=[*paths, *login.routes(logins)])
+    app = Starlette(routes=[*paths, Route("/api/told", told), *login.routes(logins)])
+    app.state.sessions = logins.sessions
     return Shield(app, settings, logins, styles=[login.STYLE_HASH], **options), logins
 
 
@@ -213,8 +229,6 @@ async def test_logging_in_is_limited_by_address(tokens: TokenFile) -> None:
 async def test_a_session_begins_anew_and_ends_with_its_token(
     served: Any, token: str, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import asyncio
-
     monkeypatch.setattr("framework.serve.tokens._LOOKED_EVERY", 0.0)
     async with client(served[0]) as asking:
         asking.cookies.set(COOKIE, "chosen-by-somebody", domain="127.0.0.1")
@@ -232,6 +246,18 @@ async def test_a_session_begins_anew_and_ends_with_its_token(
         assert (await asking.get("/api/who", headers=wrong)).status_code == 401
         await asyncio.to_thread(revoke_token, token_file, "ada")
         assert (await asking.get("/api/who", headers=mine)).status_code == 401
+
+
+async def test_a_stream_ends_with_the_login_it_was_asked_for_with(
+    served: Any, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.serve.shield._KNOWN_SECONDS", 0.0)
+    async with client(served[0]) as asking:
+        found = await asking.post("/login", json={"token": token})
+        mine = {"cookie": found.headers["set-cookie"].split(";")[0]}
+        asking.cookies.clear()
+        told = await asking.get("/api/told", headers=mine)
+    assert told.text == "data: 1\n\ndata: 2\n\n"
 
 
 async def test_logging_out_ends_the_session(served: Any, token: str) -> None:
