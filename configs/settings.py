@@ -482,7 +482,14 @@ def load_settings(*files: str | os.PathLike[str], **overrides: Any) -> Settings:
         with scoped(_file_values, values):
             return Settings(**overrides)
     except ValidationError as exc:
-        source = f" (files: {', '.join(map(str, files))})" if files else ""
+        about = [_PREFIX + "__".join(map(str, error["loc"])).upper() for error in exc.errors()]
+        given = sorted(name for name in os.environ if name.upper() in about)
+        told = [
+            f"{what}: {', '.join(map(str, names))}"
+            for what, names in (("files", files), ("environment", given))
+            if names
+        ]
+        source = f" ({'; '.join(told)})" if told else ""
         listed = explained(exc, _known_keys)
         raise ConfigurationError(f"The settings cannot be used{source}:\n{listed}") from exc
     except SettingsError as exc:

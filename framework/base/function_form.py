@@ -135,7 +135,10 @@ def _check_function(function: Any, label: str, options: dict[str, Any]) -> None:
             fix="Return the whole result; say how far it is with an argument of type Progress.",
         )
     if not inspect.isroutine(function) or inspect.isbuiltin(function):
-        raise ValidationError(f"{label!r} is no function.", fix="Write it with 'def'.")
+        raise ValidationError(
+            f"{label!r:.200} is no function.",
+            fix="Write it with 'def'; framework.adapters makes capabilities of tools and graphs.",
+        )
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise ValidationError(

@@ -31,9 +31,14 @@ class ValueContext(CapabilityContext):
     value: Any
 
     def get_summary(self) -> str:
-        """Return text as it is; any other value with the name of what gave it."""
+        """Return text as it is; any other value with the name of what gave it.
+
+        Contexts say themselves what they are.
+        """
         if isinstance(self.value, str):
             return short_text(self.value)
+        if self.ITEM is not None and self.value:
+            return short_text("\n".join(item.get_summary() for item in self.value))
         data = self.model_dump(mode="json", warnings=False)["value"]
         return f"{self.CONTEXT_TYPE.replace('_', ' ').lower()}: {short_text(data)}"
 

@@ -47,13 +47,12 @@ def refusal_of(item: Any, *, inherits: bool) -> RegistryError:
     if hasattr(item, "args_schema") and hasattr(item, "ainvoke"):
         return RegistryError(
             f"{called!r} is a LangChain tool, which is no capability yet.",
-            fix=f"Call it in one: @capability_node above a function that returns {called}.invoke(...).",
+            fix=f"Make it one: framework.adapters.tool_capability({called}).",
         )
     if hasattr(item, "get_graph") and hasattr(item, "ainvoke"):
         return RegistryError(
             f"{called!r} is a LangGraph graph or another Runnable, which is no capability yet.",
-            fix="Call it in one: @capability_node above a function that returns what it needs of"
-            " the result of 'await graph.ainvoke(...)'.",
+            fix="Make it one: framework.adapters.graph_capability(graph, Input, Output).",
         )
     if inspect.isroutine(item):
         return RegistryError(

@@ -774,8 +774,8 @@ def test_a_langchain_tool_a_graph_and_a_bare_function_are_refused_by_what_they_a
         return ""
 
     for item, told in (
-        (add, "'add' is a LangChain tool"),
-        (build_graph([]), "is a LangGraph graph"),
+        (add, r"'add' is a LangChain tool.*tool_capability\(add\)"),
+        (build_graph([]), r"is a LangGraph graph.*graph_capability\("),
         (bare, "'bare' is a function without its decorator"),
     ):
         with pytest.raises(RegistryError, match=told):
@@ -905,6 +905,14 @@ async def test_a_returned_type_keeps_its_summary_without_being_registered() -> N
 
     out = await build_graph([depth]).ainvoke({"messages": [("user", "How deep is it?")]})
     assert text_of(out) == "It is 3.0 m deep."
+
+    @capability_node(examples=["how deep is it?"])
+    def depths() -> list[Depth]:
+        """Measure all depths."""
+        return [Depth(metres=3), Depth(metres=4)]
+
+    out = await build_graph([depths]).ainvoke({"messages": [("user", "How deep is it?")]})
+    assert text_of(out) == "It is 3.0 m deep.\nIt is 4.0 m deep."
 
 
 def test_check_warns_of_parameters_that_nobody_fills(tmp_path: Path) -> None:

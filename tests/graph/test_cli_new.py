@@ -112,8 +112,12 @@ def test_capabilities_belong_to_a_project(folder, new):
 def test_a_second_node_stands_beside_the_first(folder, new):
     new("project", "station")
     new("node", "brief", "--in", "station")
-    code, _, err = new("node", "other", "--role", "clarify", "--in", "station")
-    assert (code, err) == (0, "")
+    for more in (("other",), ("error",), ("third", "--role", "clarify")):
+        code, _, err = new("node", *more, "--in", "station")
+        assert (code, err) == (0, "")
+    code, _, err = new("node", "fourth", "--role", "clarify", "--in", "station")
+    assert code == 2
+    assert "third.py' takes the place of 'clarify' already" in " ".join(err.split())
     done = in_project(folder / "station", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -26,6 +26,7 @@ def test_every_key_is_shown_with_its_value_and_source(capgraph, home, monkeypatc
         "persistence: {url: 'postgresql://me:hidden@db/x'}\n"
     )
     monkeypatch.setenv("CAPGRAPH_LIMITS__MAX_PARALLEL", "4")
+    monkeypatch.setenv("CAPGRAPH_MODELS__DEFAULT__MODEL", "openai:y")
     code, out, _ = capgraph("settings", "--json")
     assert code == 0
     found = {row["key"]: row for row in json.loads(out)}
@@ -34,6 +35,7 @@ def test_every_key_is_shown_with_its_value_and_source(capgraph, home, monkeypatc
     assert (told["value"], told["source"]) == (4, "CAPGRAPH_LIMITS__MAX_PARALLEL")
     assert found["limits.max_planning_attempts"]["source"] == "capgraph.yml"
     assert found["selection.strategy"]["source"] == "default"
+    assert found["models"]["source"] == "CAPGRAPH_MODELS__DEFAULT__MODEL"
     assert found["data_folders"] == {
         "key": "data_folders",
         "value": [str(home)],
@@ -44,6 +46,9 @@ def test_every_key_is_shown_with_its_value_and_source(capgraph, home, monkeypatc
     for shown in (out, text):
         assert "hidden" not in shown
         assert "123456789" not in shown
+    monkeypatch.setenv("CAPGRAPH_LIMITS__MAX_PARALLEL", "four")
+    _, _, err = capgraph("settings")
+    assert "capgraph.yml; environment: CAPGRAPH_LIMITS__MAX_PARALLEL" in " ".join(err.split())
 
 
 def test_the_schema_knows_every_key_and_says_what_it_means(capgraph):

@@ -39,7 +39,7 @@ class Change(BaseCapability):
 
     name = "change"
     description = "Tell the change."
-    requires = [Level, (Level, "one", "old"), ("LEVEL", "optional", "new")]
+    requires = [(Level, "one", "old"), ("LEVEL", "one", "new"), "PLACE", ("TIME", "optional")]
 
     async def execute(self) -> dict[str, Any]:
         """Tell it."""

@@ -82,15 +82,20 @@ def capability(
 def node(
     name: _Name,
     role: Annotated[
-        str, typer.Option("--role", help="Built-in node that it replaces.")
-    ] = "respond",
+        str | None,
+        typer.Option("--role", help="Built-in node that it replaces; without it, respond."),
+    ] = None,
     folder: _Project = Path(),
 ) -> None:
-    """Write a node that takes the place of a built-in one, and its test, into this project."""
+    """Write a node that takes the place of a built-in one, and its test, into this project.
+
+    Where a node of the project has the place and no role is given, it stands after that.
+    """
     from framework.registry import Registry
 
     module, (package, settings) = python_name(name), project_of(folder)
     known = Registry().infrastructure
+    asked, role = role, role or (module if module in known else "respond")
     if role not in known:
         raise ConfigurationError(
             f"There is no node {role!r} to replace.", fix=f"Use one of: {', '.join(known)}."
@@ -100,14 +105,22 @@ def node(
             f"{package}.nodes does not stand under 'infrastructure', so no node there is found.",
             fix=f"Write both 'infrastructure' and '{package}.nodes' there, and make the package.",
         )
+    nodes = folder / package / "nodes"
+    own = next((f for f in sorted(nodes.glob("*.py")) if f'name = "{role}"' in f.read_text()), None)
+    if own is not None and (asked or module == role):
+        raise ConfigurationError(
+            f"{str(own)!r} takes the place of {role!r} already.",
+            fix="Leave --role out, so that the new node stands after it, or change that file.",
+        )
     _write_with_test(
         "node",
-        "node",
-        folder / package / "nodes" / f"{module}.py",
+        "node" if own is None else "beside",
+        nodes / f"{module}.py",
         folder / "tests" / f"test_{module}.py",
         name=module,
         klass=f"{_camel(module)}Node",
         role=role,
+        node=role if own is None else module,
         builtin=known[role].cls.__name__,
         package=package,
     )

@@ -47,8 +47,9 @@ def settings(
         for file, values in sources:
             source = file if _names(values, path) else source
         for known in os.environ:
-            # A whole section may be given by one variable, as JSON.
-            if variable == known.upper() or variable.startswith(f"{known.upper()}__"):
+            # A whole section may be given by one variable, as JSON, and one key of it by its own.
+            given = known.upper()
+            if f"{variable}__".startswith(f"{given}__") or given.startswith(f"{variable}__"):
                 source = known
         masked = mask_data({path[-1]: value})[path[-1]]
         told.append({"key": ".".join(path), "value": masked, "source": source})
