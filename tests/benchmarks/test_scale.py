@@ -16,8 +16,14 @@ def test_figures_stand_beside_one_process_and_say_what_gives_way_first() -> None
     text = told([plain, postgres, temporal], options)
     assert "2,000 turns of six steps" in text
     assert "it keeps what it knows in memory" in text
-    assert "| PostgreSQL, 1 worker | 30 | 40 ms | 90 ms | 1.0 | 28.0 | 8.5 | 0.0 | 1.50 | 1.50 |" in text
-    assert "| Temporal, 1 worker | 10 | 100 ms | 200 ms | 2.0 | 40.0 | 8.0 | 30.0 | 3.20 | 3.20 |" in text
+    assert (
+        "| PostgreSQL, 1 worker | 30 | 40 ms | 90 ms | 1.0 | 28.0 | 8.5 | 0.0 | 1.50 | 1.50 |"
+        in text
+    )
+    assert (
+        "| Temporal, 1 worker | 10 | 100 ms | 200 ms | 2.0 | 40.0 | 8.0 | 30.0 | 3.20 | 3.20 |"
+        in text
+    )
     assert "40,000 commits a second. What gives way first is the database" in text
     assert "What gives way first is Temporal's server" in text
 

@@ -11,6 +11,7 @@ import pytest
 from procrastinate.schema import SchemaManager
 
 from framework.base.errors import PersistenceError
+from framework.scale.postgres import PostgresEngine
 from framework.scale.tables import make_tables
 from tests.faults.databases import postgres
 from tests.support.sweeps import sample
@@ -91,3 +92,32 @@ async def test_tables_of_a_later_version_serve_and_others_are_left_alone(server:
         await conn.execute(more)
         with pytest.raises(PersistenceError, match="not known here"):
             await make_tables(conn, lease_seconds=3)
+
+
+async def test_one_of_many_that_came_at_once_is_fetched_without_a_look_at_all(server: Any) -> None:
+    """The database has not counted them yet, and takes the table for an empty one."""
+    engine = await PostgresEngine.open(server.database(), lease_seconds=30)
+    try:
+        async with engine._pool.connection() as conn:
+            await conn.execute("ALTER TABLE procrastinate_jobs SET (autovacuum_enabled = off)")
+            worker = "SELECT worker_id FROM procrastinate_register_worker_v1()"
+            (number,) = await (await conn.execute(worker)).fetchone()
+            await conn.execute(
+                "INSERT INTO procrastinate_jobs (queue_name, task_name, lock, args)"
+                " SELECT 'turns', 'capgraph.turn', 't' || g, '{}' FROM generate_series(1, 4000) g"
+            )
+            before = await _read(conn)
+            fetch = "SELECT id FROM procrastinate_fetch_job_v2(ARRAY['turns']::varchar[], %s)"
+            assert await (await conn.execute(fetch, (number,))).fetchone() == (1,)
+            assert await _read(conn) - before < 100
+    finally:
+        await engine.close()
+
+
+async def _read(conn: Any) -> int:
+    await conn.execute("SELECT pg_stat_force_next_flush()")
+    asked = (
+        "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
+        " WHERE relname = 'procrastinate_jobs'"
+    )
+    return int((await (await conn.execute(asked)).fetchone())[0])
