@@ -48,7 +48,7 @@ from framework.pipeline.effect_ledger import digest_of
 from framework.pipeline.failures import clear_failure, killed, raise_failure
 from framework.pipeline.job import CURRENT, Door
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import current_runtime, paid_by, payer_around
+from framework.pipeline.run_config import current_runtime, paid_by
 from framework.pipeline.state_update import last_result, to_state
 from framework.state import TurnView
 from framework.telemetry.accounts import CASHIER, paying
@@ -183,7 +183,8 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
         nested = outer is not None and outer.draws_on(services.purse)
         told = (METER, CASHIER) if services.purse.budgets else (METER,)
         calls = counting(budget, services.limits.max_model_calls)
-        with inside, calls, called_back(*told), paid_by(await _payer(view, services)):  # noqa: SIM117
+        view.payer = await _payer(view, services)
+        with inside, calls, called_back(*told), paid_by(view.payer):  # noqa: SIM117
             with paying(None if nested else services.spending(view)):  # for whom is known now
                 yield
     finally:
@@ -192,7 +193,7 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
 
 async def _payer(view: TurnView, services: Services) -> Caller:
     """Return whose turn it is; of a graph of one's own, who began the run that is gone on with."""
-    known = view.begun_by or payer_around()
+    known = view.begun_by
     began = await services.journal().began() if known is None and goes_on() else None
     if known is not None or began is None:
         return known or view.caller

@@ -89,7 +89,7 @@ async def run_infrastructure_node(
     try:
         run = services.view(state) if services is not None else view
         await _may_begin(spec, services, budget, run, endless=endless)
-        payer = TurnView(paid).begun_by or current_payer()
+        payer = TurnView(paid).begun_by or current_payer()  # of the turn around, where one is
         with paid_by(payer), about(**ids), counting(budget, limits.max_model_calls):
             account = None if services is None else services.spending(services.view(paid))
             async with spending_of(account, spec.name):

@@ -34,7 +34,7 @@ from framework.governance.spending import Purse, Spending, running_spending
 from framework.pipeline.capacity import Capacity
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.journal import Journal
-from framework.pipeline.run_config import configurable, current_caller
+from framework.pipeline.run_config import configurable, current_caller, payer_around
 from framework.pipeline.runner import StepRunner
 from framework.prompts import PromptProvider
 from framework.registry import Registry
@@ -256,9 +256,8 @@ class Services:
     def view(self, state: Any) -> TurnView:
         """Return the typed reading of a state in the run that calls this."""
         thread = configurable().get("thread_id")
-        return TurnView(
-            state, thread_id=None if thread is None else str(thread), caller=current_caller()
-        )
+        known = None if thread is None else str(thread)
+        return TurnView(state, thread_id=known, caller=current_caller(), payer=payer_around())
 
     def spending(self, view: TurnView, *, planned: bool = False) -> Spending | None:
         """Return what the running turn may spend; ``None`` when nothing is bounded or kept.

@@ -11,7 +11,7 @@ import asyncio
 import math
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from framework.governance.budget import (
     Reservation,
     amounts,
 )
-from framework.governance.counters import METRICS
+from framework.governance.counters import METRICS, Place
 from framework.governance.estimate import estimate_plan
 from framework.pipeline.job import CURRENT, STOPPED, current_job
 from framework.pipeline.run_config import current_payer, current_runtime
@@ -463,6 +463,27 @@ async def spending_of(account: Spending | None, name: str) -> AsyncIterator[None
             yield
 
 
+@asynccontextmanager
+async def _drawn(
+    accounts: Sequence[Spending], own: Mapping[str, float], taken: Collection[Place] = ()
+) -> AsyncIterator[None]:
+    """Draw what a step needs on the steps that it goes on inside of: their reservation covers it."""
+    held = {made.place: made for one in accounts for made in one.held() if made.place not in taken}
+    parts: list[Part] = []
+    try:
+        for reservation in held.values():
+            parts.append(await reservation.draw(**own))  # noqa: PERF401  what was taken is given back
+    except BaseException:
+        for part in parts:
+            await part.release()
+        raise
+    try:
+        yield
+    finally:
+        for part in parts:
+            await part.settle(**own)
+
+
 class BudgetStage:
     """Reserves for each try of a step, outside of the slots, and settles when it ended."""
 
@@ -475,25 +496,23 @@ class BudgetStage:
         Raises:
             BudgetExceededError: A budget does not hold it; nothing has begun.
         """
-        job, spending = current_job(), running_spending()
-        if job is None or spending is None or not spending.bounded:
+        job, accounts = current_job(), running_accounts()
+        bounded = [a for a in accounts if isinstance(a, Spending) and a.bounded]
+        if job is None or not bounded:
             return await call_next(attempt)
+        spending, *around = bounded
         clock = job.runner.clock
         own: dict[str, float] = {"steps": 1, "tool_calls": 1}
         if job.spec.cost_usd:
             own["cost_usd"] = job.spec.cost_usd
         began = clock.monotonic()
-        if job.outer is not None and (held := spending.held()):
-            # What goes on inside another step is covered by that one's reservation.
-            parts = [await reservation.draw(**own) for reservation in held]
-            try:
+        if job.outer is not None and spending.held():
+            async with _drawn(bounded, own):
                 return await call_next(attempt)
-            finally:
-                for part in parts:
-                    await part.settle(**own)
         async with spending.reserved(attempt.key, **own, seconds=_INSTANT) as used:
             try:
-                result = await call_next(attempt)
+                async with _drawn(around, own, {made.place for made in spending.held()}):
+                    result = await call_next(attempt)
             except GraphBubbleUp:
                 raise
             except BudgetExceededError:

@@ -25,6 +25,7 @@ class TurnView:
         thread_id: The thread; ``None`` when nothing is kept.
         caller: Who asks.
         opened_by: What opened the turn, where the state does not say so.
+        payer: Who began the turn around, where the state does not say so.
 
     >>> TurnView({"task_current_task": "Sing"}).task
     'Sing'
@@ -39,22 +40,24 @@ class TurnView:
         thread_id: str | None = None,
         caller: Caller = _NOBODY,
         opened_by: str | None = None,
+        payer: Caller | None = None,
     ) -> None:
         self.state = state
-        self._opened_by = opened_by
+        self._opened_by, self.payer = opened_by, payer
         self.thread_id = thread_id
         self.caller = caller
 
     @property
     def users(self) -> tuple[str, ...]:
         """Whose run it is: who asks now, and who opened the turn."""
-        return tuple(user for user in (self.caller.user_id, self.turn.get("user")) if user)
+        opener = self.begun_by or _NOBODY
+        return tuple(user for user in (self.caller.user_id, opener.user_id) if user)
 
     @property
     def begun_by(self) -> Caller | None:
-        """For whom the turn's limits and usage count; ``None`` where the graph keeps no turns."""
+        """For whom the turn's limits and usage count; ``None`` where nothing keeps turns."""
         if not self.begun:
-            return None
+            return self.payer
         return Caller(self.turn.get("user"), tenant=self.turn.get("tenant"))
 
     @property

@@ -30,6 +30,7 @@ from framework.behaviors import (
 )
 from framework.governance import (
     AgentFailed,
+    Budget,
     PermissionMode,
     PermissionPolicy,
     PolicyActionData,
@@ -38,6 +39,7 @@ from framework.governance import (
     RolePermissionConfig,
 )
 from framework.pipeline.capacity import Capacity
+from framework.stores import open_saver
 from framework.telemetry import RingBufferSink
 from framework.testing import ScriptedModel
 from tests.support.agents import add, call, calls
@@ -67,6 +69,7 @@ def agent_with(services: Any, *answers: Any, **options: Any) -> ReActAgent:
     return ReActAgent(model, services=services, **options)
 
 
+HELP = {"context_key": "h", "capability": "helper", "task_objective": "Help"}
 ASKED = calls(call("pay", "1", whom="Ann"), call("add", "2", a=1, b=2))
 
 
@@ -252,6 +255,24 @@ async def test_more_runs_than_slots_wait_for_nothing() -> None:
     agent = ReActAgent(ScriptedModel(responses=answer), tools=[add], services=services)
     found = await soon(asyncio.gather(*(agent.execute("Add.") for _ in range(30))))
     assert {result.output for result in found} == {"sum 3"}
+
+
+@pytest.mark.parametrize("own", [None, 9], ids=["", "with a budget of their own"])
+async def test_tools_of_an_agent_in_a_plan_draw_on_the_turns_budget(own: int | None) -> None:
+    budget = None if own is None else Budget(tool_calls=own, name="own")
+    several = calls(*(call("pay", str(number), whom="Ann") for number in range(3)))
+    agent = agent_with(bind([once()], budget=budget), several, "Done.", checkpoint_manager=None)
+    async with open_saver("sqlite://:memory:") as saver:
+        graph = build_graph(
+            [agent_capability(agent, name="helper")],
+            checkpointer=saver,
+            budget=Budget(tool_calls=3, per="user"),
+        )
+        given = {"messages": [("user", "Pay!")], "planning_execution_plan": {"steps": [HELP]}}
+        config: Any = {"configurable": {"thread_id": "1", "user_id": "ann"}}
+        out = await graph.ainvoke(given, config)
+    assert PAID == {"Ann": 2}, "the step itself is the third"
+    assert out["execution_outcome"]["budget_left"] == {"tool_calls": 0}
 
 
 async def test_model_calls_of_an_agent_in_a_plan_are_the_turns() -> None:

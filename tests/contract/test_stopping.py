@@ -141,6 +141,16 @@ async def test_a_users_turn_that_another_one_answered_is_that_users_too(
         out = await it.graph.ainvoke(Command(resume="approve"), bob)
         assert (status(out), paid) == ("stopped", [])
         await clear_stop(saver, user=stopped)
+        builder = StateGraph(AgentState)
+        builder.add_node("pay", bind([Receipt, pay]).node(pay))
+        builder.add_edge(START, "pay")
+        own = builder.compile(checkpointer=saver)
+        ann, bob = (it.config(f"own {stopped}", user_id=user) for user in ("ann", "bob"))
+        assert (await own.ainvoke({"messages": [("user", "Pay")]}, ann))["__interrupt__"]
+        await stop(saver, user=stopped)
+        out = await own.ainvoke(Command(resume="approve"), bob)
+        assert ("were stopped" in str(out["control_error_info"]), paid) == (True, [])
+        await clear_stop(saver, user=stopped)
 
 
 async def test_between_two_tries_of_a_step(agent: Any, step: Any, saver: Any) -> None:
