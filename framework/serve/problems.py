@@ -100,15 +100,23 @@ def problem(
         headers: Further headers.
         **more: Further members.
     """
-    body = {"type": f"errors/{code}", "title": code, "status": status, "code": code}
-    told = {
-        "detail": _ADDRESS.sub("", mask_secrets(detail)),
+    detail = _ADDRESS.sub("", mask_secrets(detail))
+    body = {
+        "type": f"errors/{code}",
+        "title": code,
+        "status": status,
+        "code": code,
+        "detail": detail,
         **({"fix": fix} if fix else {}),
+        # Where the clients of OpenAI's protocol look.
+        "error": {
+            "message": f"{detail} {fix or ''}".strip(),
+            "type": "capgraph_error",
+            "code": code,
+        },
         **more,
     }
-    return JSONResponse(
-        {**body, **told}, status, dict(headers or {}), media_type="application/problem+json"
-    )
+    return JSONResponse(body, status, dict(headers or {}), media_type="application/problem+json")
 
 
 def problem_of(exc: Exception) -> JSONResponse:

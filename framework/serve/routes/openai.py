@@ -41,7 +41,7 @@ def routes(runs: Runs, settings: ServeSettings) -> list[Route]:
         body = await body_of(request)
         if (model := body.get("model", MODEL)) != MODEL:
             told = f"There is no model {str(model)[:100]!r}."
-            return problem(404, "CG-NOT-FOUND", told, f"Use {MODEL!r}.", error=_error(told))
+            return problem(404, "CG-NOT-FOUND", told, f"Use {MODEL!r}.")
         caller = caller_of(request)
         message, history, thread = _read(body)
         run = await runs.start(
@@ -123,15 +123,14 @@ class _Answer:
             "created": int(time.time()),
             "model": MODEL,
         }
-        self._error: dict[str, Any] | None = None
+        self._error: dict[str, str] | None = None
         self._usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
     async def whole(self) -> Response:
         """Return the answer when it is there."""
         text = "".join([part async for part in self._parts()])
         if self._error is not None:
-            told = str(self._error["message"])
-            return problem(500, str(self._error["code"]), told, error=self._error)
+            return problem(500, self._error["code"], self._error["message"])
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text},
@@ -174,7 +173,12 @@ class _Answer:
                     streamed = ""
                     yield "\n\n"
                 elif kind == "RUN_ERROR":
-                    self._error = _error(event["message"], event.get("code"))
+                    code = event.get("code") or "CG-000"
+                    self._error = {
+                        "message": event["message"],
+                        "type": "capgraph_error",
+                        "code": code,
+                    }
                 elif kind == "RUN_FINISHED":
                     for used in event.get("usage") or ():
                         self._count(used)
@@ -212,7 +216,3 @@ def _question(interrupt: Mapping[str, Any]) -> str:
         )
     listed = "\n".join(lines) or str(interrupt.get("message") or "")
     return f"A person has to decide first:\n{listed}"
-
-
-def _error(message: str, code: Any = None) -> dict[str, Any]:
-    return {"message": message, "type": "capgraph_error", "param": None, "code": code or "CG-000"}

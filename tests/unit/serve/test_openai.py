@@ -116,6 +116,7 @@ async def test_what_is_no_conversation_is_told(serving: Any, messages: Any) -> N
     found = await ann.post("/v1/chat/completions", json={"model": "capgraph", "messages": messages})
     assert found.status_code == 400, found.text
     assert found.headers["content-type"] == "application/problem+json"
+    assert found.json()["detail"] in found.json()["error"]["message"], "the client shows no other"
 
 
 async def test_another_model_is_not_there(serving: Any) -> None:
