@@ -85,6 +85,9 @@ _OF_THREAD = (
     " WHERE p.thread_id = ? ORDER BY p.begins, e.seq LIMIT ?"
 )
 _BY_THREAD = "CREATE INDEX IF NOT EXISTS capgraph_runs_thread ON capgraph_runs (thread_id)"
+_STILL_OPEN = (
+    "CREATE INDEX IF NOT EXISTS capgraph_runs_open ON capgraph_runs (opened) WHERE ended = 0"
+)
 _PLACES_BY_THREAD = (
     "CREATE INDEX IF NOT EXISTS capgraph_run_places_thread"
     " ON capgraph_run_places (thread_id, begins)"
@@ -276,7 +279,7 @@ class RunLog:
 
     async def unfinished(self) -> list[LoggedRun]:
         """Return the runs that have not ended, the latest first."""
-        return await self._where(f"status IN {OPEN}")
+        return await self._where("ended = 0")
 
     async def open_of(self, thread_id: str) -> list[LoggedRun]:
         """Return the runs of a thread that have not ended, in the order in which they were asked."""
@@ -333,7 +336,7 @@ class RunLog:
 
     async def stopping(self) -> list[str]:
         """Name the runs that are to be stopped."""
-        return [run.run_id for run in await self._where("status = ?", STOPPING)]
+        return [run.run_id for run in await self._where("ended = 0 AND status = ?", STOPPING)]
 
     def leave(self, run_id: str) -> None:
         """Tell no more of a run in this process: it has ended, or another one goes on with it."""
@@ -562,7 +565,8 @@ class RunLog:
         if not self._ready:
             if self._rows is self._saver_rows is not None:
                 self._rows = await self._saver_rows.beside()
-            for definition in (_RUNS, _EVENTS, _PLACES, _BY_THREAD, _PLACES_BY_THREAD):
+            indexes = (_BY_THREAD, _STILL_OPEN, _PLACES_BY_THREAD)
+            for definition in (_RUNS, _EVENTS, _PLACES, *indexes):
                 await self._rows.table(definition)
             self._ready = True
         return (await self._rows.run(statement, values))[1]

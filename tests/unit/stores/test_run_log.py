@@ -259,3 +259,25 @@ async def test_what_is_kept_is_encrypted_where_threads_are(tmp_path: Path) -> No
     kept = [text.partition(":") for (text,) in found]
     assert len(kept) == 2
     assert all("aes" in kind for kind, _, _ in kept)
+
+
+async def test_what_is_open_is_found_without_reading_what_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker asks each second, and runs are kept for a month."""
+    async with open_saver(f"sqlite:///{tmp_path / 't.db'}") as saver:
+        log = RunLog(saver)
+        await log.open(LoggedRun("r", "t", "ann"))
+        rows, asked = log._rows, []
+        run = rows.run
+
+        async def told(statement: str, values: tuple[Any, ...] = ()) -> Any:
+            asked.append(statement)
+            return await run(f"EXPLAIN QUERY PLAN {statement}", values)
+
+        monkeypatch.setattr(rows, "run", told)
+        monkeypatch.setattr(log, "_read", lambda row: replace(LoggedRun("", "", ""), run_id=row[3]))
+        for plan in ([one.run_id for one in await log.unfinished()], await log.stopping()):
+            assert "capgraph_runs_open" in plan[0]
+        assert len(asked) == 2
+        log.close()
