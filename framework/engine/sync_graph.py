@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import StateSnapshot
 from langgraph.typing import ContextT
 
 _AHEAD = 64
@@ -22,7 +24,7 @@ _Make = Callable[[], AsyncIterator[Any]]
 
 
 class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
-    """A compiled graph whose ``invoke`` and ``stream`` run what ``ainvoke`` and ``astream`` run.
+    """A compiled graph whose synchronous methods run what the asynchronous ones run.
 
     They do so on an event loop of their own, in a thread of their own, so that they also work where
     a loop is running already (a notebook).
@@ -37,6 +39,20 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
         def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
             """Run the graph and yield what it streams; takes what ``astream`` takes."""
             return _iterate(lambda: self.astream(*args, **kwargs))
+
+    def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+        """Return the state of a thread; takes what ``aget_state`` takes."""
+        found: StateSnapshot = in_own_loop(lambda: self.aget_state(config, **more))
+        return found
+
+    def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
+        """Yield the states of a thread, the newest first; takes what ``aget_state_history`` takes."""
+        return _iterate(lambda: self.aget_state_history(config, **more))
+
+    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
+        """Change the state of a thread by hand; takes what ``abulk_update_state`` takes."""
+        found: RunnableConfig = in_own_loop(lambda: self.abulk_update_state(config, supersteps))
+        return found
 
 
 GraphT = TypeVar("GraphT", bound=SyncGraph[Any])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, Generic, cast
 
@@ -21,7 +21,7 @@ from framework.base.ports import Sink
 from framework.engine.entry import addressed, admitted, need_thread
 from framework.engine.run_scope import end_run, run_scope
 from framework.engine.services import Services
-from framework.engine.sync_graph import SyncGraph, graph_of, in_own_loop
+from framework.engine.sync_graph import SyncGraph, graph_of
 from framework.engine.thread_lease import hold, run_alone
 from framework.langgraph_compat import is_task, merged_config, saver_of
 from framework.stores.history import know_channels
@@ -160,26 +160,18 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         if services is not None and not is_task(config):
             await services.events.settle()
 
-    def get_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
-        """Return the state of a thread; takes what LangGraph's ``get_state`` takes.
+    async def aget_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
+        """Return the state of a thread; takes what LangGraph's ``aget_state`` takes.
 
         Raises:
             ValidationError: No thread is named.
         """
-        return super().get_state(self._of_thread(config), **more)
-
-    async def aget_state(self, config: RunnableConfig, **more: Any) -> StateSnapshot:
-        """Return the state of a thread; see :meth:`get_state`."""
         return await super().aget_state(self._of_thread(config), **more)
-
-    def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
-        """Yield the states of a thread, the newest first; see :meth:`get_state`."""
-        return super().get_state_history(self._of_thread(config), **more)
 
     def aget_state_history(
         self, config: RunnableConfig, **more: Any
     ) -> AsyncIterator[StateSnapshot]:
-        """Yield the states of a thread, the newest first; see :meth:`get_state`."""
+        """Yield the states of a thread, the newest first; see :meth:`aget_state`."""
         return super().aget_state_history(self._of_thread(config), **more)
 
     def _of_thread(self, config: RunnableConfig) -> RunnableConfig:
@@ -189,11 +181,6 @@ class AgentGraph(SyncGraph[ContextT], Generic[ContextT, AnswerT]):
         found: RunnableConfig = {**config, "configurable": named}
         if saver_of(self, found) is not None:
             need_thread(found)
-        return found
-
-    def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
-        """Change the state of a thread by hand; see :meth:`abulk_update_state`."""
-        found: RunnableConfig = in_own_loop(lambda: self.abulk_update_state(config, supersteps))
         return found
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:

@@ -28,6 +28,7 @@ from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
 from framework.stores.location import Location
 from framework.stores.rows import OURS
+from framework.stores.loops import LoopsLock, LoopsStore
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ class PostgresSaver(GuardedSaver, AsyncPostgresSaver):
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         super().__init__(conn, serde=serde)
+        self.lock: Any = LoopsLock()
         self._name = name
         self._patience = patience
 
@@ -152,7 +154,10 @@ async def postgres_store(location: Location, options: dict[str, Any]) -> AsyncIt
     """
     from langgraph.store.postgres.aio import AsyncPostgresStore
 
-    async with _pool(location) as pool, AsyncPostgresStore(pool, **options) as store:
+    class PostgresStore(LoopsStore, AsyncPostgresStore):
+        """LangGraph's, on any loop."""
+
+    async with _pool(location) as pool, PostgresStore(pool, **options) as store:
         await _set_up(location, store.setup)
         yield store
 

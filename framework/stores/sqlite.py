@@ -17,6 +17,7 @@ from langgraph.store.base import BaseStore
 from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
 from framework.stores.location import Location
+from framework.stores.loops import LoopsLock, LoopsStore
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class SqliteSaver(GuardedSaver, AsyncSqliteSaver):
 
     def __init__(self, conn: aiosqlite.Connection, *, serde: SerializerProtocol, name: str) -> None:
         super().__init__(conn, serde=serde)
+        self.lock: Any = LoopsLock()
         self._name = name
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -109,10 +111,13 @@ async def sqlite_store(location: Location, options: dict[str, Any]) -> AsyncIter
     """
     from langgraph.store.sqlite.aio import AsyncSqliteStore
 
+    class SqliteStore(LoopsStore, AsyncSqliteStore):
+        """LangGraph's, on any loop."""
+
     # The store issues its own BEGIN and COMMIT.
     async with (
         _connected(location.target, isolation_level=None) as conn,
-        AsyncSqliteStore(conn, **options) as store,
+        SqliteStore(conn, **options) as store,
     ):
         with _usable(location.target):
             await store.setup()

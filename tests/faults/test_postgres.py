@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.runtime import Runtime
+from langgraph.types import Command
 
-from framework import build_graph
+from configs.settings import load_settings
+from framework import build_graph, capability_node, open_graph
 from framework.base.errors import ThreadBusyError
 from framework.stores import (
     fork_thread,
@@ -77,6 +82,42 @@ async def test_text_that_json_cannot_hold_or_that_looks_sealed_is_kept(
             graph = build_graph([], checkpointer=saver)
             await graph.ainvoke({"messages": [("user", text)]}, config)
             assert (await graph.aget_state(config)).values["task_current_task"] == text
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_script_without_a_loop_runs_turns_one_after_the_other(
+    server: Any, tmp_path: Path, kind: str
+) -> None:
+    url = server.database() if kind == "postgres" else f"sqlite:///{tmp_path}/threads.db"
+    settings = load_settings(persistence={"url": url})
+    steps = [{"context_key": f"s{n}", "capability": "note"} for n in range(4)]
+    plan: Any = {"steps": [*steps, {"context_key": "end", "capability": "pay"}]}
+
+    @capability_node
+    def note(runtime: Runtime[Any]) -> None:
+        """Keep a note."""
+        runtime.store.put(("notes",), "a", {"text": "b"})
+        assert runtime.store.get(("notes",), "a") is not None
+
+    @capability_node(requires_approval=True)
+    async def pay() -> None:
+        """Pay."""
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        opened = open_graph([note, pay], settings=settings)
+        graph = runner.run(stack.enter_async_context(opened))
+        for turn in range(3):
+            given: Any = {"messages": [("user", f"{turn}")], "planning_execution_plan": plan}
+            out = graph.invoke(given, CONFIG)
+            if turn == 0:  # the rule that is made holds for the others
+                answer = {"decision": "approve", "remember": {"scope": "thread"}}
+                out = graph.invoke(Command(resume={"end": answer}), CONFIG)
+            assert out["execution_outcome"]["status"] == "completed", out["messages"][-1]
+            graph.update_state(CONFIG, {"task_custom_message": None})
+            assert len(graph.get_state(CONFIG).values["messages"]) == 2 * turn + 2
+        assert next(graph.get_state_history(CONFIG)).values["messages"]
+        runner.run(stack.aclose())
 
 
 async def test_postgres_does_all_that_a_saver_can(server: Any) -> None:

@@ -1,0 +1,64 @@
+"""What LangGraph's savers and stores lack for synchronous calls: each has an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langgraph.store.base import BaseStore, Op, Result
+
+
+class LoopsLock:
+    """A lock for several event loops, fair among those who wait in one."""
+
+    def __init__(self) -> None:
+        self._of_loops: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+        self._of_all = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        own = self._of_loops.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        await own.acquire()
+        try:
+            while not self._of_all.acquire(blocking=False):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)  # nobody in another loop could wake this one
+        except BaseException:
+            own.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._of_all.release()
+        self._of_loops[asyncio.get_running_loop()].release()
+
+
+class LoopsStore(BaseStore):
+    """Stands before LangGraph's own store, which gathers calls on the loop where it was opened.
+
+    Each call stands for itself here, on the loop that makes it.
+    """
+
+    get, search, put = BaseStore.get, BaseStore.search, BaseStore.put
+    delete, list_namespaces = BaseStore.delete, BaseStore.list_namespaces
+    aget, asearch, aput = BaseStore.aget, BaseStore.asearch, BaseStore.aput
+    adelete, alist_namespaces = BaseStore.adelete, BaseStore.alist_namespaces
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.lock: Any = LoopsLock()
+        self._abroad = LoopsLock()
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do operations from a thread without an event loop."""
+        return asyncio.run(self.abatch(ops))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do operations."""
+        own: Any = self
+        theirs: Any = super()
+        away = asyncio.get_running_loop() is not own.loop
+        async with self._abroad if away else nullcontext():
+            found: list[Result] = await theirs.abatch(ops)
+        return found
