@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from langchain_core.messages import (
 )
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -328,3 +330,71 @@ async def test_answers_that_a_task_took_before_are_counted() -> None:
     found = await graph.ainvoke(Command(resume="two"), CONFIG)
     assert found["seen"] == ["one", "two"]
     assert counts == [0, 0, 1, 0]  # the answer of another task is none of its own
+
+
+async def test_a_new_try_finds_the_answers_that_are_there_and_all_are_counted() -> None:
+    told: list[Any] = []
+
+    def node(_: Any) -> dict[str, Any]:
+        told.append((compat.answers_there(), compat.times_asked("name", 1)))
+        first = interrupt("first")
+        compat.new_try()
+        assert (interrupt("first"), compat.times_asked("name", 1)) == (first, 2)
+        return {"seen": [interrupt("second")]}
+
+    saver = InMemorySaver()
+    graph = graph_of(node, saver)
+    await graph.ainvoke({}, CONFIG)
+    out = await graph.ainvoke(Command(resume="one"), CONFIG)
+    found: Any = await saver.aget_tuple(CONFIG)
+    assert {count for _, count in compat.answers_tried(found.pending_writes)} == {1}
+    [question] = out["__interrupt__"]
+    out = await graph.ainvoke(Command(resume={question.id: "two"}), CONFIG)
+    assert out["seen"] == ["two"]
+    assert told == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_a_node_is_told_its_graphs_keys_and_the_task_around_it() -> None:
+    told: list[Any] = []
+
+    def look(_: Any) -> dict[str, Any]:
+        told.append((compat.channels_of_graph(), compat.outer_task().partition(":")[0]))
+        told.append(compat.lent_saver(get_config()))
+        return {}
+
+    async def outer(_: Any) -> dict[str, Any]:
+        await graph_of(look).ainvoke({})
+        return {}
+
+    saver = InMemorySaver()
+    await graph_of(look, saver).ainvoke({}, CONFIG)
+    await graph_of(outer, saver).ainvoke({}, CONFIG)
+    assert told == [({"seen"}, ""), saver, ({"seen"}, "node"), saver]
+    assert (compat.channels_of_graph(), compat.outer_task()) == (None, "")
+
+
+async def test_words_that_are_held_back_are_not_streamed() -> None:
+    async def node(_: Any) -> dict[str, Any]:
+        with compat.held_back():
+            await ScriptedModel(responses=["secret"]).ainvoke("Hi")
+        await ScriptedModel(responses=["said"]).ainvoke("Hi")
+        return {}
+
+    words = [part.content async for part, _ in graph_of(node).astream({}, stream_mode="messages")]
+    assert "".join(words) == "said"
+
+
+def test_a_tasks_function_is_kept_as_long_as_its_owner_and_ids_sort_by_time() -> None:
+    class Owner:
+        pass
+
+    async def work() -> None:
+        """Do nothing."""
+
+    owner, before = Owner(), len(compat.CACHE)
+    compat.prepare_task(work, owner)
+    assert len(compat.CACHE) == before + 1
+    del owner
+    assert len(compat.CACHE) == before
+    made, now = str(uuid6()), time.time()
+    assert compat.id_at(now - 60) < made < compat.id_at(now + 60)
