@@ -7,6 +7,7 @@ so at once. Nothing else in the project reads such a name.
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -164,6 +165,11 @@ def open_interrupts(writes: Any, *, again: bool = False) -> list[Interrupt]:
         if channel == INTERRUPT and task not in ended
         for item in value
     ]
+
+
+def names_questions(answer: Any) -> bool:
+    """Tell whether LangGraph takes an answer for answers by the ids of questions."""
+    return isinstance(answer, dict) and all(re.fullmatch("[0-9a-f]{32}", str(k)) for k in answer)
 
 
 def answers_tried(writes: Any) -> list[tuple[str, int]]:
@@ -331,7 +337,11 @@ def keys_of(graph: Any) -> tuple[list[str], list[str]] | None:
 def answers_there() -> int:
     """Return how many answers the running task has been given, a new one among them."""
     pad = _configurable().get("__pregel_scratchpad")
-    return 0 if pad is None else len(pad.resume) + (pad.get_null_resume(False) is not None)
+    if pad is None:
+        return 0
+    # One without a name stays where it was written, also when later ones have names.
+    unnamed = not _configurable().get("__pregel_resume_map")
+    return len(pad.resume) + (unnamed and pad.get_null_resume(False) is not None)
 
 
 def goes_on() -> bool:

@@ -21,7 +21,8 @@ from framework.base.errors import ValidationError
 from framework.base.ports import now_text
 from framework.base.values import to_plain
 from framework.engine.services import Services
-from framework.langgraph_compat import forged, is_task, open_interrupts
+from framework.langgraph_compat import forged, is_task, names_questions, open_interrupts
+from framework.planning.waits import is_wait
 from framework.registry import Registry
 from framework.state import load_context
 from framework.stores.records import read_record
@@ -107,7 +108,9 @@ def need_thread(config: Mapping[str, Any]) -> None:
 
 
 async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> Any:
-    """Return an answer that names steps as LangGraph takes it: by the questions asked inside them.
+    """Return an answer as LangGraph takes it best: by the questions that it is meant for.
+
+    What is sent may name steps that asked, or nothing where one question is open.
 
     Args:
         given: What the caller sends; anything but such an answer comes back as it is.
@@ -127,20 +130,22 @@ async def addressed(given: Any, saver: BaseCheckpointSaver[Any], config: Runnabl
             raise ValidationError(
                 f"{name} cannot be kept: {exc}.", fix="Send text, numbers, lists and dictionaries."
             ) from exc
-    thread = (config.get("configurable") or {}).get("thread_id")
-    named = answers and isinstance(given.resume, Mapping) and given.resume
-    if thread is None or not named:
+    place = config.get("configurable") or {}
+    thread = place.get("thread_id")
+    if thread is None or not answers or names_questions(given.resume):
         return given
     asked = await read_record(saver, str(thread), ASKED)
-    found = await saver.aget_tuple(config) if asked else None
-    questions: dict[str, list[str]] = {}
-    again = bool((config.get("configurable") or {}).get("checkpoint_id"))
+    found = await saver.aget_tuple(config)
+    again = bool(place.get("checkpoint_id"))
     open_ = open_interrupts(found.pending_writes, again=again) if found is not None else []
-    for question in open_:
-        if (key := asked.get(question.id)) and question.id not in questions.get(key, ()):
-            questions.setdefault(key, []).append(question.id)
-    if not given.resume.keys() <= questions.keys():
-        return given
+    ids = dict.fromkeys(question.id for question in open_ if not is_wait(question.value))
+    questions: dict[str, list[str]] = {}
+    for name in dict.fromkeys(question.id for question in open_):
+        if key := asked.get(name):
+            questions.setdefault(key, []).append(name)
+    if not (isinstance(given.resume, Mapping) and given.resume.keys() <= questions.keys()):
+        # LangGraph keeps an answer without a name, and gives it to the next question as well.
+        return replace(given, resume=dict.fromkeys(ids, given.resume)) if len(ids) == 1 else given
     for key in given.resume:
         if len(questions[key]) > 1:
             raise ValidationError(

@@ -47,7 +47,8 @@ class SyncGraph(CompiledStateGraph[Any, ContextT, Any, Any], Generic[ContextT]):
 
     def get_state_history(self, config: RunnableConfig, **more: Any) -> Iterator[StateSnapshot]:
         """Yield the states of a thread, the newest first; takes what ``aget_state_history`` takes."""
-        return _iterate(lambda: self.aget_state_history(config, **more))
+        states = self.aget_state_history(config, **more)
+        return _iterate(lambda: states)
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Any) -> RunnableConfig:
         """Change the state of a thread by hand; takes what ``abulk_update_state`` takes."""

@@ -27,8 +27,8 @@ from psycopg_pool import AsyncConnectionPool
 from framework.base.errors import PersistenceError
 from framework.stores.guarded import GuardedSaver
 from framework.stores.location import Location
-from framework.stores.rows import OURS
 from framework.stores.loops import LoopsLock, LoopsStore
+from framework.stores.rows import OURS
 
 T = TypeVar("T")
 

@@ -13,7 +13,16 @@ from langgraph.types import Command, interrupt
 from framework import BaseCapability, capability_node
 from framework.base import CapabilityError, ErrorSeverity
 from framework.stores import open_saver
-from tests.support.one_door import Reading, Receipt, measurer, payer, said, status
+from tests.support.one_door import (
+    Reading,
+    Receipt,
+    measurer,
+    own_node,
+    own_nodes,
+    payer,
+    said,
+    status,
+)
 
 EFFECTS = ["none", "idempotent", "once"]
 
@@ -409,3 +418,31 @@ async def test_what_was_cut_off_inside_once_is_not_run_again_by_itself(house: An
     out = await made.graph.ainvoke(None, made.config())
     assert charged == [1]
     assert out.get("__interrupt__") or status(out) != "completed"
+
+
+@pytest.mark.parametrize("door", ["plan", "goto"])
+async def test_going_on_gives_no_question_the_answer_of_another(
+    agent: Any, step: Any, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    got: list[Any] = []
+
+    async def execute(self: Any) -> Receipt:
+        got.append((interrupt("How much?"), interrupt("Really?")))
+        return Receipt(paid=1)
+
+    plan = [step("a", "pay", {"amount": 5})]
+
+    @own_node("orchestrator")
+    async def Jumping(state: Any) -> Any:
+        return Command(update={"planning_execution_plan": {"steps": plan}}, goto="pay")
+
+    Pay = payer([], requires_approval=True, execute=execute)
+    house = {"infrastructure": own_nodes(monkeypatch, Jumping)} if door == "goto" else {}
+    it = agent(Receipt, Pay, plans=[plan], checkpointer=InMemorySaver(), **house)
+    await it.ask()
+    for answer in ("approve", None, "one", None):  # LangGraph would answer with "approve" here
+        out = await it.graph.ainvoke(answer and Command(resume=answer), it.config())
+        assert out["__interrupt__"]
+    assert got == []
+    out = await it.graph.ainvoke(Command(resume="two"), it.config())
+    assert (got, status(out)) == ([("one", "two")], "completed")
