@@ -13,6 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, create_model
 from pydantic.errors import PydanticUserError
 
+from framework.base.awaiting import awaited
 from framework.base.capability import BaseCapability
 from framework.base.classify import ErrorClassification
 from framework.base.context import CapabilityContext
@@ -162,7 +163,8 @@ def _execute_of(
         given = {k: arguments.absent.get(k) if v is None else v for k, v in found.items()}
         given |= {name: getattr(step.parameters, name) for name in arguments.parameters}
         given |= {name: get(step) for name, get in arguments.injected.items()}
-        result = await (in_thread if is_sync(function) else _awaited)(function, **given)
+        made = await in_thread(function, **given) if is_sync(function) else function(**given)
+        result = await awaited(made)
         if result is None and outputs and wrap is None and not step.stored:
             raise CapabilityError(
                 f"{self.name!r} returned nothing, and is declared to give {outputs[0].CONTEXT_TYPE}.",
@@ -172,10 +174,6 @@ def _execute_of(
         return result if wrap is None else {wrap.CONTEXT_TYPE: {"value": result}}
 
     return execute
-
-
-async def _awaited(function: Any, **given: Any) -> Any:
-    return await function(**given)
 
 
 def _guide_of(text: str, examples: Sequence[str]) -> Any:

@@ -16,7 +16,7 @@ from framework.planning.names import closest_name
 from framework.planning.parameters import parameter_faults
 from framework.planning.problems import UNSURE, Path, Problem, make_problem, preview, shown_key
 from framework.planning.reading import MAX_KEY_LENGTH, is_key
-from framework.planning.references import Read, element_name, fields_of, references_of
+from framework.planning.references import FROM, Read, element_name, fields_of, references_of
 from framework.planning.schemas import Shape
 from framework.planning.view import Contract, PlanView, listing
 from framework.planning.waits import SIGNAL, WAITS, references_in, wait_faults
@@ -300,6 +300,10 @@ class _Checker:
             self.problems.append(replace(fault, step=index, context_key=shown_key(key)))
         target = None if model is None else Shape.of(model, "validation")
         for path, text in references_of(parameters):
+            if not text:
+                cause = "no step is named: a reference is an object of this one key and a text"
+                self.add(codes.PARAMETER, index, FROM, cause, _REFERENCE, (name, *path))
+                continue
             found = self._found(index, (name, *path), text, codes.PARAMETER, _REFERENCE)
             wanted = None if target is None else target.at(path)
             if found is not None and wanted is not None and not found.fits(wanted):

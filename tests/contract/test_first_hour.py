@@ -517,9 +517,10 @@ async def test_a_parameter_refers_to_a_result() -> None:
         ("label.value", "no 'value'; it is one value, 'label' alone"),
         ("nothing.at_all", "no step and no stored context"),
         ("", "no step"),
+        (5, "a reference is an object of this one key and a text"),
     ],
 )
-def test_a_reference_is_checked_before_the_plan_runs(text: str, told: str) -> None:
+def test_a_reference_is_checked_before_the_plan_runs(text: Any, told: str) -> None:
     registry = Registry()
     for item in (stats, label, warn):
         registry.register(item)
