@@ -372,6 +372,8 @@ class Placing:
                 placed.named_table += 1
         if missing and placed.columns:
             later = [m for m in placed.columns if self.words[min(m.places)].begin >= missing.end()]
+            if not later and missing[0].lower().endswith(("no", "without")):
+                raise self.unplaced(missing[0])  # what it is without is a value
             target = later[0] if later else placed.columns[-1]
             self.free -= self.places(*missing.span())
             placed.columns.remove(target)
