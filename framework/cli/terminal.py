@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from configs.errors import ConfigurationError
 from configs.logger import clean_text, mask_secrets
+from framework.base.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,16 +119,8 @@ def write_file(path: Path, text: str) -> None:
     Raises:
         ConfigurationError: It cannot be written.
     """
-    begun = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            begun.write_text(text, encoding="utf-8")
-            begun.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                begun.unlink()
-            raise
+        write_whole(path, text)
     except OSError as exc:
         raise ConfigurationError(
             f"The file {str(path)!r} cannot be written: {exc.strerror or exc}.",

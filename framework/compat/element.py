@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import functools
-import io
 import json
 import os
 import threading
@@ -18,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 
 from framework.base.errors import CapgraphError, ValidationError
 from framework.base.files import write_whole
+from framework.compat.compliance import to_csv
 
 ElementT = TypeVar("ElementT", bound="Element")
 Ref = Any
@@ -506,15 +505,12 @@ class Pile(Generic[ElementT]):
             return
         if format != "csv":
             raise ValidationError(f"{format!r} is no format.", fix="Use 'json' or 'csv'.")
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
-        writer.writeheader()
-        for row in rows:
-            plain = (dict, list, bool, type(None))
-            writer.writerow(
-                {k: json.dumps(v) if isinstance(v, plain) else v for k, v in row.items()}
-            )
-        write_whole(path, text.getvalue())
+        nested = (dict, list, bool, type(None))
+        cells = (
+            {k: json.dumps(v) if isinstance(v, nested) else v for k, v in row.items()}
+            for row in rows
+        )
+        write_whole(path, to_csv(cells))
 
     async def __aenter__(self) -> Pile[ElementT]:
         await self._async_lock.acquire()

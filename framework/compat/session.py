@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from langgraph.config import get_config
@@ -29,7 +29,7 @@ from langgraph.types import interrupt
 
 from configs.logger import get_logger, mask_secrets
 from framework.base.awaiting import awaited, blocking, waited
-from framework.base.clock import Clock, SystemClock, as_clock
+from framework.base.clock import SystemClock, as_clock
 from framework.base.errors import CapgraphError, ErrorSeverity, LimitError
 from framework.base.errors import ValidationError as CapgraphValidationError
 from framework.base.ports import Sink as EventSink
@@ -49,7 +49,6 @@ from framework.governance import (
     GovernancePlane,
     PermissionDeniedError,
     PermissionEnforcer,
-    PermissionPolicy,
     PhaseContext,
     PolicyEngine,
     QualityGate,
@@ -167,6 +166,7 @@ class SessionSummary(dict[str, Any]):
             raise AttributeError(f"A session's summary has no {name!r}.") from None
 
 
+@dataclass(eq=False)
 class AgentSession:
     """What sessions of one role in one phase run under. Each session counts for itself.
 
@@ -204,49 +204,39 @@ class AgentSession:
     ('a text', 'completed')
     """
 
-    def __init__(
-        self,
-        role: str,
-        phase: str,
-        *,
-        project_id: int | None = None,
-        registry: AgentRegistry | None = None,
-        permissions: PermissionPolicy | PermissionEnforcer | None = None,
-        circuit_breaker: CircuitBreaker | None = None,
-        async_circuit_breaker: AsyncCircuitBreaker | None = None,
-        breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] | None = None,
-        policy_engine: PolicyEngine | None = None,
-        quality_gate: QualityGate | None = None,
-        budget_usd: float | None = None,
-        enforce_budget: bool = False,
-        max_iterations: int = 25,
-        guardrails: Sequence[Any] = (),
-        event_sink: Any = None,
-        usage_sink: Any = None,
-        limiters: Sequence[Any] = (),
-        provider_router: Any = None,
-        usage_limits: UsageLimits | None = None,
-        governance: GovernancePlane | None = None,
-        hooks: Sequence[Any] = (),
-        audit_log: Any = None,
-        risks: Any = None,
-        clock: Clock | Callable[[], float] | None = None,
-    ) -> None:
-        self.role, self.phase, self.project_id = role, phase, project_id
-        self.registry = registry if registry is not None else AgentRegistry()
-        is_policy = permissions is not None and not isinstance(permissions, PermissionEnforcer)
-        self.permissions: Any = PermissionEnforcer(permissions) if is_policy else permissions  # type: ignore[arg-type]
-        self.circuit_breaker = circuit_breaker or async_circuit_breaker
-        self.breakers = dict(breakers or {})
-        self.policy_engine, self.quality_gate = policy_engine, quality_gate
-        self.budget_usd, self.enforce_budget = budget_usd, enforce_budget
-        self.max_iterations = max_iterations
-        self.guards = Guards(guardrails)
-        self.event_sink, self.usage_sink, self.audit_log = event_sink, usage_sink, audit_log
-        self.limiters, self.provider_router = tuple(limiters), provider_router
-        self.usage_limits, self.governance = usage_limits, governance
-        self.hooks, self.risks = tuple(hooks), risks
-        self.clock: Clock = SystemClock() if clock is None else as_clock(clock)
+    role: str
+    phase: str
+    _: KW_ONLY
+    project_id: int | None = None
+    registry: Any = None
+    permissions: Any = None
+    circuit_breaker: CircuitBreaker | AsyncCircuitBreaker | None = None
+    async_circuit_breaker: InitVar[AsyncCircuitBreaker | None] = None
+    breakers: Mapping[str, CircuitBreaker | AsyncCircuitBreaker] = field(default_factory=dict)
+    policy_engine: PolicyEngine | None = None
+    quality_gate: QualityGate | None = None
+    budget_usd: float | None = None
+    enforce_budget: bool = False
+    max_iterations: int = 25
+    guardrails: Sequence[Any] = ()
+    event_sink: Any = None
+    usage_sink: Any = None
+    limiters: Sequence[Any] = ()
+    provider_router: Any = None
+    usage_limits: UsageLimits | None = None
+    governance: GovernancePlane | None = None
+    hooks: Sequence[Any] = ()
+    audit_log: Any = None
+    risks: Any = None
+    clock: Any = None
+
+    def __post_init__(self, async_circuit_breaker: AsyncCircuitBreaker | None) -> None:
+        self.registry = AgentRegistry() if self.registry is None else self.registry
+        if self.permissions is not None and not isinstance(self.permissions, PermissionEnforcer):
+            self.permissions = PermissionEnforcer(self.permissions)
+        self.circuit_breaker = self.circuit_breaker or async_circuit_breaker
+        self.guards, self.breakers = Guards(self.guardrails), self.breakers or {}
+        self.clock = SystemClock() if self.clock is None else as_clock(self.clock)
 
     @contextmanager
     def session(self) -> Iterator[OrchestrationSession]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from langchain_core.messages import AnyMessage
 
@@ -13,15 +14,15 @@ from framework.planning.strategies import ExtractedTask, last_request
 from framework.prompts import PromptBuilder
 
 
+@dataclass(eq=False)
 class ModelExtractor:
     """Asks a model what the last message means, when there are earlier ones.
 
     A first message is its own task and costs no call.
     """
 
-    def __init__(self, role: RoleModel, prompt: PromptBuilder) -> None:
-        self._role = role
-        self._prompt = prompt
+    role: RoleModel
+    prompt: PromptBuilder
 
     async def extract(self, messages: Sequence[AnyMessage]) -> ExtractedTask:
         """Return the task of the last message in the light of the earlier ones.
@@ -35,6 +36,6 @@ class ModelExtractor:
         if not earlier:
             return ExtractedTask(task=request)
         context = {"history": transcript(earlier), "message": request}
-        prompt = prompt_of(self._prompt, context, messages=messages)
-        found: ExtractedTask = await structured(self._role, ExtractedTask, prompt)
+        prompt = prompt_of(self.prompt, context, messages=messages)
+        found: ExtractedTask = await structured(self.role, ExtractedTask, prompt)
         return found if found.task.strip() else found.model_copy(update={"task": request})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -129,6 +129,7 @@ class Catalogue:
         return {name: plain_text(text, each) for name, text in notes.items()}
 
 
+@dataclass(eq=False)
 class DeferringSelector:
     """Leaves the choice to the planner while that can be shown every capability.
 
@@ -138,12 +139,9 @@ class DeferringSelector:
         offline: Tells whether a recipe answered such requests before; ``None`` where it cannot.
     """
 
-    def __init__(
-        self, catalogue: Catalogue, apart: Selector, offline: Selector | None = None
-    ) -> None:
-        self._catalogue = catalogue
-        self._apart = apart
-        self._offline = offline
+    catalogue: Catalogue
+    apart: Selector
+    offline: Selector | None = None
 
     async def select(
         self,
@@ -153,25 +151,25 @@ class DeferringSelector:
         excluded: Mapping[str, str] = NOTHING_EXCLUDED,
     ) -> Selection:
         """Return all that may be chosen, what a call of its own chooses, or the one recipe."""
-        if self._offline is not None and self._catalogue.has_recipes:
-            found = await self._offline.select(task, candidates, excluded=excluded)
-            if recipe := self._catalogue.only_recipe(found.names):
+        if self.offline is not None and self.catalogue.has_recipes:
+            found = await self.offline.select(task, candidates, excluded=excluded)
+            if recipe := self.catalogue.only_recipe(found.names):
                 return replace(found, names=(recipe,))
         names = tuple(c.name for c in candidates if c.name not in excluded)
-        if not names or self._catalogue.room < 0:
-            return await self._apart.select(task, candidates, excluded=excluded)
+        if not names or self.catalogue.room < 0:
+            return await self.apart.select(task, candidates, excluded=excluded)
         return Selection(names, reason="Chosen with the plan.", deferred=True)
 
 
+@dataclass(eq=False)
 class ModelPlanner:
     """Asks a model for a plan; told what is wrong with one, it writes another."""
 
     can_correct = True
 
-    def __init__(self, role: RoleModel, prompt: PromptBuilder, catalogue: Catalogue) -> None:
-        self._role = role
-        self._prompt = prompt
-        self._catalogue = catalogue
+    role: RoleModel
+    prompt: PromptBuilder
+    catalogue: Catalogue
 
     async def plan(self, request: PlanRequest) -> ExecutionPlan:
         """Return what the model proposes, right or wrong.
@@ -185,7 +183,7 @@ class ModelPlanner:
         try:
             # Parameters are an open object, which only function calling leaves open everywhere.
             found = await structured(
-                self._role, PLAN_SCHEMA, self._messages(request), method="function_calling"
+                self.role, PLAN_SCHEMA, self._messages(request), method="function_calling"
             )
         except Malformed as exc:
             return cast("ExecutionPlan", exc.text)
@@ -207,12 +205,12 @@ class ModelPlanner:
             notes = request.notes
         else:
             # All of them each time, what was excluded too: the beginning stays the same.
-            catalogue = self._catalogue.of(request.catalog)
+            catalogue = self.catalogue.of(request.catalog)
             shown = catalogue.text, catalogue.guides
             notes = catalogue.noted(request.notes)
         own = {"capabilities": shown[0], "guides": shown[1], "notes": notes}
         return prompt_of(
-            self._prompt,
+            self.prompt,
             {**fields_of(request), **own},
             instructions=request.instructions,
             # The task is complete in itself, unless it asks about the conversation.

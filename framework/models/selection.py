@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from langchain_core.messages import BaseMessage
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -91,6 +92,7 @@ def when_needed(candidate: Candidate, examples: int) -> list[str]:
     return lines
 
 
+@dataclass(eq=False)
 class ModelSelector:
     """Asks a model once for the whole registry.
 
@@ -101,17 +103,10 @@ class ModelSelector:
         settings: How capabilities are chosen.
     """
 
-    def __init__(
-        self,
-        role: RoleModel,
-        prompt: PromptBuilder,
-        offline: LexicalSelector,
-        settings: SelectionSettings,
-    ) -> None:
-        self._role = role
-        self._prompt = prompt
-        self._offline = offline
-        self._settings = settings
+    role: RoleModel
+    prompt: PromptBuilder
+    offline: LexicalSelector
+    settings: SelectionSettings
 
     async def select(
         self,
@@ -125,7 +120,7 @@ class ModelSelector:
         Raises:
             ModelError: The model failed, refused, or named only capabilities that do not exist.
         """
-        shown = await self._offline.nearest(task, candidates, self._settings.shortlist, excluded)
+        shown = await self.offline.nearest(task, candidates, self.settings.shortlist, excluded)
         if not shown:
             text = "Every capability was excluded." if candidates else "There are no capabilities."
             return Selection((), reason=text)
@@ -139,7 +134,7 @@ class ModelSelector:
     ) -> Selection:
         names = sorted(candidate.name for candidate in shown)
         found: _Choice = await structured(
-            self._role, choice_schema(names), self._messages(task, shown, excluded)
+            self.role, choice_schema(names), self._messages(task, shown, excluded)
         )
         chosen = list(dict.fromkeys(name for name in found.capabilities if name in names))
         invented = list(dict.fromkeys(n for n in found.capabilities if n not in names))
@@ -164,7 +159,7 @@ class ModelSelector:
             "task": task,
             "excluded": excluded,
         }
-        return prompt_of(self._prompt, context)
+        return prompt_of(self.prompt, context)
 
 
 class PerCapabilitySelector(ModelSelector):
@@ -176,12 +171,12 @@ class PerCapabilitySelector(ModelSelector):
         shown: Sequence[Candidate],
         excluded: Mapping[str, str],
     ) -> Selection:
-        gate = asyncio.Semaphore(self._settings.max_concurrency)
+        gate = asyncio.Semaphore(self.settings.max_concurrency)
 
         async def ask(candidate: Candidate) -> bool:
             messages = self._messages(task, [candidate], _NONE)
             async with gate:
-                match: CapabilityMatch = await structured(self._role, CapabilityMatch, messages)
+                match: CapabilityMatch = await structured(self.role, CapabilityMatch, messages)
             return match.is_match
 
         try:

@@ -142,7 +142,7 @@ def read_tokens(path: str | os.PathLike[str]) -> Mapping[str, TokenEntry]:
 def _write(path: str | os.PathLike[str], tokens: Mapping[str, TokenEntry]) -> None:
     document = {"version": 1, "tokens": {name: asdict(entry) for name, entry in tokens.items()}}
     try:
-        write_whole(path, json.dumps(document, indent=2) + "\n")
+        write_whole(path, json.dumps(document, indent=2) + "\n", mode=0o600)
     except OSError as exc:
         raise ConfigurationError(
             f"The tokens cannot be written to {os.fspath(path)!r}: {exc.strerror}.",

@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
@@ -21,9 +21,6 @@ from framework.base.errors import PersistenceError, require_extra
 from framework.base.ports import Rows
 from framework.langgraph_compat import postgres_cursor
 from framework.stores.location import MEMORY, parse_url
-
-if TYPE_CHECKING:  # the library is loaded where there is such a database
-    import sqlite3
 
 Found = tuple[int, list[tuple[Any, ...]]]
 """How many rows a statement touched, and the rows it gave."""
@@ -115,10 +112,14 @@ class SaverRows(Rows, ABC):
             if conn is None:
                 return None
             with closing(conn), conn:
-                cursor = conn.execute(*self._ready(statement, values))
-                return cursor.rowcount, cursor.fetchall() if cursor.description else []
+                return self._done(conn, statement, values)
         except self._errors() as exc:
             raise _refused(exc) from exc
+
+    def _done(self, conn: Any, statement: str, values: tuple[Any, ...]) -> Found:
+        cursor = conn.execute(*self._ready(statement, values))
+        rows = cursor.fetchall() if cursor.description else []
+        return cursor.rowcount, rows  # SQLite has counted when all of them are read
 
     @abstractmethod
     def metadata(self, name: str) -> str:
@@ -176,9 +177,10 @@ class SqliteRows(SaverRows):
         return FileRows(self._path) if self._path else self
 
     async def _find(self) -> None:
-        await self._saver.setup()
-        _, files = await self.run("PRAGMA database_list")
-        self._path = next(str(path) for _, name, path in files if name == "main")
+        if self._path is None:
+            await self._saver.setup()
+            _, files = await self.run("PRAGMA database_list")
+            self._path = next(str(path) for _, name, path in files if name == "main")
 
     async def run(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
@@ -317,7 +319,10 @@ class PostgresRows(SaverRows):
         import psycopg
 
         # No transaction of a process that is frozen in the middle keeps a row from the next one.
-        return psycopg.connect(self._address, connect_timeout=5, autocommit=True)
+        # Behind a pooler, what was prepared may be unknown to the next server process.
+        return psycopg.connect(
+            self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
+        )
 
     def _errors(self) -> type[Exception]:
         import psycopg
@@ -333,7 +338,7 @@ def _worded(statement: str) -> str:
     return statement.format(**PostgresRows.words).replace("?", "%s")
 
 
-class OwnRows(Rows, ABC):
+class OwnRows(SaverRows):
     """Rows through one connection of the process, made when it is first needed."""
 
     def __init__(self) -> None:
@@ -346,9 +351,13 @@ class OwnRows(Rows, ABC):
         # Threads of the loop's own: those of a pool are not there after a fork.
         return await asyncio.to_thread(self.run_blocking, statement, values)
 
-    @abstractmethod
     def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
         """Run one statement in a transaction of its own."""
+        try:
+            with self._lock:
+                return self._done(self._connection(), statement, values)
+        except self._errors() as exc:
+            raise _refused(exc) from exc
 
     def close(self) -> None:
         """Close the connection; it is opened again when it is needed."""
@@ -360,48 +369,26 @@ class OwnRows(Rows, ABC):
 
     def _connection(self) -> Any:
         if self._open is None or self._open[0] != os.getpid():
-            conn = self._dial()
+            conn = self._connect()
             weakref.finalize(self, conn.close)
             self._open = os.getpid(), conn
         return self._open[1]
 
-    @abstractmethod
-    def _dial(self) -> Any:
-        """Open a connection that commits each statement by itself."""
 
-
-class FileRows(OwnRows):
+class FileRows(OwnRows, SqliteRows):
     """Rows in a SQLite file of their own, which processes may share.
 
     Args:
         path: The file.
     """
 
+    _path: str
+
     def __init__(self, path: str) -> None:
         super().__init__()
         self._path = path
 
-    async def table(self, definition: str) -> None:
-        """Create a table unless it is there."""
-        if definition not in self._made:
-            await self.run(definition)
-            self._made.add(definition)
-
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own."""
-        import sqlite3
-
-        ready = SqliteRows._ready(statement, values)
-        try:
-            with self._lock:
-                conn = self._connection()
-                before = conn.total_changes
-                rows = conn.execute(*ready).fetchall()
-                return conn.total_changes - before, rows
-        except sqlite3.Error as exc:
-            raise _refused(exc) from exc
-
-    def _dial(self) -> sqlite3.Connection:
+    def _connect(self) -> Any:
         import sqlite3
 
         conn = sqlite3.connect(
@@ -424,33 +411,15 @@ class ServerRows(OwnRows, PostgresRows):
         super().__init__()
         self._address = address
 
-    def run_blocking(self, statement: str, values: tuple[Any, ...] = ()) -> Found:
-        """Run one statement in a transaction of its own."""
-        try:
-            with self._lock:
-                cursor = self._living().execute(*self._ready(statement, values))
-                return cursor.rowcount, cursor.fetchall() if cursor.description else []
-        except self._errors() as exc:
-            raise _refused(exc) from exc
-
-    def _living(self) -> Any:
-        """Return the connection; another one when the server ended it meanwhile."""
-        conn = self._connection()
+    def _connection(self) -> Any:
+        conn = super()._connection()
         try:
             conn.execute("SELECT 1")
-        except self._errors():
+        except self._errors():  # the server ended it meanwhile
             conn.close()
             self._open = None
-            conn = self._connection()
+            conn = super()._connection()
         return conn
-
-    def _dial(self) -> Any:
-        import psycopg
-
-        # Behind a pooler, what was prepared may be unknown to the next server process.
-        return psycopg.connect(
-            self._address, connect_timeout=5, autocommit=True, prepare_threshold=None
-        )
 
 
 def open_rows(url: str) -> Rows | None:
