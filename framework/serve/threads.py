@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -281,14 +282,27 @@ class Threads:
     ) -> dict[str, Any]:
         """Return what a thread holds, now or at one of its checkpoints, as plain data.
 
+        Where a file lies concerns nobody who asks: it is had by reference.
+
         Raises:
             NotThereError: There is no such thread or checkpoint.
         """
+        from framework.graph.turns import contexts_of
+
         kept = await self.check(caller, thread_id)
         snapshot = await self._graph.aget_state(await self._moment(kept, checkpoint_id))
         values = dict(snapshot.values)
         messages = [_message(one) for one in values.pop("messages", None) or []]
-        return {"messages": messages, **finite(values)}
+        types = self._graph.services.registry.context_types
+        made = {
+            path: PurePath(path).name or path
+            for kind, entries in (values.get("capability_context_data") or {}).items()
+            for key, entry in entries.items()
+            for context in contexts_of(types, kind, key, entry)
+            for path in context.get_files()
+        }
+        found: dict[str, Any] = _renamed({"messages": messages, **finite(values)}, made)
+        return found
 
     async def _moment(self, kept: str, checkpoint_id: str | None) -> RunnableConfig:
         """Find a thread as it is, or as it was at one of its checkpoints."""
@@ -315,6 +329,16 @@ class Threads:
         known["last_message"] = summary.last_message[:500]
         known["title"] = about.get("title") or (summary.task or summary.last_message)[:80]
         return known
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for name, shown in names.items():
+            value = value.replace(name, shown)
+        return value
+    if isinstance(value, dict):
+        return {key: _renamed(one, names) for key, one in value.items()}
+    return [_renamed(one, names) for one in value] if isinstance(value, list) else value
 
 
 def finite(value: Any) -> Any:

@@ -43,6 +43,8 @@ def ask(page: Any, text: str) -> None:
 
 
 def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
+    from playwright.sync_api import expect
+
     page.get_by_test_id("attach").wait_for()
     page.get_by_test_id("file-input").set_input_files([brought("load.csv"), brought("no.exe")])
     uploads = page.get_by_test_id("upload")
@@ -70,6 +72,17 @@ def test_a_file_goes_along_and_what_came_of_it_is_shown(page: Any) -> None:
     page.reload()
     page.get_by_test_id("plot").wait_for()
     page.get_by_text("With load.csv").wait_for()
+    # Asked again, it goes along again: below, and in place of what has been asked since.
+    page.get_by_role("button", name="Ask again").last.click()
+    said = page.get_by_test_id("message")
+    expect(said).to_have_count(4)
+    said.nth(2).get_by_text("With load.csv").wait_for()
+    page.reload()
+    expect(said).to_have_count(4)
+    page.get_by_role("button", name="Ask again").first.click()
+    expect(said).to_have_count(2)
+    page.get_by_text("With load.csv").wait_for()
+    page.get_by_test_id("plot").wait_for()
 
 
 def test_a_file_is_dropped_onto_the_box(page: Any) -> None:

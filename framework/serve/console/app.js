@@ -11,6 +11,9 @@ import { threadBar, threadsView } from "./threads.js";
 const LOOK = 5000;
 const LOOK_HIDDEN = 30000;
 const PAGE = 15;
+const UPLOAD = /^[0-9a-f]{32}$/;
+// What was brought along stands under the key "data", as its id and its name.
+const broughtOf = (state) => Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((file) => ({ id: String(file).split("/")[0], name: String(file).split("/").at(-1) }));
 
 const views = {};
 const later = {
@@ -162,9 +165,17 @@ const app = {
   async askAgain(index) {
     const { messages } = this.turn;
     const earlier = messages.slice(index + 1).some((one) => one.role === "user");
+    const files = messages[index].files ?? await this.filesWith(index, earlier);
     if (earlier && index === 0) await this.newThread();
     else if (earlier && !await this.forkAfter(index)) return;
-    await this.send(messages[index].content);
+    await this.send(messages[index].content, files.filter((one) => UPLOAD.test(one.id)));
+  },
+  // What came along with a message that was sent before this page was loaded.
+  async filesWith(index, earlier) {
+    if (!this.uploads) return [];
+    if (!earlier) return this.brought;
+    const moment = await this.momentAfter(index + 2);
+    return moment ? broughtOf(await get(query(`${threadPath(this.threadId)}/state`, { checkpoint_id: moment.checkpoint_id }))) : [];
   },
   // A fork that ends just before a message, with its text to change.
   async editFrom(index, text) {
@@ -292,8 +303,7 @@ const app = {
       if (id !== this.threadId) return;
       this.figures = figuresOf(state.capability_context_data, state.execution_step_results);
       this.files = made.items;
-      // What was brought along stands under the key "data", as file and folder.
-      this.brought = Object.values(state.capability_context_data ?? {}).flatMap((kind) => kind.data?.files ?? []).map((name) => String(name).split("/").at(-1));
+      this.brought = broughtOf(state);
       changed();
     } catch { this.figures = null; }
   },

@@ -132,8 +132,8 @@ function fill(app, node, one, { index, isLast, isAsked, runs }) {
     node.capgraphFiles = had;
     import("./files.js").then(({ shownFiles }) => made.replaceChildren(...shownFiles(app, files)));
   }
-  const named = one.files?.map((file) => file.name) ?? (isAsked ? app.brought : []);
-  put(along, named.length ? T.withFiles(named.map(visible).join(", ")) : "");
+  const came = one.files ?? (isAsked ? app.brought : []);
+  put(along, came.length ? T.withFiles(came.map((file) => visible(file.name)).join(", ")) : "");
   if (!tools.childElementCount) {
     const at = app.turn.messages.findLastIndex((other, n) => n <= index && other.role === "user");
     if (one.role === "user") tools.append(button(T.edit, () => app.editFrom(index, one.content), { class: "small" }));

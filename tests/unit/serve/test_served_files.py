@@ -130,7 +130,9 @@ async def test_plots_and_tables_are_had_by_reference(tmp_path: Path) -> None:
         assert told[-1]["result"]["files"] == [image["name"]]
         whole = (await ann.get(f"/api/threads/{thread}")).json()
         assert image["name"] in whole["messages"][-1]["content"]
-        assert str(tmp_path) not in str([table, image, told, whole])
+        state = (await ann.get(f"/api/threads/{thread}/state")).json()
+        assert image["name"] in str(state["capability_context_data"])
+        assert str(tmp_path) not in str([table, image, told, whole, state])
         path = f"/api/threads/{thread}/files"
         got = await ann.get(f"{path}/{image['file_id']}")
         assert got.content.startswith(b"\x89PNG")
