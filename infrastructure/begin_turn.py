@@ -23,7 +23,7 @@ from framework.langgraph_compat import outer_task
 from framework.pipeline.failures import raise_failure, refusal
 from framework.pipeline.run_config import current_payer
 from framework.planning.strategies import attached, last_request, system_text
-from framework.state import AgentState, TurnView, reset_of_turn
+from framework.state import AgentState, TurnView
 
 
 @infrastructure_node(quiet=True)
@@ -39,8 +39,9 @@ class BeginTurnNode(BaseInfrastructureNode):
         view = services.view(state)
         plan = state.get("planning_execution_plan")
         brought = brought_id(plan, view.turn)
-        keep = frozenset({"planning_execution_plan"} if brought else ())
-        update = reset_of_turn(state, keep)
+        keep = {"planning_execution_plan"} if brought else set()
+        schema = services.runner.schema
+        update = schema.reset(state, schema.for_one_turn | keep)
         message = _last_message(state)
         number = view.turn_number + 1
         mark = _mark(message)

@@ -76,13 +76,15 @@ def admitted(
             f"The graph was given {type(given).__name__}, not a dictionary.",
             fix='Give {"messages": [("user", "…")]}.',
         )
-    keys = services.runner.schema.from_caller
+    schema = services.runner.schema
+    keys = schema.from_caller
     if inside:
         # The state of an outer graph flows in whole; only these keys are read.
         given = {key: value for key, value in given.items() if key in keys}
     else:
         _refuse_unknown(given, keys, services.registry)
-    checked = dict(given)
+    # What was sent for an earlier turn is not sent for this one.
+    checked = {**{name: schema.keys[name].reset() for name in schema.for_one_turn}, **given}
     if "messages" in checked:
         _check_messages(checked["messages"])
     if checked.get("agent_control") is not None:

@@ -4,7 +4,6 @@ from configs.lazy import contents
 from framework.state.agent_state import STATE_KEYS as STATE_KEYS
 from framework.state.agent_state import AgentState as AgentState
 from framework.state.agent_state import fitting as fitting
-from framework.state.agent_state import reset_of_turn as reset_of_turn
 from framework.state.context_access import ContextTypes as ContextTypes
 from framework.state.context_access import dump_context as dump_context
 from framework.state.context_access import get_context as get_context

@@ -1,6 +1,5 @@
 """The graph's state: flat, prefixed keys that hold plain JSON-able values."""
 
-from collections.abc import Mapping
 from functools import cache, partial
 from typing import Annotated, Any
 
@@ -173,15 +172,6 @@ class AgentState(TypedDict, total=False):
 
 _SCHEMA = StateSchema.of(AgentState)
 STATE_KEYS = _SCHEMA.names
-
-
-def reset_of_turn(state: Mapping[str, Any], keep: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the update that begins a turn of an ``AgentState``.
-
-    >>> reset_of_turn({"task_current_task": "old", "control_has_error": False, "messages": [1]})
-    {'task_current_task': None}
-    """
-    return _SCHEMA.reset(state, keep)
 
 
 _READ_ELSEWHERE = frozenset({"messages", "planning_execution_plan"})

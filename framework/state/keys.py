@@ -143,6 +143,11 @@ class StateSchema:
         return frozenset(name for name, key in self.keys.items() if key.key.from_caller)
 
     @cached_property
+    def for_one_turn(self) -> frozenset[str]:
+        """Keys of one's own that a caller sends for one turn: emptied where they come in."""
+        return self.from_caller - self.survives - {"planning_execution_plan"}
+
+    @cached_property
     def _of_turn(self) -> tuple[StateKey, ...]:
         return tuple(key for name, key in self.keys.items() if name not in self.survives)
 

@@ -44,6 +44,8 @@ def _schema() -> type[Any]:
         customer: Annotated[str, state_room.FromCaller]
         notes: Annotated[list[str], add]
         total: int
+        said: Annotated[str, state_room.OfTurn]
+        wish: Annotated[list[str], state_room.FromCaller, state_room.OfTurn, add]
 
     return MyState
 
@@ -69,6 +71,25 @@ async def test_own_keys_are_written_read_and_merged(agent: Any, step: Any, clerk
     assert status(out) == "completed"
     assert sorted(out["notes"]) == ["Ada a", "Ada b"], "the key's own reducer merges"
     assert (out["customer"], out["total"]) == ("Ada", 3)
+
+
+async def test_what_is_of_a_turn_ends_with_it_whoever_wrote_it(agent: Any, step: Any) -> None:
+    seen = []
+
+    class Tell(BaseCapability):
+        name = "tell"
+        description = "Tell"
+
+        async def execute(self) -> dict[str, Any]:
+            seen.append((self.state.get("said"), self.state.get("wish")))
+            return {"said": "this"}
+
+    options: dict[str, Any] = {"state_schema": _schema(), "checkpointer": InMemorySaver()}
+    it = agent(capability_node(Tell), plans=[[step("a", "tell")]] * 3, **options)
+    await it.ask(wish=["tea"])
+    await it.ask("And now")
+    await it.ask("And then", wish=["milk"])
+    assert seen == [(None, ["tea"]), (None, []), (None, ["milk"])]
 
 
 async def test_a_caller_sends_only_the_keys_that_are_marked(

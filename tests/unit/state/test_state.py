@@ -21,7 +21,6 @@ from framework.state import (
     get_context,
     load_context,
     merge_by_key,
-    reset_of_turn,
     summarize,
 )
 
@@ -88,7 +87,7 @@ def test_other_reducers() -> None:
 
 def test_the_reset_empties_all_but_what_survives() -> None:
     full: dict[str, Any] = {key: {"left": 1} for key in SCHEMA.names}
-    update = reset_of_turn(full)
+    update = SCHEMA.reset(full)
     assert set(update) == SCHEMA.names - SCHEMA.survives
     for key, value in update.items():
         if key in SCHEMA.reduced:
@@ -96,10 +95,10 @@ def test_the_reset_empties_all_but_what_survives() -> None:
             assert not value.value
         else:
             assert not value
-    assert reset_of_turn(full, keep=frozenset({"planning_execution_plan"})).keys() == (
+    assert SCHEMA.reset(full, keep=frozenset({"planning_execution_plan"})).keys() == (
         update.keys() - {"planning_execution_plan"}
     )
-    assert reset_of_turn({}) == {}
+    assert SCHEMA.reset({}) == {}
 
 
 def test_keys_that_parallel_steps_write_have_reducers() -> None:
