@@ -179,6 +179,23 @@ def test_another_tab_sees_what_this_one_begins(context: Any, page: Any, served: 
     expect(other.get_by_test_id("question")).to_have_count(0)
 
 
+def test_of_a_long_conversation_the_end_is_shown(page: Any, served: Any) -> None:
+    from playwright.sync_api import expect
+
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"Word {n}."} for n in range(90)]
+    asked = {"messages": [*said, {"role": "user", "content": "Read the level of the tank"}]}
+    told = served.call("/v1/chat/completions", asked)
+    page.goto(f"{served.url}/?thread={told['metadata']['thread_id']}")
+    messages = page.get_by_test_id("message")
+    expect(messages).to_have_count(60)
+    expect(messages.last).to_contain_text("2480.5")
+    page.get_by_role("button", name="Earlier messages").press("Enter")
+    expect(messages).to_have_count(92)
+    expect(messages.first).to_contain_text("Word 0.")
+    ask(page, "Read the level of the tank")
+    expect(messages).to_have_count(94)
+
+
 def test_the_inbox_holds_the_questions_of_all_threads(page: Any, served: Any) -> None:
     plan = {
         "steps": [

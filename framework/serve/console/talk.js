@@ -6,16 +6,24 @@ import { RUNS } from "./state.js";
 import { T } from "./text.js";
 
 const NEAR = 80;
+const AT_ONCE = 60;
 
 export function talkView(app) {
   const log = h("div", { class: "log", role: "log", "aria-label": T.conversation, tabindex: 0 });
   const greeting = h("div", { class: "greeting" }, h("h2", null, T.greeting), h("p", { class: "quiet" }, T.greetingMore));
   const messages = h("div", { class: "messages" });
+  const earlier = button(T.earlier, () => {
+    const height = log.scrollHeight;
+    from = Math.max(0, from - AT_ONCE);
+    update();
+    log.scrollTop += log.scrollHeight - height;
+    if (earlier.hidden) log.focus();
+  }, { class: "small", hidden: true });
   const working = h("p", { class: "working", role: "status" });
   const error = h("p", { class: "problem", role: "alert", hidden: true });
   const asked = h("div", { class: "asked" });
   const elsewhere = h("p", { class: "quiet", hidden: true }, T.inInbox);
-  log.append(greeting, messages, error, elsewhere, asked, working);
+  log.append(greeting, earlier, messages, error, elsewhere, asked, working);
 
   const input = h("textarea", { id: "message", testid: "message-input", rows: 2, placeholder: T.placeholder, "aria-label": T.input });
   const send = h("button", { type: "submit", testid: "send", class: "main" }, T.send);
@@ -56,6 +64,10 @@ export function talkView(app) {
 
   let follows = true;
   let seen = [];
+  // Of a long conversation the end is shown: each message costs time whenever something happens.
+  let from = 0;
+  let opened = null;
+  let total = 0;
   log.addEventListener("scroll", () => { follows = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR; });
 
   function update() {
@@ -63,8 +75,11 @@ export function talkView(app) {
     const runs = RUNS.has(turn.status);
     const lastAnswer = turn.messages.findLast((one) => one.role === "assistant");
     const lastAsked = turn.messages.findLast((one) => one.role === "user");
-    keyed(messages, turn.messages, (one) => one.id ?? turn.messages.indexOf(one), (one) => messageNode(one), (node, one) => {
-      const index = turn.messages.indexOf(one);
+    if (opened !== app.threadId || !total || turn.messages.length <= from) from = Math.max(0, turn.messages.length - AT_ONCE);
+    [opened, total] = [app.threadId, turn.messages.length];
+    earlier.hidden = !from;
+    keyed(messages, turn.messages.slice(from), (one) => one.id ?? turn.messages.indexOf(one, from), (one) => messageNode(one), (node, one) => {
+      const index = turn.messages.indexOf(one, from);
       fill(app, node, one, { index, isLast: one === lastAnswer, isAsked: one === lastAsked, runs });
     });
     greeting.hidden = turn.messages.length > 0 || runs || turn.questions.length > 0;

@@ -33,6 +33,7 @@ export const T = {
   other: "Note",
   edit: "Edit and fork",
   retry: "Ask again",
+  earlier: "Earlier messages",
   noMoment: "This moment is not kept any more.",
   copy: "Copy",
   copied: "Copied",
