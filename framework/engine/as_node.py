@@ -8,7 +8,7 @@ what the step left behind.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from framework.base.errors import (
     ConfigurationError,
     ErrorSeverity,
     InfrastructureError,
+    PersistenceError,
     StoppedError,
     ValidationError,
 )
@@ -184,8 +185,9 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
         told = (METER, CASHIER) if services.purse.budgets else (METER,)
         calls = counting(budget, services.limits.max_model_calls)
         view.payer = await _payer(view, services)
+        run = "" if nested else await _run(view, services)
         with inside, calls, called_back(*told), paid_by(view.payer):  # noqa: SIM117
-            with paying(None if nested else services.spending(view)):  # for whom is known now
+            with paying(None if nested else services.spending(view, run=run)):  # for whom is known
                 yield
     finally:
         await end_run(inside)
@@ -194,7 +196,8 @@ async def _entered(view: TurnView, services: Services, budget: TurnBudget) -> As
 async def _payer(view: TurnView, services: Services) -> Caller:
     """Return whose turn it is; of a graph of one's own, who began the run that is gone on with."""
     known = view.begun_by
-    began = await services.journal().began() if known is None and goes_on() else None
+    earlier = known is None and goes_on()
+    began = await services.journal().began(before=True, whole=True) if earlier else None
     if known is not None or began is None:
         return known or view.caller
     # What a server made sure of stands beside what a caller may say.
@@ -203,6 +206,16 @@ async def _payer(view: TurnView, services: Services) -> Caller:
     if caller.authenticated:
         return replace(caller, user_id=told.get("langgraph_auth_user_id") or caller.user_id)
     return Caller(told.get("user_id"), tenant=told.get("tenant"))
+
+
+async def _run(view: TurnView, services: Services) -> str:
+    """Name the run whose visits are one turn for budgets, where nothing else opened one."""
+    if view.turn_id or not any(budget.per == "turn" for budget in services.purse.budgets):
+        return ""
+    with suppress(PersistenceError):  # nothing keeps it before it ends: each visit is one
+        began = await services.journal().began(whole=True)
+        return "" if began is None else str(began.config["configurable"]["checkpoint_id"])
+    return ""
 
 
 async def _turn(services: Services, state: Mapping[str, Any]) -> tuple[TurnView, int]:

@@ -259,15 +259,17 @@ class Services:
         known = None if thread is None else str(thread)
         return TurnView(state, thread_id=known, caller=current_caller(), payer=payer_around())
 
-    def spending(self, view: TurnView, *, planned: bool = False) -> Spending | None:
+    def spending(self, view: TurnView, *, planned: bool = False, run: str = "") -> Spending | None:
         """Return what the running turn may spend; ``None`` when nothing is bounded or kept.
 
         Args:
             view: The turn.
             planned: Whether the budget of the plan in force counts besides.
+            run: Names the run that stands for a turn, in a graph of one's own that has none.
         """
         journal, own = self.journal(), view.plan.get("budget") if planned else None
-        return self.purse.spending(view, journal.rows, kept=journal.durable, planned=own)
+        about: Any = {"kept": journal.durable, "planned": own, "run": run}
+        return self.purse.spending(view, journal.rows, **about)
 
     async def budget_left(self) -> dict[str, float]:
         """Return what is left of each limit of the budget; empty without one."""

@@ -68,7 +68,8 @@ class Budget:
         steps: Tries of steps.
         seconds: Seconds that steps take, added up.
         consecutive_failures: Failures in a row, after which nothing more begins.
-        per: What has such a budget each: ``step``, ``turn``, ``thread``, ``user`` or ``tenant``.
+        per: What has such a budget each: ``step``, ``turn``, ``thread``, ``user`` or ``tenant``. A
+            run of a graph of one's own that a saver keeps is a turn, where no message opened one.
         window: ``hour``, ``day`` or ``month`` (of UTC) after which it begins anew; ``None`` for never.
         clock: Tells the time: a ``Clock``, or a function that returns seconds since the epoch; a
             graph's own when not given.

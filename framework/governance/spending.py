@@ -93,6 +93,7 @@ class Purse:
         *,
         kept: bool = True,
         planned: Mapping[str, float] | None = None,
+        run: str = "",
     ) -> Spending | None:
         """Return the budgets of a turn; ``None`` when there are none and nothing is kept.
 
@@ -101,6 +102,7 @@ class Purse:
             rows: The database of the graph's saver.
             kept: Whether a saver keeps the thread; without one each run is a turn of its own.
             planned: What the plan in force may use up besides.
+            run: Names the run that stands for a turn, in a graph of one's own that has none.
         """
         own = [Budget(**planned, name="plan")] if planned else []  # type: ignore[arg-type]
         if rows is None and not self.budgets and not own:
@@ -108,7 +110,8 @@ class Purse:
         cells = cells_of(rows) if rows is not None else None
         given = (*self.budgets, *own)
         budgets = [item.counting_in(cells) if cells else item for item in given]
-        return Spending(budgets, self.prices, view, rows, self.book, kept=kept)
+        visit = run or _visit(view, kept=kept)
+        return Spending(budgets, self.prices, view, rows, self.book, visit=visit)
 
 
 def declared_budgets(given: Sequence[Mapping[str, Any]]) -> list[Budget]:
@@ -180,11 +183,11 @@ class Spending:
         rows: Rows | None,
         book: UsageBook,
         *,
-        kept: bool,
+        visit: str,
     ) -> None:
         self._budgets, self._prices, self._rows, self._book = budgets, prices, rows, book
         payer = current_payer()
-        self._subjects = _subjects(view, payer, _visit(view, kept=kept))
+        self._subjects = _subjects(view, payer, visit)
         self._about = {
             "thread_id": view.thread_id,
             "turn_id": view.turn_id,

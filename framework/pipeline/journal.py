@@ -153,11 +153,23 @@ class Journal:
             delay = min(delay * 2, 0.1)
         return found
 
-    async def began(self) -> CheckpointTuple | None:
-        """Return the checkpoint with which the running graph began; ``None`` when none is kept."""
+    async def began(self, *, before: bool = False, whole: bool = False) -> CheckpointTuple | None:
+        """Return the checkpoint with which the running graph began; ``None`` when none is kept.
+
+        Args:
+            before: Whether it began in an earlier run, so that nothing has to be waited for.
+            whole: Whether the outermost graph is meant.
+        """
         if self._saver is None or self.thread_id is None or self._checkpoint is None:
             return None
-        found: CheckpointTuple | None = await self._rock(self._saver, *self._checkpoint)
+        space, moment = self.checkpoints[0] if whole else self._checkpoint
+        found: CheckpointTuple | None = None
+        if before:
+            place = {"thread_id": self.thread_id, "checkpoint_ns": space}
+            for named in ({**place, "checkpoint_id": moment}, place):
+                found = found or await self._saver.aget_tuple({"configurable": named})
+        else:
+            found = await self._rock(self._saver, space, moment)
         while found is not None and found.parent_config and given_to_run(found) is None:
             found = await self._saver.aget_tuple(found.parent_config)
         return found

@@ -27,6 +27,8 @@ from framework.telemetry.accounts import CASHIER
 from framework.telemetry.metered import METER
 from framework.telemetry.usage_book import usage_totals
 from framework.testing import ScriptedModel
+from framework.workflows import DAGWorkflow, WorkflowEdge, WorkflowNode
+from framework.workflows.nodes import result_of
 from tests.support.doors import Gauge, last_words, soon, status
 
 PRICES = PriceTable({"scripted": ModelPricing(0.0, 1000.0)}, others=False)
@@ -336,6 +338,26 @@ async def test_a_bound_node_reserves_its_steps() -> None:
     node = services.node(services.registry.capabilities["chatter"].cls)
     out = await node({})
     assert "steps is limited to 0" in out["control_error_info"]["user_message"]
+
+
+async def test_a_run_of_a_workflow_is_one_turn() -> None:
+    talker = chatter(0)
+    services = bind([Gauge, talker], budget=Budget(steps=2))
+    names = "abc"
+    flow = DAGWorkflow(
+        nodes=[WorkflowNode(name, talker) for name in names],
+        edges=[WorkflowEdge("a", "b"), WorkflowEdge("b", "c")],
+        services=services,
+    )
+    async with open_saver("sqlite://:memory:") as saver:
+        graph = flow.compile(saver)
+        for _ in range(2):  # each run of the thread
+            found = result_of(
+                await graph.ainvoke({"task": "x"}, {"configurable": {"thread_id": "1"}})
+            )
+            assert not found.success
+            assert "steps is limited to 2" in str(found.outputs["c"].error)
+            assert [found.outputs[name].error for name in "ab"] == [None, None]
 
 
 async def test_what_calls_used_goes_with_the_days_of_the_settings(
