@@ -47,7 +47,7 @@ from framework.telemetry.metered import role_tag
 
 ResultT = TypeVar("ResultT")
 
-_CUT_OFF = frozenset({"length", "max_tokens", "model_length"})
+_CUT_OFF = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 _REFUSED = frozenset(
     ["content_filter", "refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii"]
 )

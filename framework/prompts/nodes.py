@@ -137,7 +137,9 @@ class OrchestratorPrompt(PromptBuilder):
             parts.append(f"Stored results, usable as inputs:\n{as_data('stored results', stored)}")
         for name, text in (notes or {}).items():
             parts.append(f"What {name} has at hand:\n{as_data(name, text)}")
-        if failure:
+        if failure and failed_capability not in (
+            excluded or {}
+        ):  # of these the reason stands above
             told = ErrorClassification.from_dict(dict(failure)).format_for_llm()
             who = f" in {failed_capability!r}" if failed_capability else ""
             parts.append(

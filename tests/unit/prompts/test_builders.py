@@ -116,6 +116,11 @@ def test_an_answer_without_results_says_that_there_are_none() -> None:
 def test_what_was_tried_in_vain_is_told_with_its_reason() -> None:
     text = ClassificationPrompt().get_dynamic_context(task="x", excluded={"rain": "no gauge"})
     assert "rain: no gauge" in text
+    failure = ErrorClassification(ErrorSeverity.RECLASSIFICATION, "no gauge").to_dict()
+    tried = {"excluded": {"rain": "no gauge"}, "failed_capability": "rain", "failure": failure}
+    text = OrchestratorPrompt().get_dynamic_context(task="x", **tried)
+    assert text.count("no gauge") == 1
+    assert "the same way" not in text, "it may not be chosen again"
 
 
 @pytest.mark.parametrize(
