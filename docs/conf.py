@@ -1,7 +1,5 @@
 """Sphinx configuration: MyST pages and a reference made from docstrings."""
 
-from framework.state import AgentState, StateSchema
-
 project = "capgraph"
 author = "The capgraph maintainers"
 copyright = "2026, the capgraph maintainers"
@@ -18,8 +16,7 @@ html_theme = "furo"
 html_title = "capgraph"
 html_static_path = ["_static"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "fieldlist", "substitution"]
-myst_substitutions = {"state_keys": StateSchema.of(AgentState).table()}
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -33,3 +30,13 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_attr_annotations = True
 suppress_warnings = ["ref.python"]  # names that several rooms export
+
+
+def setup(app):
+    """Leave out the fields of named tuples as members: their docstrings list them."""
+    app.connect(
+        "autodoc-skip-member",
+        lambda app, what, name, value, skip, options: (
+            type(value).__name__ == "_tuplegetter" or None
+        ),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
 import tomllib
 from collections.abc import Iterator
@@ -296,3 +297,13 @@ def test_every_row_of_the_source_system_is_listed_with_its_tests() -> None:
         *(f"F{n}" for n in range(1, 7)),
         *(f"B{n}" for n in range(1, 50)),
     ]
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=named)
+def test_the_reference_lists_what_there_is(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    listed, there = (
+        re.findall(r"^\| (`.*?`) \|", one, re.M)
+        for one in (text, runpy.run_path(str(DOCS / "_make_reference.py"))["made"](text))
+    )
+    assert listed == there, "run: python docs/_make_reference.py"

@@ -34,14 +34,14 @@ def settings(
     from configs.yaml_files import read_yaml
 
     if schema:
-        typer.echo(json.dumps(_described(Settings), indent=2))
+        typer.echo(json.dumps(described(Settings), indent=2))
         return
     read = shared.settings()
     named = os.environ.get("CAPGRAPH_CONFIG")
     files = [*([named] if named else []), *map(str, config_files(shared.config))]
     sources = [(file, read_yaml(file)) for file in files]
     told = []
-    for path, value in _leaves(read):
+    for path, value in leaves(read):
         variable = "CAPGRAPH_" + "__".join(path).upper()
         source = "command line" if path[0] in {"data_folders", "user"} else "default"
         for file, values in sources:
@@ -57,9 +57,7 @@ def settings(
     show_rows(("key", "value", "source"), rows, data=told if shared.as_json else None)
 
 
-def _leaves(
-    section: BaseModel, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each key of the settings with its value as plain data."""
     from pydantic import BaseModel
 
@@ -67,7 +65,7 @@ def _leaves(
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from _leaves(value, (*path, name))
+            yield from leaves(value, (*path, name))
         else:
             yield (*path, name), plain[name]
 
@@ -80,7 +78,7 @@ def _names(values: Any, path: tuple[str, ...]) -> bool:
     return True
 
 
-def _described(model: type[BaseModel]) -> dict[str, Any]:
+def described(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of the settings, each key with what the documentation says of it."""
     schema = model.model_json_schema()
     for part in [schema, *schema["$defs"].values()]:

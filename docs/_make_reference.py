@@ -1,0 +1,88 @@
+"""Writes the tables of the reference, which a forge shows where it shows nothing of autodoc.
+
+    python docs/_make_reference.py
+
+Below each mark stands a table: the public names of the page's modules, the settings, the state keys.
+"""
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.settings import Settings
+from framework.cli.commands.settings import described, leaves
+from framework.state import AgentState, StateSchema
+
+PAGES = Path(__file__).parent / "reference"
+MADE = re.compile(r"(<!-- (names|settings|state) -->\n).*?(<!-- end -->)", re.S)
+
+
+def made(page: str) -> str:
+    """Return a page with its tables as they have to be."""
+    tables = {
+        "names": lambda: table("name", "what it is", names(page)),
+        "settings": lambda: table("key, with its default", "meaning", settings()),
+        "state": lambda: StateSchema.of(AgentState).table(),
+    }
+    return MADE.sub(lambda found: f"{found[1]}{tables[found[2]]().strip()}\n{found[3]}", page)
+
+
+def names(page: str) -> Iterator[tuple[str, str]]:
+    """Yield what the directives of a page show, with the first line of what is said of it."""
+    for directive in re.finditer(
+        r"^\.\. auto(module|function):: (\S+)\n((?: +:.*\n)*)", page, re.M
+    ):
+        options = dict(re.findall(r":([\w-]+): (.*)", directive[3]))
+        module, wanted = directive[2], options.get("members", "").split(", ")
+        if directive[1] == "function":
+            module, _, name = module.rpartition(".")
+            wanted = [name]
+        found = importlib.import_module(module)
+        listed = [name for name in wanted if name] or getattr(found, "__all__", None)
+        for name in sorted(listed or own(found)):
+            if name not in options.get("exclude-members", "").split(", "):
+                value = getattr(found, name)
+                # Of a constant that has no text of its own, its class would speak.
+                about = (
+                    inspect.getdoc(value)
+                    if inspect.isroutine(value) or inspect.isclass(value)
+                    else ""
+                )
+                yield name, (about or "").split("\n")[0]
+
+
+def own(module: Any) -> list[str]:
+    """Name the public classes and functions that a module defines."""
+    parts = [v for k, v in vars(module).items() if not k.startswith("_")]
+    return [v.__name__ for v in parts if getattr(v, "__module__", "") == module.__name__]
+
+
+def settings() -> Iterator[tuple[str, str]]:
+    """Yield every key of the settings with its default, and what it means."""
+    schema = described(Settings)
+    for path, value in leaves(Settings.model_construct()):
+        part = schema
+        for name in path[:-1]:
+            part = schema["$defs"][part["properties"][name]["$ref"].rpartition("/")[2]]
+        yield (
+            f"{'.'.join(path)}: {json.dumps(value)}",
+            part["properties"][path[-1]].get("description", ""),
+        )
+
+
+def table(left: str, right: str, rows: Iterator[tuple[str, str]]) -> str:
+    """Write a table in Markdown."""
+    lines = [f"| {left} | {right} |", "|---|---|"]
+    for name, about in rows:
+        plain = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", about).replace("``", "`")
+        lines.append(f"| `{name}` | {plain.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for file in sorted(PAGES.glob("*.md")):
+        file.write_text(made(file.read_text("utf-8")), "utf-8")
