@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import ClassVar, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import ClassVar
 
 from capabilities.contexts import Plot, QueryResult
-from capabilities.data.chart import Wanted, draw
+from capabilities.data.chart import PlottingParameters, draw
 from capabilities.data.work import Workers, classify_data_error
 from capabilities.guided import Guided
 from framework.base import capability_node
@@ -23,23 +20,6 @@ _PICTURE = re.compile(
     r"|\band (?:plot|graph|chart|draw|visuali[sz]e)\b",
     re.IGNORECASE,
 )
-DEFAULT_FOLDER = "capgraph-output"
-
-
-class PlottingParameters(BaseModel):
-    """Parameters of ``plotting``.
-
-    Attributes:
-        title: Title of the picture.
-        kind: Lines over time, or bars of groups.
-        file_format: File format.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    title: str | None = Field(default=None, description="Title of the picture.")
-    kind: Literal["line", "bar"] | None = Field(default=None, description="Lines or bars.")
-    file_format: Literal["png", "svg"] | None = Field(default=None, description="File format.")
 
 
 @capability_node
@@ -66,21 +46,13 @@ class Plotting(Guided):
     async def execute(self) -> Plot:
         """Draw the answer and write the file."""
         result: QueryResult = self.inputs["QUERY_RESULT"]
-        stated: PlottingParameters = self.parameters
-        kind = stated.kind
-        if kind is None and _BARS.search(self.task):
-            kind = "bar"
-        elif kind is None and _LINES.search(self.task):
-            kind = "line"
-        wanted = Wanted(
-            folder=Path(self.config.get("output_dir") or DEFAULT_FOLDER),
-            title=stated.title or "",
-            kind=kind,
-            file_format=stated.file_format or ("svg" if _SVG.search(self.task) else "png"),
-            width=float(self.config.get("width") or 10.0),
-            height=float(self.config.get("height") or 5.2),
-            dpi=int(self.config.get("dpi") or 144),
-        )
+        wanted: PlottingParameters = self.parameters.model_copy()
+        if wanted.kind is None and _BARS.search(self.task):
+            wanted.kind = "bar"
+        elif wanted.kind is None and _LINES.search(self.task):
+            wanted.kind = "line"
+        if wanted.file_format is None and _SVG.search(self.task):
+            wanted.file_format = "svg"
         self.progress("Drawing")
         return await self.workers.run(self.config, draw, result, wanted, self.config)
 

@@ -35,11 +35,7 @@ class QueryDataParameters(Query):
 
     @model_validator(mode="after")
     def _belongs_together(self) -> QueryDataParameters:
-        given = self.model_dump(exclude_defaults=True)
-        if given and self.aggregate is None:
-            raise ValueError("a query needs an 'aggregate'")
-        if given:
-            Query.model_validate(given)
+        _ = self.query
         return self
 
     @property

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from capabilities.contexts import Answer, Plot, QueryResult
 from capabilities.data.engine import compute
 from capabilities.data.query import Query
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Kind = Literal["line", "bar"]
 # Colours that stay apart for people with colour blindness (Okabe and Ito).
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#444444"]
 _ACCENT, _GRID, _TEXT = "#C0392B", "#E3E6EA", "#2B2F36"
@@ -32,27 +33,20 @@ _MAX_POINTS, _MAX_SERIES, _MAX_BARS = 2000, 8, 40
 _LENGTHS = (("hour", 3600.0), ("day", 86400.0), ("week", 604800.0), ("month", 2629800.0))
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the picture should be.
+class PlottingParameters(BaseModel):
+    """Parameters of ``plotting``.
 
     Attributes:
-        folder: Where it goes.
-        title: Its title; made from the answer when empty.
-        kind: Lines or bars; chosen from the answer when ``None``.
-        file_format: ``png`` or ``svg``.
-        width: In inches.
-        height: In inches.
-        dpi: Dots per inch of a PNG.
+        title: Title of the picture.
+        kind: Lines over time, or bars of groups.
+        file_format: File format.
     """
 
-    folder: Path
-    title: str = ""
-    kind: Kind | None = None
-    file_format: Literal["png", "svg"] = "png"
-    width: float = 10.0
-    height: float = 5.2
-    dpi: int = 144
+    model_config = ConfigDict(extra="forbid")
+
+    title: str | None = Field(default=None, description="Title of the picture.")
+    kind: Literal["line", "bar"] | None = Field(default=None, description="Lines or bars.")
+    file_format: Literal["png", "svg"] | None = Field(default=None, description="File format.")
 
 
 @dataclass
@@ -64,13 +58,13 @@ class Curve:
     values: list[float]
 
 
-def draw(result: QueryResult, wanted: Wanted, settings: Mapping[str, Any]) -> Plot:
+def draw(result: QueryResult, wanted: PlottingParameters, settings: Mapping[str, Any]) -> Plot:
     """Draw an answer and write the picture to a new file.
 
     Args:
         result: The answers; the last one with groups is drawn, else the values behind the first.
-        wanted: Folder, title, format and size.
-        settings: As for the query.
+        wanted: Title, kind and format; made from the answer where they are not given.
+        settings: As for the query, and of ``plotting``.
 
     Raises:
         ValidationError: There is nothing that can be drawn.
@@ -80,7 +74,8 @@ def draw(result: QueryResult, wanted: Wanted, settings: Mapping[str, Any]) -> Pl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(wanted.width, wanted.height), layout="constrained")
+    size = float(settings.get("width") or 10.0), float(settings.get("height") or 5.2)
+    figure = Figure(figsize=size, dpi=int(settings.get("dpi") or 144), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _style(axes)
@@ -95,13 +90,15 @@ def draw(result: QueryResult, wanted: Wanted, settings: Mapping[str, Any]) -> Pl
             _draw_values(axes, session, answer, result, settings)
     title = wanted.title or title_of(answer)
     figure.suptitle(title, x=0.012, ha="left", fontsize=14, fontweight="bold", color=_TEXT)
-    path = _save(figure, wanted, title)
+    kind = wanted.file_format or "png"
+    folder = Path(settings.get("output_dir") or "capgraph-output")
+    width, height = map(round, figure.bbox.size)
     return Plot(
-        path=str(path),
+        path=str(_save(figure, folder, kind, title)),
         title=title,
-        media_type="image/svg+xml" if wanted.file_format == "svg" else "image/png",
-        width=round(wanted.width * wanted.dpi),
-        height=round(figure.get_figheight() * wanted.dpi),
+        media_type="image/svg+xml" if kind == "svg" else "image/png",
+        width=width,
+        height=height,
     )
 
 
@@ -131,8 +128,7 @@ def title_of(answer: Answer) -> str:
 def _style(axes: Axes) -> None:
     axes.grid(visible=True, axis="y", color=_GRID, linewidth=0.9)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#9AA1AB")
     axes.tick_params(colors=_TEXT, length=0, labelsize=10)
     axes.xaxis.label.set_color(_TEXT)
@@ -162,12 +158,9 @@ def _draw_bars(axes: Any, answer: Answer) -> None:
     top = values.index(max(values))
     colours = [_ACCENT if place == top else _COLOURS[0] for place in range(len(bars))]
     axes.bar(range(len(bars)), values, color=colours, width=0.72)
-    axes.set_xticks(range(len(bars)), names)
-    if len(bars) > 13 or (len(bars) > 4 and max(map(len, names)) > 10):
-        axes.tick_params(axis="x", rotation=45)
-        for label in axes.get_xticklabels():
-            label.set_horizontalalignment("right")
-            label.set_rotation_mode("anchor")
+    slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    crowded = len(bars) > 13 or (len(bars) > 4 and max(map(len, names)) > 10)
+    axes.set_xticks(range(len(bars)), names, **(slanted if crowded else {}))
     axes.set_ylabel(_label(answer))
     low, high = min(values), max(values)
     if low > 0.6 * high > 0:
@@ -261,27 +254,25 @@ def _label_time(axes: Any) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
-def _save(figure: Figure, wanted: Wanted, title: str) -> Path:
+def _save(figure: Figure, folder: Path, kind: str, title: str) -> Path:
     slug = re.sub(r"[^a-z0-9]+", "-", fold(title)).strip("-")[:60] or "plot"
     try:
-        wanted.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for number in range(1, 10_000):
             name = slug if number == 1 else f"{slug}-{number}"
-            path = wanted.folder / f"{name}.{wanted.file_format}"
+            path = folder / f"{name}.{kind}"
             try:
                 # Exclusive creation: two runs at once never take the same name.
                 with path.open("xb") as file:
-                    figure.savefig(
-                        file, format=wanted.file_format, dpi=wanted.dpi, facecolor="white"
-                    )
+                    figure.savefig(file, format=kind, facecolor="white")
             except FileExistsError:
                 continue
             return path.resolve()
     except OSError as exc:
         raise CapabilityError(
-            f"The plot cannot be written to {str(wanted.folder)!r}: {exc.strerror or exc}.",
+            f"The plot cannot be written to {str(folder)!r}: {exc.strerror or exc}.",
             fix="Set 'output_dir' of plotting to a folder that can be written.",
         ) from exc
     raise CapabilityError(
-        f"{str(wanted.folder)!r} holds too many plots of this name.", fix="Move old plots away."
+        f"{str(folder)!r} holds too many plots of this name.", fix="Move old plots away."
     )
