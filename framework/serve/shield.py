@@ -172,20 +172,22 @@ class Shield:
     async def _body(self, headers: Headers, receive: Receive) -> bytes | ASGIApp:
         """Return the whole body, or the refusal of one that is too long or too slow."""
         limit = self._settings.max_body_bytes
-        told = f"The body is longer than {limit:,} bytes."
-        too_long = problem(
-            413, "CG-TOO-LARGE", told, "Send less, or raise serve.max_body_bytes.", _CLOSE
-        )
+
+        def too_long() -> ASGIApp:
+            told = f"The body is longer than {limit:,} bytes."
+            fix = "Send less, or raise serve.max_body_bytes."
+            return problem(413, "CG-TOO-LARGE", told, fix, _CLOSE)
+
         said = headers.get("content-length", "0")
         if not said.isdecimal() or int(said) > limit:
-            return too_long
+            return too_long()
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in _parts(receive):
                     body += part
                     if len(body) > limit:
-                        return too_long
+                        return too_long()
         except TimeoutError:
             return problem(408, "CG-TIMEOUT", "The body did not come.", "Send it again.", _CLOSE)
         return bytes(body)
