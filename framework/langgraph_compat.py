@@ -11,7 +11,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import ensure_config
+from langgraph._internal._constants import CONFIG_KEY_RUNTIME
 from langgraph.channels import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.base import id as checkpoint_ids
@@ -31,6 +32,7 @@ from langgraph.constants import TAG_NOSTREAM
 from langgraph.pregel._call import CACHE, get_runnable_for_task
 from langgraph.pregel._checkpoint import LATEST_VERSION as LATEST_VERSION
 from langgraph.pregel._checkpoint import achannels_from_checkpoint
+from langgraph.runtime import Runtime
 from langgraph.types import Interrupt
 from ormsgpack import OPT_NON_STR_KEYS, unpackb
 from pydantic import BaseModel
@@ -265,6 +267,13 @@ def is_watched(*known: Any) -> bool:
     manager = (var_child_runnable_config.get() or {}).get("callbacks")
     handlers = manager.handlers if isinstance(manager, BaseCallbackManager) else manager or ()
     return any(handler not in known for handler in handlers)
+
+
+def as_in_a_run(context: Any) -> AbstractContextManager[None]:
+    """Give those inside the block, which is in no run, what a caller hands over as ``context=``."""
+    runtime: Any = Runtime(context=context)
+    config: RunnableConfig | None = {"configurable": {CONFIG_KEY_RUNTIME: runtime}}
+    return scoped(var_child_runnable_config, config)
 
 
 @contextmanager

@@ -304,6 +304,10 @@ def _outputs(annotation: Any, name: str, module: str, label: str) -> list[type[C
     parts = get_args(annotation) if get_origin(annotation) is tuple else (annotation,)
     kinds = [_bare(kind) for kind in parts]
     if all(_is_context(kind) for kind in kinds):
+        if len(set(kinds)) < len(kinds):
+            raise ValidationError(
+                f"{label!r} returns {annotation!r}, one type twice.", fix="Return a list of it."
+            )
         return kinds
     kinds_in = [
         part for kind in kinds for part in (kind, *map(_bare, get_args(kind))) if _is_context(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from configs.settings import Settings
 from framework.base import CapabilityContext, CapabilitySpec, PlannedStep
 from framework.base.errors import ValidationError
 from framework.base.ports import Attempt, StepRecord
+from framework.langgraph_compat import as_in_a_run
 from framework.pipeline import StepRunner
 from framework.pipeline.effect_ledger import EffectLedger
 from framework.pipeline.job import Door
@@ -60,6 +62,7 @@ async def run_capability(
     config: Mapping[str, Any] | None = None,
     attempt: int = 1,
     model: Any = None,
+    context: Any = None,
 ) -> CapabilityRun:
     """Run one step of a decorated capability outside a graph.
 
@@ -76,6 +79,7 @@ async def run_capability(
         config: The capability's settings section.
         attempt: Which try this is; 1 for the first.
         model: The chat model that ``self.chat_model()`` returns.
+        context: What a caller would hand over as ``context=``.
 
     Raises:
         ValidationError: ``cls`` is not decorated, or inputs, parameters or outputs do not fit.
@@ -140,7 +144,8 @@ async def run_capability(
         key=STEP_KEY,
         objective=task or known["task_current_task"] or f"Execute {spec.name}",
     )
-    record = await runner.run(asked, door)
+    with as_in_a_run(context) if context is not None else nullcontext():
+        record = await runner.run(asked, door)
     assert isinstance(record, StepRecord)
     run.updates.update(record.updates)
     for kind, entries in record.contexts.items():

@@ -336,6 +336,25 @@ async def test_a_runtime_brings_what_the_caller_handed_over() -> None:
     assert text_of(await graph.ainvoke(given, context=Deps())) == "roof"
 
 
+async def test_a_capability_by_itself_is_given_a_context() -> None:
+    @capability_node
+    def greet(runtime: Runtime[str]) -> str:
+        """Greet."""
+        return f"Hello, {runtime.context}."
+
+    run = await run_capability(greet, context="Ada")
+    assert run.output.value == "Hello, Ada."
+
+
+def test_one_type_twice_is_no_result() -> None:
+    def both() -> tuple[Reading, Reading]:
+        """Read both."""
+        raise AssertionError
+
+    with pytest.raises(ValidationError, match=r"'both' returns .* one type twice"):
+        capability_node(both)
+
+
 async def test_a_sync_function_that_takes_too_long_is_left_behind() -> None:
     go_on, ended = threading.Event(), threading.Event()
 
