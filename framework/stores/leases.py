@@ -151,7 +151,8 @@ class Leases:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._heart: threading.Thread | None = None
-        # Machine and process to the beat after which it was found to be silent.
+        # Machine and process to the beat after which it was found to be silent: all of its leases
+        # beat at once. One that is far from it is of another time, or by another clock.
         self._silent: dict[tuple[str, str], float] = {}
 
     def follow(self, settings: ScaleSettings) -> None:
@@ -277,7 +278,8 @@ class Leases:
             if gone is False:
                 return holder
             place = (holder.machine, holder.process)
-            if gone is None and holder.beat > self._silent.get(place, 0) + self.beat_seconds:
+            known = abs(holder.beat - self._silent.get(place, 0)) <= self.beat_seconds
+            if gone is None and not known:
                 if late is None or late.beat != holder.beat:
                     late = holder
                     await asyncio.sleep(_TRUSTED * self.beat_seconds)

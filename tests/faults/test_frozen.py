@@ -16,7 +16,7 @@ import pytest
 from configs.settings import load_settings
 from framework import BaseCapability, CapabilityContext, build_graph, capability_node
 from framework.base.errors import PersistenceError, ThreadBusyError
-from framework.stores import leases_of, open_saver
+from framework.stores import leases_of, open_saver, rows_of
 from tests.faults import scene
 from tests.faults.databases import sqlite_url
 from tests.support.sweeps import LONG
@@ -248,6 +248,28 @@ async def test_what_a_silent_process_held_is_taken_after_one_look(url: str) -> N
         async with asyncio.timeout(60):
             for name in "bcdefgh":
                 await taker.take(name)
+
+
+async def test_whoever_was_silent_once_and_beats_by_a_clock_that_was_set_back_is_left_alone(
+    url: str,
+) -> None:
+    async with open_saver(url) as saver, open_saver(url) as other:
+        leases = _asleep(saver)
+        for name in "ab":
+            await leases.take(name)
+        await asyncio.sleep(0.4)
+        taker = _elsewhere(other, beat=0.6)
+        await taker.take("a")
+        await rows_of(saver).run(
+            "UPDATE capgraph_leases SET beat = beat - 1000 WHERE thread_id = ?", ("b",)
+        )
+        asking = asyncio.create_task(taker.take("b"))
+        await asyncio.sleep(0.3)
+        while not asking.done():
+            await leases.confirm("b")
+            await asyncio.sleep(0.05)
+        with pytest.raises(ThreadBusyError):
+            await asking
 
 
 async def test_locks_of_a_process_frozen_in_a_pipeline_go_with_its_lease(url: str) -> None:
