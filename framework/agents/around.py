@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ from langgraph.runtime import Runtime
 
 from configs.scoped import scoped
 from framework.agents.result import AgentResult, said_in
+from framework.agents.tool_calls import labelled, labels_heard
 from framework.base import BaseCapability, capability_node
 from framework.base.awaiting import awaited
 from framework.base.errors import CapabilityError
@@ -45,6 +46,7 @@ class _Run:
         result: What came of it, as behaviours left it.
         error: What was raised.
         summary: What is known of the conversation in short.
+        heard: Labels of what its tools told it, also before this run was gone on with.
     """
 
     work: Callable[[], Awaitable[AgentResult]]
@@ -52,6 +54,7 @@ class _Run:
     result: AgentResult | None = None
     error: Exception | None = None
     summary: dict[str, Any] | None = None
+    heard: dict[str, str] = field(default_factory=dict)
 
 
 _RUN: ContextVar[_Run] = ContextVar("capgraph_agent_run")
@@ -83,6 +86,7 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
             async for values in inner.astream(inputs, stream_mode="values"):
                 found |= values
             current.summary = found.get("summary")
+            current.heard = labels_heard({"messages": [*said, *(found.get("messages") or ())]})
             return AgentResult.of(found)
 
         current = _Run(work, execution_id(runtime) or uuid4().hex)  # nothing keeps this run
@@ -100,6 +104,8 @@ def around(agent: BaseAgent, inner: AgentGraph, state: Any, output: Any) -> Any:
         if result.to_plain()["output"] != gave:
             result = result.with_output(gave)
         talk = said_in(state["task"], result.output if result.success else result.error)
+        if current.heard:
+            talk[-1] = labelled(talk[-1], current.heard)
         left = {"given": None, "conversation": talk, "summary": current.summary}
         return {**result.to_plain(), **left}
 
@@ -152,6 +158,8 @@ def _capability(agent: BaseAgent) -> Any:
             async with holds:
                 with scoped(CURRENT, job.outer):
                     run.result = await run.work()
+            if job.outer is not None:
+                job.outer.labels = {**run.heard, **job.outer.labels}
             if not run.result.success:
                 job.source = "fallback"  # nothing that a cache should keep
             return {_OUTPUT: run.result.to_plain()["output"]}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -20,6 +20,7 @@ from framework.base.errors import (
     PersistenceError,
     StoppedError,
 )
+from framework.base.ports import StepRecord
 from framework.base.spec import CapabilitySpec
 from framework.behaviors.guarding import GuardrailBehavior
 from framework.behaviors.guardrails import REWRITE_OR_ASK
@@ -27,6 +28,7 @@ from framework.engine.as_node import run_request
 from framework.engine.services import Services
 
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
+_LABELS = "capgraph_labels"
 
 
 def tool_node(
@@ -54,7 +56,8 @@ def tool_node(
         if bound is None or request.tool is None:
             found = await execute(request)
         else:
-            found = await _attempted(request.tool_call, own[name].capability_spec, bound)
+            spec, heard = own[name].capability_spec, labels_heard(request.state)
+            found = await _attempted(request.tool_call, spec, bound, heard)
         for guard in guards:
             if isinstance(found, ToolMessage):
                 passed = await guard.after(found.content, tool=name, can=REWRITE_OR_ASK)
@@ -94,10 +97,35 @@ def _refuse_namesakes(node: ToolNode, given: int) -> None:
         )
 
 
-async def _attempted(call: Any, spec: CapabilitySpec, services: Services) -> ToolMessage:
-    """Run a call as a step of its own."""
+def labels_heard(state: Any) -> dict[str, str]:
+    """Return the labels of what an agent has heard from its tools, with their sources.
+
+    They lie beside the messages, so they are there as long as the words are.
+    """
+    known = state if isinstance(state, Mapping) else {}
+    said = [*(known.get("conversation") or ()), *(known.get("messages") or ())]
+    told = [m.artifact if isinstance(m, ToolMessage) else m.response_metadata for m in said]
+    labels = [one[_LABELS] for one in told if isinstance(one, Mapping) and _LABELS in one]
+    return {label: at for one in labels for label, at in one.items()}
+
+
+def labelled(answer: BaseMessage, labels: Mapping[str, str]) -> BaseMessage:
+    """Return an answer with the labels of all that stands behind it."""
+    return answer.model_copy(update={"response_metadata": {_LABELS: dict(labels)}})
+
+
+async def _attempted(
+    call: Any, spec: CapabilitySpec, services: Services, heard: Mapping[str, str]
+) -> ToolMessage:
+    """Run a call as a step of its own, with what the agent has heard in mind."""
     step, contexts = request_of(spec, call["args"])
-    record = await run_request(spec, step, contexts, services)
+    record = await run_request(spec, step, contexts, services, heard)
+    labels = {label: at for own in record.labels.values() for label, at in own.items()}
+    said = _observed(call, record)
+    return said.model_copy(update={"artifact": {_LABELS: labels}}) if labels else said
+
+
+def _observed(call: Any, record: StepRecord) -> ToolMessage:
     if record.updates.get("control_is_killed") and record.error is not None:
         raise StoppedError(record.error.message)
     if (why := record.error.message if record.error is not None else record.skipped) is not None:

@@ -118,6 +118,7 @@ async def run_request(
     step: PlannedStep,
     contexts: Mapping[str, Mapping[str, Any]] | None = None,
     services: Services | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> StepRecord:
     """Run a capability for somebody who keeps neither plan nor state: a tool call, a task.
 
@@ -129,6 +130,7 @@ async def run_request(
         step: What is asked for: objective, parameters, inputs.
         contexts: Context type to key to plain data, for the inputs.
         services: What ``bind`` or ``build_graph`` decided; without, default limits hold.
+        labels: Of what whoever asks has heard, with their sources.
 
     Returns:
         What it left behind, a failure included.
@@ -145,7 +147,8 @@ async def run_request(
     )
     apart, nowhere = current_runtime() is not None, frozenset[str]()
     budget = TurnBudget()
-    run = partial(_answered, attempt, view, bound, budget, apart=apart, state_keys=nowhere)
+    about: Any = {"apart": apart, "state_keys": nowhere, "labels": labels or {}}
+    run = partial(_answered, attempt, view, bound, budget, **about)
     async with _entered(view, bound, budget):
         again = lambda failures: run(failures=failures)  # noqa: E731
         record, stopped = await _governed(again, view, bound, budget)
@@ -289,6 +292,7 @@ async def _answered(
     state_keys: frozenset[str] | None,
     unsorted: bool = False,
     failures: int = 0,
+    labels: Mapping[str, str] | None = None,
 ) -> StepRecord:
     """Run the step; ask a person whatever it needs to know, as often as it asks.
 
@@ -315,6 +319,7 @@ async def _answered(
         state_keys=state_keys,
         unsorted=unsorted,
         budget=tries,
+        labels=labels or {},
     )
     while True:
         result = await services.runner.run(attempt, door)

@@ -62,6 +62,7 @@ class Door:
         budget: Where the turn's tries are counted.
         begun: Whether a try has begun.
         absent: Keys of the state that are not here: they stayed with the turn, on another worker.
+        labels: Labels of what whoever asks has heard, with their sources.
     """
 
     view: TurnView
@@ -80,6 +81,7 @@ class Door:
     budget: TurnBudget = field(default_factory=TurnBudget)
     begun: bool = False
     absent: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

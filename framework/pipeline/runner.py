@@ -182,7 +182,7 @@ class StepRunner:
         job = Job(spec, self, door, outer, attempt.key, flow=flow, bounded=bounded)
         if job.flow is not None:
             given = job.flow.reaching(spec, permit.step_of(attempt), door.view)
-            job.labels = {**(outer.labels if outer is not None else {}), **given}
+            job.labels = {**(outer.labels if outer is not None else {}), **door.labels, **given}
         result: Result = await self._stages(spec, bounded=bounded)[0](job, attempt)
         if not isinstance(result, StepRecord):
             return result
