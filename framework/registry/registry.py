@@ -354,7 +354,7 @@ class Registry:
                 fix="Correct what cannot be imported, or install what it imports. Decorate the"
                 " classes, or begin the name of one that only others derive from with an underscore.",
             )
-        return found
+        return list(dict.fromkeys(found))
 
     def load_entry_points(self, group: str = ENTRY_POINT_GROUP) -> list[str]:
         """Register what installed distributions offer under an entry-point group.

@@ -149,7 +149,7 @@ def test_an_unknown_capability_is_told_with_the_known_ones() -> None:
 
 def test_a_package_is_walked_and_private_modules_are_left_alone(package: Any) -> None:
     name = package(
-        one=SOURCE.format(type="One", name="make_one"),
+        one=SOURCE.format(type="One", name="make_one") + "\nAlso = One\n",
         two=SOURCE.format(type="Two", name="make_two"),
         _private="raise RuntimeError('must not be imported')",
     )
